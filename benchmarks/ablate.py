@@ -23,9 +23,9 @@ from fedattune import ClientUpdate
 from fedattune.algorithms.pfedme import pfedme
 from fedattune.client import SGD, Proximal
 from fedattune.core import dense, hardware
-from fedattune.training.engine import base, evaluator, kernels, recorder, rewrites, runner, vectorized
-from fedattune.training.engine.recorder import record_call as recorder_of_calls
-from fedattune.training.engine.runner import Lanes
+from fedattune.engine import base, evaluator, kernels, recorder, rewrites, runner, vectorized
+from fedattune.engine.compiler.recorder import record_call as recorder_of_calls
+from fedattune.engine.runner import Lanes
 
 from . import evaluating, machine, mixing
 from .measure import Case, Figures, Setting, Way, Workload, lazily, measure, timed

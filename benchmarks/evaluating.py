@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedattune import Federation, Params
-from fedattune.training.engine import make_engine
+from fedattune.engine import make_engine
 
 from .floors import WRITTEN_OUT
 from .measure import Case, Figures, Setting, Target, Way, Workload, lazily, measure

@@ -39,8 +39,8 @@ def deployed(data: Federation, folder: Path, settings: dict[str, Any]) -> list[f
     from tests.flower.in_process import InProcessGrid
 
     from fedattune.data import deal_clients, export_clients, infer_schema
-    from fedattune.experiments.deploy.client_app import make_client_app
-    from fedattune.experiments.deploy.server_app import run_server
+    from fedattune.deploy.node.client_app import make_client_app
+    from fedattune.deploy.server.server_app import run_server
 
     folders = export_clients(data, folder / "data", deal_clients(data.n_clients, 5))
     config = {

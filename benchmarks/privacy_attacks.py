@@ -25,11 +25,11 @@ from fedattune import Federation, Params, Payload
 from fedattune.client import SGD
 from fedattune.core.task import Task
 from fedattune.data import ClientIndex, RaggedIndex
-from fedattune.training.engine.base import ClientInputs
-from fedattune.training.engine.batches import LocalTraining
-from fedattune.training.engine.sequential import SequentialEngine
-from fedattune.training.privacy.accounting import noise_for
-from fedattune.training.privacy.dp_sgd import RecordPrivacy
+from fedattune.engine.base import ClientInputs
+from fedattune.engine.batches import LocalTraining
+from fedattune.engine.sequential import SequentialEngine
+from fedattune.privacy.accounting import noise_for
+from fedattune.privacy.dp_sgd import RecordPrivacy
 
 EPSILONS = (inf, 50.0, 10.0, 1.0)
 CANARY_SHARE = 0.3

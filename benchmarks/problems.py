@@ -15,8 +15,8 @@ from fedattune.core.task import Task
 from fedattune.data import Client
 from fedattune.data.build import federate
 from fedattune.data.dataset import Dataset
+from fedattune.engine.batches import LocalTraining
 from fedattune.models import build_model
-from fedattune.training.engine.batches import LocalTraining
 
 CLASSES = 10
 TRAIN = 1  # stream of random numbers

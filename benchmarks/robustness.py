@@ -23,9 +23,9 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.core.algorithm import find_needed_sums
 from fedattune.core.errors import ConfigError, DivergedError, FedAttuneError
 from fedattune.core.settings import Settings
-from fedattune.training.attacks import ATTACKS
-from fedattune.training.defence import is_mixing
 from fedattune.training.sampling import sample_attackers
+from fedattune.training.uploads.attacks import ATTACKS
+from fedattune.training.uploads.robust import is_mixing
 
 METHODS = ("local", "fedavg", "ditto", "pfedla", "fedmcsa", "heurfedamp", "fedamp", "fedfomo")
 NONE = "none"

@@ -13,8 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from fedattune import ClientUpdate, Payload
 from fedattune.client import SGD
 from fedattune.core.hardware import use_threads
-from fedattune.training.engine import make_engine
-from fedattune.training.engine.base import ClientInputs
+from fedattune.engine import make_engine
+from fedattune.engine.base import ClientInputs
 
 from . import in_jax
 from .floors import WRITTEN_OUT, Train, plain

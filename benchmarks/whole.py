@@ -63,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps({"start": time.time() - given.born}))
         return
     from fedattune.cli import main as run
-    from fedattune.training.engine.recorder import StepRecorder
-    from fedattune.training.engine.vectorized import VectorizedEngine
+    from fedattune.engine.compiler.recorder import StepRecorder
+    from fedattune.engine.vectorized import VectorizedEngine
 
     training, recording, evaluation = _Clock(), _Clock(), _Clock()
     VectorizedEngine.train = training.around(VectorizedEngine.train)  # type: ignore[method-assign]

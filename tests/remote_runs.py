@@ -18,13 +18,13 @@ from fedattune.core.options import build
 from fedattune.data.combine import select_samples
 from fedattune.models import make_model
 from fedattune.models.files import wrap_model
+from fedattune.runs.context import RunContext
+from fedattune.runs.folder import RunFolder
 from fedattune.training.backends.message import WorkerMessage
 from fedattune.training.backends.remote import RemoteBackend
 from fedattune.training.backends.worker import handle_message, open_backend
-from fedattune.training.client_state import PayloadFactory
-from fedattune.training.context import RunContext
+from fedattune.training.clients.state import PayloadFactory
 from fedattune.training.loop import RoundLoop
-from fedattune.training.storage.folder import RunFolder
 
 WORKERS = ([0, 3], [1, 2, 4], [5])
 

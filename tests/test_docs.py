@@ -20,11 +20,11 @@ from fedattune.cli.parser import COMMANDS, list_flags, make_parser, parse_argume
 from fedattune.core.options import StrictSchema, build, list_options
 from fedattune.core.own_code import get_short_name, is_reference, list_references
 from fedattune.data import PARTITIONS, SOURCES, Schema, load_table
+from fedattune.deploy.secagg.methods import find_sums
 from fedattune.experiments.config import Experiment
-from fedattune.experiments.deploy.secagg.methods import find_sums
 from fedattune.experiments.load import load_experiment, parse_set
-from fedattune.experiments.studies import load_study
 from fedattune.models import MODELS
+from fedattune.studies import load_study
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -10,10 +10,10 @@ from fedattune.algorithms import ALGORITHMS, METHODS
 from fedattune.algorithms.table import Family
 from fedattune.analysis.citations import load_entries, load_tables
 from fedattune.core.options import list_options, summarize
-from fedattune.experiments.studies.outcome import Outcome, StudyResults
-from fedattune.experiments.studies.records import Records
-from fedattune.experiments.studies.study import STUDIES, load_study
-from fedattune.experiments.studies.table import describe_measure, format_value
+from fedattune.studies.outcome import Outcome, StudyResults
+from fedattune.studies.records import Records
+from fedattune.studies.study import STUDIES, load_study
+from fedattune.studies.table import describe_measure, format_value
 
 from . import links
 from .reference import clean_docstring

@@ -8,8 +8,8 @@ Two kinds of parts end with `<!-- end -->`:
 
 import re
 
-from fedattune.experiments.studies.claims import answer_claims, describe_range
-from fedattune.experiments.studies.table import render_lines
+from fedattune.studies.claims import answer_claims, describe_range
+from fedattune.studies.table import render_lines
 
 from . import links, methods
 

@@ -52,7 +52,7 @@ REFERENCE = {
         "fedattune.models", "Networks by name; [Data](../data.md#models) lists the papers that use them."
     ),
     "verdict": ReferencePage(
-        "fedattune.analysis.verdict",
+        "fedattune.analysis.verdict.verdict",
         "[The verdict](../results.md#the-verdict) of a comparison.",
         ("reach_verdict", "Verdict", "bootstrap_interval"),
     ),
@@ -76,7 +76,7 @@ REFERENCE = {
         "fedattune.core.errors", "Errors beside the errors of [fedattune](index.md).", ("DivergedError",)
     ),
     "deploy": ReferencePage(
-        "fedattune.experiments.deploy",
+        "fedattune.deploy",
         "Your own method over a network; see [Deployment](../deployment.md).",
         ("server_app.make_server_app", "client_app.make_client_app"),
     ),

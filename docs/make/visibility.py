@@ -13,14 +13,14 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
-from fedattune.experiments.deploy.secagg.methods import find_sums
+from fedattune.deploy.secagg.methods import find_sums
 from fedattune.models.files import wrap_model
+from fedattune.runs.context import RunContext
+from fedattune.runs.storage.rows import RowStorage
 from fedattune.training.backends.base import TrainReply, TrainRequest
 from fedattune.training.backends.local import LocalBackend
-from fedattune.training.client_state import PayloadFactory
-from fedattune.training.context import RunContext
+from fedattune.training.clients.state import PayloadFactory
 from fedattune.training.loop import RoundLoop
-from fedattune.training.storage.rows import RowStorage
 
 EXTRAS = {
     "dc": "the change of its control variate",

@@ -14,7 +14,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 if TYPE_CHECKING:
     from . import algorithms, models
     from .analysis.load import Runs, read_runs
-    from .analysis.report import write_report
+    from .analysis.output.report import write_report
     from .core.algorithm import Algorithm, ClientUpdate, FineTune, Participation, ServerUpdate
     from .core.errors import ConfigError, DataError, FedAttuneError, ModelError, RunError
     from .core.params import Params
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .experiments.tune import TunedMethod, tune
     from .models.files import load_model
     from .models.predict import Predictions, predict
+    from .runs.result import ClientResult, Result
     from .training.fit import Progress, fit
     from .training.newcomers import personalize
-    from .training.result import ClientResult, Result
 
 # Names are loaded when first used, so that `fedattune --help` need not wait for PyTorch.
 _MODULE_OF = {

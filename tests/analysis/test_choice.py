@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fake_results import Fake, results
-from fedattune.analysis.choice import score_methods, weigh_clients
 from fedattune.analysis.compare import group_by_algorithm
-from fedattune.analysis.verdict import reach_verdict
-from fedattune.training.predictions import RowPredictions
+from fedattune.analysis.verdict.choice import score_methods, weigh_clients
+from fedattune.analysis.verdict.verdict import reach_verdict
+from fedattune.runs.predictions import RowPredictions
 
 LARGE, SMALL = 4, 16
 N_TRAIN = [90] * LARGE + [3] * SMALL

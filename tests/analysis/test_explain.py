@@ -9,7 +9,7 @@ import pytest
 import fedattune
 from crafted import ALL, EARLY, LABELS, LATE, SAME, compared, craft
 from fedattune import Federation, read_runs
-from fedattune.analysis.explain import RunExplanation
+from fedattune.analysis.mixing.explain import RunExplanation
 from fedattune.cli import main
 from fedattune.core.effect import ONE_MIXTURE, OWN_MODEL
 

@@ -9,10 +9,10 @@ import pytest
 
 from crafted import ALL, LABELS, LATE, craft
 from fedattune import read_runs
-from fedattune.analysis.mixing import MixingAnalysis
-from fedattune.analysis.plots.figures import plot_clients, plot_curves, plot_traffic
-from fedattune.analysis.plots.heatmap import choose_scale, plot_heatmap
-from fedattune.analysis.plots.style import CaptionedFigure, choose_line_styles, save_figure, use_style
+from fedattune.analysis.mixing.mixing import MixingAnalysis
+from fedattune.analysis.output.plots.figures import plot_clients, plot_curves, plot_traffic
+from fedattune.analysis.output.plots.heatmap import choose_scale, plot_heatmap
+from fedattune.analysis.output.plots.style import CaptionedFigure, choose_line_styles, save_figure, use_style
 from fedattune.cli import main
 
 Said = pytest.CaptureFixture[str]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fake_results import Fake, results
-from fedattune.analysis.predicted import write_prediction_notes
-from fedattune.training.predictions import RowPredictions
+from fedattune.analysis.verdict.predicted import write_prediction_notes
+from fedattune.runs.predictions import RowPredictions
 
 RNG = np.random.default_rng(0)
 

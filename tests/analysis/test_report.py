@@ -17,15 +17,15 @@ import torch
 import fedattune
 from crafted import craft, craft_hostile
 from fedattune import Federation, Runs, read_runs
-from fedattune.analysis.mixing import thin_out
-from fedattune.analysis.report import content as frames
-from fedattune.analysis.report import render_report
+from fedattune.analysis.mixing.mixing import thin_out
+from fedattune.analysis.output.report import content as frames
+from fedattune.analysis.output.report import render_report
 from fedattune.cli import main
 from fedattune.core.io import write_json
 from fedattune.core.payload import MixingMatrices
-from fedattune.training.engine.base import Scores
-from fedattune.training.metrics import RunMetrics
-from fedattune.training.storage.store import RoundRecord, RunStore
+from fedattune.engine.base import Scores
+from fedattune.runs.metrics import RunMetrics
+from fedattune.runs.storage.store import RoundRecord, RunStore
 from reports import METHODS, train, train_odd
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -201,7 +201,7 @@ def test_warnings_name_harm_divergence_lost_uploads_and_failures(folder: Path, t
     assert (
         "fedmcsa: 1 uploads were lost (the clients did not answer, or the server refused, 1 of them" in text
     )
-    found = fedattune.analysis.verdict.reach_verdict(runs.results)
+    found = fedattune.analysis.verdict.verdict.reach_verdict(runs.results)
     assert found.gains is not None
     harmed = int((found.gains < 0).sum())
     assert harmed
@@ -240,7 +240,7 @@ def test_a_client_that_is_right_as_often_does_not_lose_by_rounding(tmp_path: Pat
     for seed, (alone, shared) in enumerate(((49, 48), (49, 50))):
         for name, right in (("local", alone), ("fedmcsa", shared)):
             craft(tmp_path, name, {1: [right] * 5}, n_test=[51] * 5, seed=seed, moved=1)
-    found = fedattune.analysis.verdict.reach_verdict(read_runs([tmp_path]).results)
+    found = fedattune.analysis.verdict.verdict.reach_verdict(read_runs([tmp_path]).results)
     assert "none of the 5 clients would lose" in found.text
     assert "-0.00" not in found.text
     assert found.by_run == pytest.approx((-100 / 51, 100 / 51))

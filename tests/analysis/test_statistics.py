@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from fake_results import Fake, results
-from fedattune.analysis.harm import measure_harm
-from fedattune.analysis.statistics import (
+from fedattune.analysis.verdict.harm import measure_harm
+from fedattune.analysis.verdict.statistics import (
     adjust_by_holm,
     compute_influences,
     compute_row_p,
@@ -15,7 +15,7 @@ from fedattune.analysis.statistics import (
     resample_rows,
 )
 from fedattune.core.metrics import METRICS, compute_metrics
-from fedattune.training.predictions import RowPredictions
+from fedattune.runs.predictions import RowPredictions
 
 
 def predicted(y: list[int], said: list[int], client: list[int] | None = None) -> RowPredictions:

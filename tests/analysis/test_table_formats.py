@@ -9,9 +9,14 @@ import pytest
 from fake_results import LOCAL, Fake, results
 from fedattune import ConfigError, read_runs
 from fedattune.analysis.compare import MeanStd, build_rows
-from fedattune.analysis.table_formats import escape_latex, fill_cells, write_latex, write_markdown
-from fedattune.analysis.tables import select_columns
-from fedattune.analysis.tidy import build_client_table, build_run_table, select_table_columns, write_csv
+from fedattune.analysis.output.table_formats import escape_latex, fill_cells, write_latex, write_markdown
+from fedattune.analysis.output.tables import select_columns
+from fedattune.analysis.output.tidy import (
+    build_client_table,
+    build_run_table,
+    select_table_columns,
+    write_csv,
+)
 
 TWO = [
     Fake(name, [level + 0.02 * seed] * 4, seed=seed)

@@ -10,7 +10,7 @@ from rich.console import Console
 from fake_results import LOCAL, Fake, results
 from fedattune import ConfigError
 from fedattune.analysis.compare import build_rows, rows_to_json
-from fedattune.analysis.tables import (
+from fedattune.analysis.output.tables import (
     choose_columns,
     fill_table,
     format_bytes,

@@ -7,10 +7,10 @@ import pytest
 
 from fake_results import EIGHT, LOCAL, Fake, results
 from fedattune import Settings
-from fedattune.analysis.notes import merge_notes, write_fairness_notes
-from fedattune.analysis.statistics import bootstrap_interval
-from fedattune.analysis.verdict import reach_verdict
-from fedattune.training.predictions import RowPredictions
+from fedattune.analysis.verdict.notes import merge_notes, write_fairness_notes
+from fedattune.analysis.verdict.statistics import bootstrap_interval
+from fedattune.analysis.verdict.verdict import reach_verdict
+from fedattune.runs.predictions import RowPredictions
 
 
 def test_interval_is_repeatable_and_covers_the_mean() -> None:

@@ -16,10 +16,10 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 from fedattune import load_federation
 from fedattune.cli.deploy import make_run_config
 from fedattune.data import Schema, infer_schema
+from fedattune.deploy.config import DeploymentOptions
+from fedattune.deploy.node.client_app import make_client_app
+from fedattune.deploy.server.server_app import run_server
 from fedattune.experiments.config import Experiment
-from fedattune.experiments.deploy.client_app import make_client_app
-from fedattune.experiments.deploy.config import DeploymentOptions
-from fedattune.experiments.deploy.server_app import run_server
 from flower.in_process import InProcessGrid
 
 Cli = Callable[..., Done]
@@ -141,7 +141,7 @@ def test_a_folder_that_holds_something_is_refused(cli: Cli, work: Path) -> None:
 
 
 def test_without_flower_there_is_one_sentence(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedattune.experiments.deploy.find_spec", lambda _: None)
+    monkeypatch.setattr("fedattune.deploy.find_spec", lambda _: None)
     done = cli("deploy", "--out", "d")
     assert (done.code, "pip install '.[flower]'" in done.err) == (2, True)
 

@@ -9,7 +9,7 @@ from cli_helpers import Done
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
-from fedattune.experiments.deploy.control import read_request
+from fedattune.deploy.server.control import read_request
 from flower.harness import ports
 
 Cli = Callable[..., Done]

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from cli_helpers import Done
-from fedattune.experiments.deploy.audit import AuditLog
-from fedattune.experiments.deploy.policy import NodePolicy, NotApprovedError
+from fedattune.deploy.node.policy import NodePolicy, NotApprovedError
+from fedattune.deploy.operate.audit import AuditLog
 from fedattune.training.backends.message import WorkerMessage
 
 Cli = Callable[..., Done]

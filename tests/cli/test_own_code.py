@@ -167,7 +167,7 @@ def test_a_module_a_yaml_file_and_python_take_the_same(
         "code/own.py:near", data, "code/own.py:narrow", rounds=2, options={"mu": 0.25}, out="p"
     )
     assert one.algorithm == "near"
-    other = fedattune.training.result.Result.load("p")  # type: ignore[attr-defined]
+    other = fedattune.runs.result.Result.load("p")  # type: ignore[attr-defined]
     with pytest.raises(
         fedattune.RunError, match=r"p was trained with 'own\.py:narrow', which is code of some"
     ):

@@ -8,7 +8,7 @@ import pytest
 import fedattune
 from cli_helpers import Done, refused
 from fedattune import Federation
-from fedattune.training.privacy.accounting import epsilon_of
+from fedattune.privacy.accounting import epsilon_of
 
 Cli = Callable[..., Done]
 

@@ -19,14 +19,14 @@ from fedattune import ConfigError
 from fedattune.cli import main
 from fedattune.experiments.job import ProgressCallback, StoppedError
 from fedattune.experiments.progress import ProgressDisplay
-from fedattune.experiments.studies import STUDIES, load_study, outcome
-from fedattune.experiments.studies.cells import WHOLE, Cell, StudyOptions
-from fedattune.experiments.studies.outcome import StudyResults, choose_options
-from fedattune.experiments.studies.records import Records
-from fedattune.experiments.studies.render import CSV_FILE, TABLE_FILE
-from fedattune.experiments.studies.study import STUDY_FOLDER, Study
-from fedattune.experiments.studies.train import StudyTrainer
 from fedattune.models import architectures
+from fedattune.studies import STUDIES, load_study, outcome
+from fedattune.studies.cells import WHOLE, Cell, StudyOptions
+from fedattune.studies.outcome import StudyResults, choose_options
+from fedattune.studies.records import Records
+from fedattune.studies.render import CSV_FILE, TABLE_FILE
+from fedattune.studies.study import STUDY_FOLDER, Study
+from fedattune.studies.train import StudyTrainer
 
 Cli = Callable[..., Done]
 SETS = {  # folder: classes, images per class, shape, names of the columns
@@ -249,9 +249,7 @@ def test_a_run_that_another_study_has_is_not_trained_again(
     shutil.copytree(full, work / "out")
     (work / "other.yaml").write_text(SMALL.replace("A small study", "Another"))
     monkeypatch.setattr("fedattune.experiments.runner.train_all", None)  # nothing is left to be trained
-    monkeypatch.setattr(
-        "fedattune.experiments.studies.train.StudyTrainer._make_jobs", lambda *_: pytest.fail("trained")
-    )
+    monkeypatch.setattr("fedattune.studies.train.StudyTrainer._make_jobs", lambda *_: pytest.fail("trained"))
     done = cli("reproduce", work / "other.yaml", "--out", "out", "--quiet")
     assert done.code == 0, done.err
     other, first = work / "out" / "other", work / "out" / "small"

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import fedattune.analysis.report
+import fedattune.analysis.output.report
 from cli_helpers import Done
 from crafted import BETTER, HALF, craft, experiment, going
 from fedattune.analysis.monitor import RunStatus
 from fedattune.cli import watch as watching_command
 from fedattune.cli.watch import _format_duration, fit_terminal, print_changes, print_status
 from fedattune.core.io import write_json
-from fedattune.training.storage.store import RoundRecord, RunStore
+from fedattune.runs.storage.store import RoundRecord, RunStore
 
 Cli = Callable[..., Done]
 
@@ -190,7 +190,7 @@ def test_it_ends_by_itself_and_renews_the_report_when_something_is_new(
     craft(out, "fedavg", HALF, rounds=2)
     written: list[list[int]] = []
     monkeypatch.setattr(
-        fedattune.analysis.report,
+        fedattune.analysis.output.report,
         "write_report",
         lambda path, runs: written.append([run.rounds for run in runs.results]),
     )

@@ -16,9 +16,9 @@ from fedattune import Algorithm, Broadcast, Federation, Params, Payload, Result,
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build, list_options
 from fedattune.core.selectors import Head, NoParameters
+from fedattune.engine import base as engines_base
+from fedattune.engine import vectorized
 from fedattune.training import engine as engines
-from fedattune.training.engine import base as engines_base
-from fedattune.training.engine import vectorized
 from fedattune.training.sampling import sample_cohort
 
 every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -11,8 +11,8 @@ import pytest
 
 from cli_helpers import Done
 from crafted import HOSTILE, craft_hostile
-from fedattune.analysis.tables import fill_table, make_console, print_whole
-from fedattune.analysis.tidy import write_csv
+from fedattune.analysis.output.tables import fill_table, make_console, print_whole
+from fedattune.analysis.output.tidy import write_csv
 from fedattune.cli.main import print_message
 from fedattune.core.text import guard_cell, make_printable
 from fedattune.models.predict import Predictions

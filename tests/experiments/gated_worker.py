@@ -7,7 +7,7 @@ from typing import Any
 
 from fedattune.experiments import pool
 from fedattune.experiments.job import Job, ProgressCallback, ShouldStop
-from fedattune.training.context import Progress
+from fedattune.runs.context import Progress
 
 LONGEST_WAIT_S = 120.0
 

@@ -9,7 +9,7 @@ from fedattune import Settings
 from fedattune.algorithms import local
 from fedattune.experiments import autoscale
 from fedattune.experiments.job import Job
-from fedattune.training.context import Progress
+from fedattune.runs.context import Progress
 
 
 def job(tmp_path: Path, federation: fedattune.Federation, rounds: int) -> Job:

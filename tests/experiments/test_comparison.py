@@ -15,9 +15,9 @@ import fedattune
 from cli_helpers import Done, refused
 from fake_results import Fake
 from fedattune import ConfigError, RunError
-from fedattune.analysis.baseline import read_baselines
 from fedattune.analysis.load import read_runs
 from fedattune.analysis.monitor import read_statuses
+from fedattune.analysis.verdict.baseline import read_baselines
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import make_plan, settle_local_work
 from fedattune.experiments.progress import ProgressDisplay
@@ -456,7 +456,7 @@ def test_tuning_trains_no_newcomer_and_stops_as_the_reported_runs_do(
 
 def test_a_diverging_client_makes_a_method_worse_not_smaller() -> None:
     """Its infinite loss counts; the method is not judged on the other clients alone."""
-    from fedattune.analysis.choice import score_methods
+    from fedattune.analysis.verdict.choice import score_methods
 
     steady = Fake("local", [0.5, 0.5, 0.5], validations=[3.0, 3.0, 3.0], is_regression=True)
     broken = Fake("a", [0.5, 0.5, 0.5], validations=[1.0, 1.0, float("inf")], is_regression=True)

@@ -17,7 +17,7 @@ from cli_helpers import SLOW, Done, numbers, refused, wait_for
 from fedattune.experiments import autoscale, pool, runner
 from fedattune.experiments.job import ProgressCallback
 from fedattune.experiments.progress import ProgressDisplay
-from fedattune.training.context import Progress
+from fedattune.runs.context import Progress
 
 Cli = Callable[..., Done]
 FAST = ("--rounds", 3, "--steps", 3, "--clients", 5, "--out")

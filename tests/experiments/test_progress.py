@@ -3,7 +3,7 @@
 import pytest
 
 from fedattune.experiments.progress import ProgressBars
-from fedattune.training.context import Progress
+from fedattune.runs.context import Progress
 
 
 @pytest.mark.parametrize(("height", "seen"), [(10, 9), (5, 4), (2, 2), (50, 22)])

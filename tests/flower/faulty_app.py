@@ -9,8 +9,8 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedattune.experiments.deploy.grid import pack_record, unpack_record
-from fedattune.experiments.deploy.node import NodeRuntime
+from fedattune.deploy.grid import pack_record, unpack_record
+from fedattune.deploy.node.node import NodeRuntime
 from fedattune.training.backends.message import FORMAT_VERSION, WorkerMessage, split_message
 
 app = ClientApp()

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedattune.experiments.deploy.config import Scalar
+from fedattune.deploy.config import Scalar
 
 SERVER_ID = 1
 

@@ -7,8 +7,8 @@ from typing import Any
 from conformance.test_conformance import RUN
 from fedattune import Federation, Result, fit
 from fedattune.data import export_clients, infer_schema
-from fedattune.experiments.deploy.client_app import make_client_app
-from fedattune.experiments.deploy.server_app import run_server
+from fedattune.deploy.node.client_app import make_client_app
+from fedattune.deploy.server.server_app import run_server
 
 from .certificates import write_node_keys
 from .in_process import InProcessGrid

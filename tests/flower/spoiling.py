@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from flwr.app import Message
 
-from fedattune.experiments.deploy.grid import pack_record, unpack_record
+from fedattune.deploy.grid import pack_record, unpack_record
 from fedattune.training.backends.message import FORMAT_VERSION, WorkerMessage, join_messages, split_message
 from flower.in_process import InProcessGrid
 

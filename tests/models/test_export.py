@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import fedattune
 from conformance.table import CASES, Case
 from fedattune import ConfigError, Federation, Result, RunError
-from fedattune.analysis.verdict import Verdict
+from fedattune.analysis.verdict.verdict import Verdict
 from fedattune.cli import export as command
 from fedattune.cli import main
 from fedattune.core.io import clean_file_name
@@ -356,8 +356,8 @@ def test_the_method_that_is_taken(
     """Choose by validation if the verdict is undecided."""
     runs = [fit(name, ragged, rounds=rounds) for name, rounds in (("local", 1), ("fedavg", 20))]
     assert np.mean([run.validation for run in runs[1:]]) > (runs[0].validation or 0)
-    monkeypatch.setattr("fedattune.analysis.verdict.reach_verdict", lambda *_, **__: verdict)
-    monkeypatch.setattr("fedattune.analysis.verdict.find_excluded", lambda _: {})
+    monkeypatch.setattr("fedattune.analysis.verdict.verdict.reach_verdict", lambda *_, **__: verdict)
+    monkeypatch.setattr("fedattune.analysis.verdict.verdict.find_excluded", lambda _: {})
     found = command.choose_method(runs)
     assert found[0] == method
     assert why in found[1]

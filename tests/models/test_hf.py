@@ -366,7 +366,7 @@ def test_the_command_line_from_texts_to_predictions(
 def test_a_deployment_carries_the_tokens_in_its_schema(
     table: Path, networks: dict[str, str], tmp_path: Path
 ) -> None:
-    from fedattune.experiments.deploy.node import NodeRuntime
+    from fedattune.deploy.node.node import NodeRuntime
     from fedattune.training.backends.message import WorkerMessage
 
     kit = tmp_path / "kit"

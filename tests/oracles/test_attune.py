@@ -16,7 +16,7 @@ from fedattune.algorithms.attune import (
 )
 from fedattune.algorithms.twins import PRIOR_ROWS, TwinModule
 from fedattune.core.payload import RoundContext, ServerState
-from fedattune.training.engine.batches import LocalTraining
+from fedattune.engine.batches import LocalTraining
 from oracles.quadratic import FRESH
 
 RUN: dict[str, Any] = {

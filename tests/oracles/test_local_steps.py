@@ -7,7 +7,7 @@ from fedattune.algorithms.perfedavg import PerFedAvgClient
 from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.client import SGD, ClientWrapper, Proximal
 from fedattune.core.algorithm import ClientUpdate
-from fedattune.training.engine.batches import LocalTraining
+from fedattune.engine.batches import LocalTraining
 from oracles.quadratic import DIM, W0, A, H, M, curved, gradient, params, run, zero
 
 

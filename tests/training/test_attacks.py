@@ -14,9 +14,10 @@ from conformance.test_conformance import RUN, every_method, fit
 from fedattune import ConfigError, Federation, Params, Result
 from fedattune.core.settings import Settings
 from fedattune.data.types import TargetScale
-from fedattune.training.adversary import check_attack
-from fedattune.training.attacks import ATTACKS, View, compute_z_max, parse_attack
-from fedattune.training.poisoning import (
+from fedattune.training.sampling import sample_attackers, sample_eval_ids
+from fedattune.training.uploads.adversary import check_attack
+from fedattune.training.uploads.attacks import ATTACKS, View, compute_z_max, parse_attack
+from fedattune.training.uploads.poisoning import (
     Rows,
     flip_labels,
     plant_trigger,
@@ -24,7 +25,6 @@ from fedattune.training.poisoning import (
     shift_labels,
     stamp_trigger,
 )
-from fedattune.training.sampling import sample_attackers, sample_eval_ids
 from federations import make_federation, many
 from remote_runs import Here, same_numbers, trained
 

@@ -15,7 +15,7 @@ from fedattune.core.payload import Payload
 from fedattune.core.task import Task
 from fedattune.training import screening
 from fedattune.training.backends.base import TrainReply
-from fedattune.training.labels import (
+from fedattune.training.uploads.labels import (
     LARGEST_CREDIT,
     MAX_EVIDENCE,
     TOLERATED,
@@ -24,7 +24,7 @@ from fedattune.training.labels import (
     score_labels,
     split_rows,
 )
-from fedattune.training.screening import Screen
+from fedattune.training.uploads.screening import Screen
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.client import SGD
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
+from fedattune.runs.context import RunContext
 from fedattune.training.backends.base import TrainReply
-from fedattune.training.context import RunContext
-from fedattune.training.layer_measures import compare_directions
-from fedattune.training.screening import (
+from fedattune.training.uploads.layer_measures import compare_directions
+from fedattune.training.uploads.screening import (
     MAX_CLAIMED_WEIGHT,
     Screen,
     describe_screening,

@@ -120,7 +120,7 @@ def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
         RunError: a folder holds no run.
 
     """
-    from ..training.storage.folder import RunFolder
+    from ..runs.folder import RunFolder
 
     items: dict[UsedItem, None] = {}
     version = __version__

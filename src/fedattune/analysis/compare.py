@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.metrics import METRICS, MetricName
-from ..training.history import MERGED_NAME
+from ..runs.history import MERGED_NAME
 
 if TYPE_CHECKING:
-    from ..training.metrics import Part, RunMetrics
-    from ..training.predictions import RowPredictions
-    from ..training.run_facts import Point
-    from .baseline import Baseline
+    from ..runs.metrics import Part, RunMetrics
+    from ..runs.predictions import RowPredictions
+    from ..runs.run_facts import Point
+    from .verdict.baseline import Baseline
 
 BASELINE = "local"
 """The method that every other one is compared with: each client trains alone."""
@@ -194,7 +194,7 @@ def build_rows(
         baselines: baselines on the same clients.
 
     """
-    from .statistics import MIN_CLIENTS, adjust_by_holm, compute_wilcoxon_p
+    from .verdict.statistics import MIN_CLIENTS, adjust_by_holm, compute_wilcoxon_p
 
     groups = group_by_algorithm(results)
     metric = metric or get_default_metric(results)

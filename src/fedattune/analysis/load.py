@@ -10,12 +10,11 @@ from ..core.errors import RunError, did_you_mean
 from ..core.io import natural_key, read_yaml
 from ..core.metrics import METRICS, MetricName
 from ..core.own_code import get_short_name
-from ..training.metrics import RunMetrics
-from ..training.predictions import RowPredictions, load_predictions
-from ..training.storage.facts import check_number, check_whole
-from ..training.storage.folder import CONFIG_FILE, RESUMABLE_SETTINGS, RunFolder
-from ..training.storage.store import RunStore
-from .baseline import Baseline, read_baselines
+from ..runs.folder import CONFIG_FILE, RESUMABLE_SETTINGS, RunFolder
+from ..runs.metrics import RunMetrics
+from ..runs.predictions import RowPredictions, load_predictions
+from ..runs.storage.facts import check_number, check_whole
+from ..runs.storage.store import RunStore
 from .compare import BASELINE, MethodRow, build_rows, describe_failure, get_default_metric
 from .folder import (
     CHECKSUM_FILE,
@@ -29,8 +28,9 @@ from .folder import (
     read_experiment_file,
     verify_experiment,
 )
-from .tidy import build_client_table, build_run_table, to_pandas
-from .verdict import Verdict, reach_verdict
+from .output.tidy import build_client_table, build_run_table, to_pandas
+from .verdict.baseline import Baseline, read_baselines
+from .verdict.verdict import Verdict, reach_verdict
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -85,8 +85,8 @@ def collect_names() -> dict[str, list[str]]:
     """Collect the names that options take: option -> names."""
     from ..algorithms import ALGORITHMS
     from ..data import PARTITIONS, SOURCES
-    from ..experiments.studies import STUDIES
     from ..models import MODELS
+    from ..studies import STUDIES
 
     return {
         "algorithms": [*ALGORITHMS, "all"],

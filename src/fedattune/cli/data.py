@@ -5,7 +5,7 @@ import math
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.tables import make_console, make_table, print_whole
+from ..analysis.output.tables import make_console, make_table, print_whole
 from ..core.errors import ConfigError
 from ..core.io import write_text
 from ..core.metrics import format_number
@@ -31,8 +31,8 @@ MAX_WIDTH_NUMBERS = 140
 
 def show_data(space: Namespace, problems: list[str]) -> int:
     """Print how data is distributed over clients, and write the files that were asked for."""
-    from ..analysis.plots.figures import plot_label_counts
-    from ..analysis.plots.style import check_figure_path, save_figure, use_style
+    from ..analysis.output.plots.figures import plot_label_counts
+    from ..analysis.output.plots.style import check_figure_path, save_figure, use_style
     from ..experiments.output import check_output_files
     from ..experiments.plan import prepare_data
     from ..experiments.session import list_input_files

@@ -4,11 +4,10 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.tables import make_console
+from ..analysis.output.tables import make_console
 from ..core.errors import ConfigError
-from ..experiments.config import Experiment
-from ..experiments.deploy import require_flower
-from ..experiments.deploy.config import (
+from ..deploy import require_flower
+from ..deploy.config import (
     NODE_OPTIONS,
     SIMULATION_OPTIONS,
     DeploymentOptions,
@@ -16,6 +15,7 @@ from ..experiments.deploy.config import (
     KitOptions,
     Scalar,
 )
+from ..experiments.config import Experiment
 from ..experiments.output import check_run_folder
 from ..experiments.validate import TABLE_SOURCE
 from .options import read_experiment, validate_options
@@ -116,7 +116,7 @@ def _load_data(
 
 def _check_models(plan: DeploymentPlan, schema: "Schema") -> None:
     """Build the models of every node, to find mistakes here."""
-    from ..experiments.deploy.node import build_initial_model
+    from ..deploy.node.node import build_initial_model
 
     for name, algorithm in plan.algorithms.items():
         card = plan.card(name, plan.experiment.seed, tuple(schema.input_shape), schema.classes)
@@ -126,7 +126,7 @@ def _check_models(plan: DeploymentPlan, schema: "Schema") -> None:
 def _write(kit: KitOptions, config: Mapping[str, Scalar], n: int, federation: "Federation | None") -> None:
     """Write the folder for n nodes; in a trial, with the files of each node's clients."""
     from ..data import deal_clients, export_clients
-    from ..experiments.deploy.kit import ROSTER, write_kit
+    from ..deploy.operate.kit import ROSTER, write_kit
 
     is_trial, is_secure = federation is not None, bool(config.get("secure-aggregation"))
     write_kit(

@@ -4,7 +4,7 @@ from argparse import Namespace
 from datetime import datetime
 
 from ..core.errors import ConfigError, RunError
-from ..experiments.deploy import require_flower
+from ..deploy import require_flower
 from .doctor import print_finding
 
 OFF = "unknown"
@@ -42,7 +42,7 @@ def act(space: Namespace, problems: list[str]) -> int:
 
 
 def _check(space: Namespace) -> int:
-    from ..experiments.deploy.check import check_kit
+    from ..deploy.operate.check import check_kit
 
     findings = check_kit(space.folder)
     for one in findings:
@@ -58,7 +58,7 @@ def _check(space: Namespace) -> int:
 
 
 def _print_nodes(space: Namespace) -> int:
-    from ..experiments.deploy.nodes import list_nodes
+    from ..deploy.operate.nodes import list_nodes
 
     nodes = list_nodes(space.folder)
     if not nodes:
@@ -73,8 +73,8 @@ def _format_time(time: datetime | None) -> str:
 
 
 def _request(space: Namespace) -> int:
-    from ..experiments.deploy.check import find_run_folder
-    from ..experiments.deploy.control import write_request
+    from ..deploy.operate.check import find_run_folder
+    from ..deploy.server.control import write_request
 
     folder = find_run_folder(space.folder)
     write_request(folder, None if space.action == "resume" else space.action)

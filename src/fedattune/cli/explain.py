@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.partners import N_TOP_PARTNERS
-from ..analysis.tables import fill_table, format_percent, make_console, print_whole
+from ..analysis.mixing.partners import N_TOP_PARTNERS
+from ..analysis.output.tables import fill_table, format_percent, make_console, print_whole
 from ..core.metrics import format_number
 from .options import ExplainOptions, parse_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..analysis.agreement import LabelAgreement
-    from ..analysis.explain import ClientGain, ClientSummary, RunExplanation
-    from ..analysis.mixing import ComponentSummary
-    from ..analysis.partners import ComponentTrace, MixtureShares
+    from ..analysis.mixing.agreement import LabelAgreement
+    from ..analysis.mixing.explain import ClientGain, ClientSummary, RunExplanation
+    from ..analysis.mixing.mixing import ComponentSummary
+    from ..analysis.mixing.partners import ComponentTrace, MixtureShares
 
 MAX_SHOWN_CLIENTS = 60
 """Clients in the table; of more, those at both ends."""
@@ -30,11 +30,11 @@ AnyColumns = dict[str, Callable[[Any], str]]
 
 def explain(space: Namespace, problems: list[str]) -> int:
     """Print who learns from whom in a finished run and what clients gain; write it to a file if asked for."""
-    from ..analysis.explain import RunExplanation
     from ..analysis.load import read_runs
+    from ..analysis.mixing.explain import RunExplanation
     from ..core.io import write_text
     from ..experiments.output import check_output_files
-    from ..training.history import replace_nonfinite
+    from ..runs.history import replace_nonfinite
 
     options = parse_options(ExplainOptions, space, problems)
     check_output_files({"--json": options.json_file}, {})
@@ -52,8 +52,8 @@ def explain(space: Namespace, problems: list[str]) -> int:
 
 def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, Any]:
     """Print which run is explained, and notes on it; return the same as JSON values."""
-    from ..analysis.notes import describe_seed_differences
-    from ..training.screening import describe_screening
+    from ..analysis.verdict.notes import describe_seed_differences
+    from ..training.uploads.screening import describe_screening
 
     run, group = explanation.run, explanation.groups[explanation.method]
     seeds = [one.settings.seed for one in group]

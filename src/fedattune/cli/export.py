@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..analysis.tables import format_bytes
-from ..analysis.verdict import choose_method
+from ..analysis.output.tables import format_bytes
+from ..analysis.verdict.verdict import choose_method
 from ..core.errors import ConfigError, RunError, list_some, suggest_name
 from ..core.metrics import METRICS, format_number
 from ..core.text import make_printable
@@ -17,7 +17,7 @@ from .options import ExportOptions, PredictOptions, parse_options
 if TYPE_CHECKING:
     from ..analysis.load import Runs
     from ..models.export import ExportedModel, ExportFormat
-    from ..training.metrics import RunMetrics
+    from ..runs.metrics import RunMetrics
 
 ALL_CLIENTS = "all"
 
@@ -31,7 +31,7 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
     from ..core.io import clean_file_name
     from ..experiments.output import check_empty_folder, check_output_files
     from ..models.export import FORMAT_SUFFIXES, check_format, make_file_name
-    from ..training.result import Result
+    from ..runs.result import Result
 
     options = parse_options(ExportOptions, space, problems)
     format_ = _choose_format(options)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.citations import UsedItem, collect_used_items, format_bibtex
-from ..analysis.tables import make_console, print_indented
+from ..analysis.output.tables import make_console, print_indented
 from ..core.errors import ConfigError
 from ..core.options import list_options, look_up, summarize
 from ..experiments.validate import TABLE_COLUMN_OPTIONS, TABLE_SOURCE, expand_names

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..core.errors import ConfigError
-from ..experiments.deploy import require_flower
+from ..deploy import require_flower
 from .options import NodeApproveOptions, NodeAuditOptions, NodeCheckOptions, parse_options
 
 TIME_CHARS = len("2026-01-31T12:00")
@@ -33,7 +33,7 @@ def run_action(space: Namespace, problems: Sequence[str]) -> int:
 
 
 def _check(space: Namespace, problems: Sequence[str]) -> int:
-    from ..experiments.deploy.node_check import check_node
+    from ..deploy.operate.node_check import check_node
     from .doctor import print_finding
     from .main import FAILED
 
@@ -63,8 +63,8 @@ def _check(space: Namespace, problems: Sequence[str]) -> int:
 
 
 def _approve(space: Namespace, problems: Sequence[str]) -> int:
-    from ..experiments.deploy.node_files import find_state
-    from ..experiments.deploy.policy import approve_shared, read_shared
+    from ..deploy.node.files import find_state
+    from ..deploy.node.policy import approve_shared, read_shared
 
     options = parse_options(NodeApproveOptions, space, problems)
     folder = find_state(space.node)
@@ -91,8 +91,8 @@ def _approve(space: Namespace, problems: Sequence[str]) -> int:
 def _audit(space: Namespace, problems: Sequence[str]) -> int:
     options = parse_options(NodeAuditOptions, space, problems)
     require_flower()
-    from ..experiments.deploy.audit import AuditLog
-    from ..experiments.deploy.node_files import find_state
+    from ..deploy.node.files import find_state
+    from ..deploy.operate.audit import AuditLog
     from .main import FAILED
 
     log = AuditLog(find_state(space.node))
@@ -115,7 +115,7 @@ def _audit(space: Namespace, problems: Sequence[str]) -> int:
 
 def _print_lines(lines: Sequence[Mapping[str, Any]]) -> None:
     """Print a line for each message, and the totals of each kind. A changed line may hold anything."""
-    from ..analysis.tables import make_console, make_table
+    from ..analysis.output.tables import make_console, make_table
 
     console = make_console()
     titles = ("time (UTC)", "way", "message", "run", "method", "seed", "round", "tensors", "bytes")

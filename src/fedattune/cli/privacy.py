@@ -47,7 +47,7 @@ def plan_privacy(space: Namespace, problems: Sequence[str]) -> int:
 
 def _plan_clients(options: PrivacyOptions) -> list[PlannedNoise]:
     from ..core.settings import Settings
-    from ..training.privacy.clients import UploadAccounting
+    from ..training.uploads.client_privacy import UploadAccounting
 
     settings = Settings.from_keywords(
         rounds=options.rounds,
@@ -78,7 +78,7 @@ def _plan_clients(options: PrivacyOptions) -> list[PlannedNoise]:
 
 
 def _plan_rows(options: PrivacyOptions) -> PlannedNoise:
-    from ..training.privacy.accounting import epsilon_of, noise_for
+    from ..privacy.accounting import epsilon_of, noise_for
 
     if options.samples is None:
         raise ConfigError(
@@ -101,7 +101,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_plans(plans: Sequence[PlannedNoise], options: PrivacyOptions) -> None:
-    from ..analysis.tables import fill_table, make_console, print_whole
+    from ..analysis.output.tables import fill_table, make_console, print_whole
 
     columns = {
         "noise": lambda plan: plan.mechanism,

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..analysis.compare import BASELINE
-from ..analysis.explain import RunExplanation
 from ..analysis.load import Runs, read_runs
-from ..analysis.mixing import MixingAnalysis
-from ..analysis.plots import style as look
-from ..analysis.report import write_report
-from ..analysis.tables import make_console
+from ..analysis.mixing.explain import RunExplanation
+from ..analysis.mixing.mixing import MixingAnalysis
+from ..analysis.output.plots import style as look
+from ..analysis.output.report import write_report
+from ..analysis.output.tables import make_console
 from ..core.errors import ConfigError, RunError
 from ..experiments.output import check_output_files
 from .options import PlotOptions, ReportOptions, parse_options
@@ -75,9 +75,9 @@ def plot(space: Namespace, problems: Sequence[str]) -> int:
 
 
 def _draw(runs: Runs, options: PlotOptions) -> look.CaptionedFigure:
-    from ..analysis.plots import figures
-    from ..analysis.plots.figures import plot_traffic
-    from ..analysis.plots.heatmap import plot_heatmap
+    from ..analysis.output.plots import figures
+    from ..analysis.output.plots.figures import plot_traffic
+    from ..analysis.output.plots.heatmap import plot_heatmap
 
     if options.kind == "heatmap":
         return plot_heatmap(_find_mixing(runs, options), options.round_, options.component, options.width)

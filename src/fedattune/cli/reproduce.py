@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from ..analysis.tables import make_console, make_table, print_whole
+from ..analysis.output.tables import make_console, make_table, print_whole
 from ..core.errors import ConfigError, RunError
-from ..experiments.studies import STUDIES, load_study
-from ..experiments.studies.cells import StudyOptions
-from ..experiments.studies.outcome import MAX_SEEDS
+from ..studies import STUDIES, load_study
+from ..studies.cells import StudyOptions
+from ..studies.outcome import MAX_SEEDS
 from .main import FAILED, INTERRUPTED, print_message
 from .options import parse_options
 
 if TYPE_CHECKING:
-    from ..experiments.studies.cells import Cell
-    from ..experiments.studies.study import Study
+    from ..studies.cells import Cell
+    from ..studies.study import Study
 
 
 def reproduce(space: Namespace, problems: list[str]) -> int:
@@ -54,10 +54,10 @@ def _run_study(name: str, study: "Study", cells: "Sequence[Cell]", options: Stud
     from ..experiments.job import StoppedError
     from ..experiments.progress import make_progress_display
     from ..experiments.session import InterruptHandler
-    from ..experiments.studies.outcome import StudyResults
-    from ..experiments.studies.records import Records
-    from ..experiments.studies.render import print_results, write_results
-    from ..experiments.studies.train import StudyTrainer
+    from ..studies.outcome import StudyResults
+    from ..studies.records import Records
+    from ..studies.render import print_results, write_results
+    from ..studies.train import StudyTrainer
 
     folder = options.out / study.name
     records = Records(folder)

@@ -30,8 +30,8 @@ def print_table(space: Namespace, problems: Sequence[str]) -> int:
         RunError: the folders hold no runs of the same clients, or no round is finished.
 
     """
-    from ..analysis import tidy
     from ..analysis.load import read_runs
+    from ..analysis.output import tidy
     from ..core.io import write_text
     from ..experiments.output import check_output_files
 
@@ -66,8 +66,8 @@ def print_table(space: Namespace, problems: Sequence[str]) -> int:
 
 def _format_rows(runs: "Runs", format_: TableFormat, columns: str | None) -> str:
     """Format the table of methods as text for a file, Markdown or LaTeX."""
-    from ..analysis.table_formats import write_latex, write_markdown
-    from ..analysis.tables import make_console, print_methods
+    from ..analysis.output.table_formats import write_latex, write_markdown
+    from ..analysis.output.tables import make_console, print_methods
 
     if format_ != "text":
         write = write_latex if format_ == "latex" else write_markdown
@@ -78,6 +78,6 @@ def _format_rows(runs: "Runs", format_: TableFormat, columns: str | None) -> str
 
 
 def _print_rows(runs: "Runs", columns: str | None) -> None:
-    from ..analysis.tables import make_console, print_methods
+    from ..analysis.output.tables import make_console, print_methods
 
     print_methods(runs.rows, make_console(), runs.rounds_to, columns)

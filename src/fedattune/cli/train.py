@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 from ..analysis.folder import seal_experiment
-from ..analysis.tables import make_console, print_methods
+from ..analysis.output.tables import make_console, print_methods
 from ..core.errors import ConfigError
 from ..core.lock import lock_folder
 from ..core.own_code import list_references
@@ -35,7 +35,7 @@ def train(space: Namespace, problems: list[str]) -> int:
     command: str = space.command
     experiment, output, overrides = read_experiment(space, problems)
     if output.tensorboard:
-        from ..training.tensorboard import check_tensorboard
+        from ..runs.tensorboard import check_tensorboard
 
         check_tensorboard()
     files = {"--json": output.json_file}

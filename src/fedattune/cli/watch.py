@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..analysis.tables import (
+from ..analysis.output.tables import (
     fill_table,
     format_bytes,
     format_points,
@@ -86,7 +86,7 @@ def _print_conclusion(report: "_LiveReport", console: "Console") -> None:
     """Print what `compare` prints at its end, and write the report a last time."""
     from ..analysis.compare import build_rows, group_by_algorithm
     from ..analysis.load import read_runs
-    from ..analysis.tables import print_methods
+    from ..analysis.output.tables import print_methods
 
     runs = read_runs([report.run], running=True)
     report.write()
@@ -124,7 +124,7 @@ class _LiveReport:
     def write(self) -> None:
         """Write the report if a file was given and a round is finished."""
         from ..analysis.load import read_runs
-        from ..analysis.report import write_report
+        from ..analysis.output.report import write_report
 
         if self.out is not None and (runs := read_runs([self.run], running=True)).results:
             write_report(self.out, runs)

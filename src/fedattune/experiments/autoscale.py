@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..core.hardware import count_available_cores, limit_to_memory
 
 if TYPE_CHECKING:
-    from ..training.context import Progress
+    from ..runs.context import Progress
     from .job import Job
 
 ONE_THREAD_FACTOR = 1.4

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..analysis.baseline import Baseline, Kind, read_baselines
 from ..analysis.compare import BASELINE
-from ..training.predictions import RowPredictions
+from ..analysis.verdict.baseline import Baseline, Kind, read_baselines
+from ..runs.predictions import RowPredictions
 from .job import ShouldStop, StoppedError
 from .plan import Plan
 
 if TYPE_CHECKING:
     from ..data import Federation
-    from ..training.engine.base import EvalPart
+    from ..engine.base import EvalPart
 
 Array = NDArray[Any]
 

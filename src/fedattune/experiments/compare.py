@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis.compare import MethodRow
 from ..analysis.folder import seal_experiment
-from ..analysis.verdict import Verdict, reach_verdict
+from ..analysis.verdict.verdict import Verdict, reach_verdict
 from ..core.errors import ConfigError
 from ..core.lock import lock_folder
 from ..core.text import make_printable
@@ -21,9 +21,9 @@ from .summary import write_summary
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..analysis.baseline import Baseline
+    from ..analysis.verdict.baseline import Baseline
     from ..data import Federation
-    from ..training.result import Result
+    from ..runs.result import Result
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Comparison:
             ConfigError: pandas is not installed.
 
         """
-        from ..analysis.tidy import build_client_table, build_run_table, to_pandas
+        from ..analysis.output.tidy import build_client_table, build_run_table, to_pandas
 
         metric = self.rows[0].metric if self.rows else None
         if clients:
@@ -71,7 +71,7 @@ class Comparison:
         """Return the table, the notes and the verdict as the command prints them."""
         import io
 
-        from ..analysis.tables import make_console, print_methods
+        from ..analysis.output.tables import make_console, print_methods
 
         file = io.StringIO()
         if self.rows:

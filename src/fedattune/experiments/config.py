@@ -181,7 +181,7 @@ class Experiment(Settings):
     @property
     def hash(self) -> str:
         """Twelve hex digits; equal experiments have equal digits on every machine."""
-        from ..training.storage.folder import RESUMABLE_SETTINGS
+        from ..runs.folder import RESUMABLE_SETTINGS
 
         excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS
         if self.tune:  # the metric chooses

@@ -317,8 +317,8 @@ def _run_self_test() -> int:
     import torch
 
     from ..data import federation
+    from ..runs.result import Result
     from ..training.fit import fit
-    from ..training.result import Result
 
     generator = torch.Generator().manual_seed(0)
     clients = []

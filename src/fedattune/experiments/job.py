@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from ..core.algorithm import Algorithm
     from ..core.settings import Settings
     from ..data import Federation
-    from ..training.context import Progress
-    from ..training.result import Result
+    from ..runs.context import Progress
+    from ..runs.result import Result
 
 ProgressCallback = Callable[["Progress"], None]
 """Receives the progress of one run after every round."""

@@ -108,10 +108,10 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     from ..algorithms import ALGORITHMS
     from ..algorithms.own import build_method
     from ..models import make_model
-    from ..training.acceptance import check_acceptance
-    from ..training.adversary import check_attack
-    from ..training.privacy.record import check_record_privacy
+    from ..training.clients.acceptance import check_acceptance
+    from ..training.clients.record_privacy import check_record_privacy
     from ..training.setup import build_trained_module, hold_out_newcomers
+    from ..training.uploads.adversary import check_attack
 
     are_all = ALL_METHODS in experiment.algorithms
     experiment = experiment.model_copy(update={"algorithms": expand_names(experiment.algorithms, ALGORITHMS)})

@@ -4,13 +4,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self
 
-from ..analysis.tables import make_console
+from ..analysis.output.tables import make_console
 from ..core.metrics import format_number
 from ..core.text import make_printable
 from .job import ProgressCallback
 
 if TYPE_CHECKING:
-    from ..training.context import Progress
+    from ..runs.context import Progress
 
 
 MIN_COLUMNS_BARS = 76

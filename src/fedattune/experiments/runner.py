@@ -12,8 +12,8 @@ from .job import FailedRun, Job, ProgressCallback, ShouldStop, StoppedError
 from .progress import ProgressDisplay
 
 if TYPE_CHECKING:
-    from ..training.context import Progress
-    from ..training.result import Result
+    from ..runs.context import Progress
+    from ..runs.result import Result
 
 
 def train_all(
@@ -138,7 +138,7 @@ class _JobRunner:
         """Train the remaining jobs in worker processes, which share their data by the folder `scratch`."""
         import torch
 
-        from ..training.result import Result
+        from ..runs.result import Result
         from .pool import run_in_processes
 
         threads = max(1, min(torch.get_num_threads(), count_available_cores() // n_processes))

@@ -34,8 +34,8 @@ from .progress import make_progress_display
 from .runner import train_all
 
 if TYPE_CHECKING:
-    from ..analysis.baseline import Baseline
-    from ..training.result import Result
+    from ..analysis.verdict.baseline import Baseline
+    from ..runs.result import Result
 
 DISPLAY_FIELDS = {"rounds_to"}
 """Fields that change no computation, so that they may be given with --resume."""
@@ -159,7 +159,7 @@ def reopen_run(
         RunError: the folder holds no run, or the run of another command, or the data has changed.
 
     """
-    from ..training.storage.folder import RESUMABLE_SETTINGS
+    from ..runs.folder import RESUMABLE_SETTINGS
 
     if refused := sorted(overrides.keys() - RESUMABLE_SETTINGS - DISPLAY_FIELDS):
         names = ", ".join("--" + key.replace("_", "-") for key in refused)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..analysis.compare import MethodRow, build_rows, describe_failure, rows_to_json
-from ..analysis.notes import merge_notes
-from ..analysis.verdict import reach_verdict
+from ..analysis.verdict.notes import merge_notes
+from ..analysis.verdict.verdict import reach_verdict
 from ..core.io import write_text
 from ..core.metrics import MetricName
 
 if TYPE_CHECKING:
-    from ..training.result import Result
+    from ..runs.result import Result
     from .session import Outcome
 
 
@@ -72,7 +72,7 @@ def write_summary(
         write_text(file, text)
     if report and results:
         from ..analysis.load import read_runs
-        from ..analysis.report import write_report
+        from ..analysis.output.report import write_report
 
         write_report(report, read_runs([report.parent]))
     failures = [describe_failure(one.algorithm, one.seed, one.error) for one in failed]

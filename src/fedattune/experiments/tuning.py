@@ -23,13 +23,13 @@ import numpy as np
 from ..analysis.folder import check_entries
 from ..core.errors import RunError
 from ..core.io import read_json, write_json
-from ..training.storage.facts import check_number, check_whole
+from ..runs.storage.facts import check_number, check_whole
 from .job import Combination, Job, ShouldStop
 from .plan import Plan
 
 if TYPE_CHECKING:
     from ..data import Federation
-    from ..training.result import Result
+    from ..runs.result import Result
     from .progress import ProgressDisplay
 
 LR_FACTORS = tuple(3 ** (k / 2) for k in range(-4, 7))
@@ -305,7 +305,7 @@ def _make_job(
 
 def _score(result: "Result | None", plan: Plan) -> float:
     """Score a run by validation data; minus infinity for a run that diverged."""
-    from ..analysis.choice import score_methods
+    from ..analysis.verdict.choice import score_methods
 
     if result is None or plan.experiment.metric is None:
         return -math.inf

@@ -58,8 +58,8 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
     known_options: dict[str, dict[str, Collection[str]]] = {}
     if methods:
         from ..core.hardware import check_device
-        from ..training.adversary import check_attack
         from ..training.backends.ray import check_ray
+        from ..training.uploads.adversary import check_attack
 
         names = expand_names(experiment.algorithms, ALGORITHMS)
         with collect_errors(problems):

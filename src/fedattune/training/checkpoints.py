@@ -13,16 +13,16 @@ from typing import Any, cast
 from ..core.io import copy_tensors, flatten_tree, save_tensors
 from ..core.params import Params
 from ..core.payload import ServerState, Traffic
-from .acceptance import Refusals
+from ..runs.context import RunContext
+from ..runs.folder import RunFolder
+from ..runs.storage.checkpoint import Checkpoint, restore_tree
+from ..runs.storage.rows import RowStack, load_rows
+from ..runs.storage.store import RoundRecord, RunStore
 from .backends.base import Backend
-from .context import RunContext
-from .privacy.record import RecordLedger
+from .clients.acceptance import Refusals
+from .clients.record_privacy import RecordLedger
 from .server import Server
-from .storage.checkpoint import Checkpoint, restore_tree
-from .storage.folder import RunFolder
-from .storage.rows import RowStack, load_rows
-from .storage.store import RoundRecord, RunStore
-from .uploads import UploadPipeline
+from .uploads.pipeline import UploadPipeline
 
 
 @dataclass

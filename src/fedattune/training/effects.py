@@ -15,9 +15,9 @@ from ..core.effect import Effect, Mechanism
 from ..core.network import MethodModule
 from ..core.params import Params
 from ..core.payload import Batch, Grad, LocalState, Loss, MixingMatrices, Payload, RoundContext
-from .engine.base import ClientInputs, Engine
-from .engine.batches import LocalTraining
-from .storage.mixing_log import MixingLog
+from ..engine.base import ClientInputs, Engine
+from ..engine.batches import LocalTraining
+from ..runs.storage.mixing_log import MixingLog
 
 MEASURED_CLIENTS = 8
 """Clients that are measured: they train one more round, which changes nothing."""

@@ -18,17 +18,17 @@ from ..core.settings import Settings
 from ..data import Federation
 from ..models import build_seeded_model, check_model
 from ..models.files import SOURCE_KEY
-from .acceptance import check_acceptance
-from .adversary import check_attack
+from ..runs.context import Progress
+from ..runs.folder import RunFolder
+from ..runs.result import Result, TrainedServer
+from ..runs.tensorboard import check_tensorboard, log_rounds
 from .backends.ray import check_ray, open_ray_backend
-from .context import Progress
+from .clients.acceptance import check_acceptance
+from .clients.record_privacy import check_record_privacy
 from .loop import RoundLoop
 from .newcomers import train_newcomers
-from .privacy.record import check_record_privacy
-from .result import Result, TrainedServer
 from .setup import build_trained_module, hold_out_newcomers
-from .storage.folder import RunFolder
-from .tensorboard import check_tensorboard, log_rounds
+from .uploads.adversary import check_attack
 
 __all__ = ["PreparedRun", "Progress", "fit", "prepare_run", "train_run"]
 

@@ -19,26 +19,26 @@ from ..core.settings import Settings
 from ..data import Federation
 from ..data.federated import FederationInfo
 from ..data.input_spec import InputSpec
+from ..privacy.noise import limit_variances
+from ..runs.context import Progress, RunContext
+from ..runs.folder import RunFolder
+from ..runs.history import score_clients
+from ..runs.predictions import predict_parts
+from ..runs.result import Result
+from ..runs.stopping import StoppingRule
+from ..runs.storage.store import RoundRecord, RunStore
 from ..server.average import average_statistics
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .checkpoints import RunCheckpoints, RunStatus, save_models
-from .client_state import PayloadFactory, copy_rows, to_cpu
-from .context import Progress, RunContext
+from .clients.evaluation import PointScores
+from .clients.record_privacy import RecordLedger
+from .clients.state import PayloadFactory, copy_rows, to_cpu
 from .effects import average_effects, choose_measured, read_last_mixing
-from .evaluation import PointScores
-from .history import score_clients
 from .notes import collect_client_scalars, collect_facts, collect_missing_facts, collect_notes, merge_clients
-from .predictions import predict_parts
-from .privacy.noise import limit_variances
-from .privacy.record import RecordLedger
-from .result import Result
 from .server import Server
 from .setup import make_run_context
-from .stopping import StoppingRule
-from .storage.folder import RunFolder
-from .storage.store import RoundRecord, RunStore
-from .uploads import UploadPipeline
+from .uploads.pipeline import UploadPipeline
 
 CHECKPOINT_SHARE = 0.1
 """Share of the time that may go into checkpoints; a killed run repeats at most the rounds since the last one."""

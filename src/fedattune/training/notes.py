@@ -13,14 +13,14 @@ from ..core.selectors import AllParameters, BatchNorms, NoParameters
 from ..data import Federation
 from ..data.client_index import PARTS
 from ..data.federated import FederationInfo
-from .attacks import parse_attack
-from .context import RunContext
-from .defence import describe_defence
-from .history import MERGED_NAME
+from ..runs.context import RunContext
+from ..runs.history import MERGED_NAME
+from ..runs.storage.rows import RowStack
+from ..runs.storage.store import RoundRecord, RunStore
 from .sampling import EVALUATE_ALL_UP_TO, sample_cohort
 from .setup import resolve_weight_decay
-from .storage.rows import RowStack
-from .storage.store import RoundRecord, RunStore
+from .uploads.attacks import parse_attack
+from .uploads.robust import describe_defence
 
 MERGED_NOTE = (
     "numbers are of the rows of all clients together, and nothing is told of single clients: the server learned sums "

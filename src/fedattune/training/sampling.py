@@ -1,6 +1,4 @@
-"""Random choices of clients, and the numbers of all random streams of a run."""
-
-from enum import IntEnum
+"""Draw cohorts, dropouts, attackers, newcomers and evaluated clients, each from the seed alone."""
 
 import numpy as np
 import torch
@@ -8,31 +6,9 @@ from torch import Tensor
 
 from ..core.errors import ConfigError
 from ..core.settings import Settings
+from ..core.streams import Stream
 from ..data import Federation
 from ..data.federated import FederationInfo
-
-
-class Stream(IntEnum):
-    """Random streams drawn from one seed; each has its own number, so that no two see the same draws.
-
-    The seed of a stream is the list of the run's seed (or the split's), the stream, and what it is drawn for: the
-    round, the client, or both. A run with probes also uses PROBE plus the number of the stream that it probes for.
-    """
-
-    COHORT = 1
-    TRAINING = 2
-    FINE_TUNING = 3
-    DROPOUT = 4
-    NEWCOMERS = 5
-    EVALUATION = 6
-    ATTACKERS = 7
-    ATTACK = 8
-    RECORD_NOISE = 31
-    RECORD_BATCHES = 32
-    CLIENT_NOISE = 41
-    PROBE_SPLIT = 101
-    PROBE = 102
-
 
 EVALUATE_ALL_UP_TO, DEFAULT_EVAL_CLIENTS = 10_000, 1_000
 """Number of clients up to which all are evaluated by default, and the number evaluated of more clients."""

@@ -9,11 +9,11 @@ from torch import Tensor
 from ..core.errors import RunError
 from ..core.params import Params
 from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
+from ..runs.context import RunContext
+from ..runs.storage.checkpoint import restore_tree
+from ..runs.storage.rows import RowStorage, check_newcomer_memory, count_row_bytes
 from .backends.base import TrainReply
-from .context import RunContext
 from .setup import check_compatible, init_server
-from .storage.checkpoint import restore_tree
-from .storage.rows import RowStorage, check_newcomer_memory, count_row_bytes
 
 MIN_SHARED_VALUES = 2_000_000
 """Values of a round's models from which the server's operations use all cores beside the writer of rows.

@@ -18,13 +18,13 @@ from ..core.task import Task
 from ..data import Federation
 from ..data.federated import FederationInfo
 from ..models.files import wrap_model
+from ..runs.context import RunContext
+from ..runs.storage.rows import LazyModel, drop_laziness
 from ..server.mixing import Mixing
 from ..server.rows import MixtureLimits
 from ..server.wrapper import ServerWrapper
-from .acceptance import AcceptBetter
-from .context import RunContext
+from .clients.acceptance import AcceptBetter
 from .sampling import sample_attackers, sample_eval_ids, sample_newcomers
-from .storage.rows import LazyModel, drop_laziness
 
 
 def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:

@@ -9,8 +9,8 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 import fedattune
 from fedattune import ConfigError, Federation
-from fedattune.experiments.deploy import config
-from fedattune.experiments.deploy.config import DeploymentPlan
+from fedattune.deploy import config
+from fedattune.deploy.config import DeploymentPlan
 from flower.runs import read_log, run_deployed, run_simulated
 
 

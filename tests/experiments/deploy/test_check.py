@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import ConfigError
-from fedattune.experiments.deploy import check
-from fedattune.experiments.deploy.check import check_kit, find_run_folder
-from fedattune.experiments.deploy.kit import write_kit
-from fedattune.experiments.deploy.nodes import KnownNode
+from fedattune.deploy import check
+from fedattune.deploy.operate.check import check_kit, find_run_folder
+from fedattune.deploy.operate.kit import write_kit
+from fedattune.deploy.operate.nodes import KnownNode
 from flower.certificates import write_certificate
 from flower.harness import ports
 

@@ -11,8 +11,8 @@ from flwr.app import Message
 
 from fedattune import Federation, RunError
 from fedattune.analysis.monitor import read_statuses
-from fedattune.experiments.deploy.control import CONTROL_FILE, ControlRequest, read_request, write_request
-from fedattune.experiments.deploy.monitoring import RunMonitor
+from fedattune.deploy.server.control import CONTROL_FILE, ControlRequest, read_request, write_request
+from fedattune.deploy.server.monitoring import RunMonitor
 from flower.runs import read_log, run_deployed, run_simulated
 from remote_runs import same_numbers
 

@@ -17,11 +17,11 @@ from flwr.app import Message
 
 from fedattune import Federation, Result, fit, load_model
 from fedattune.cli import main
+from fedattune.deploy import programs
+from fedattune.deploy.operate.audit import AuditLog
+from fedattune.deploy.secagg.node import STEPS
+from fedattune.deploy.server.server_app import run_server
 from fedattune.experiments.config import Experiment
-from fedattune.experiments.deploy import programs
-from fedattune.experiments.deploy.audit import AuditLog
-from fedattune.experiments.deploy.secagg.node import STEPS
-from fedattune.experiments.deploy.server_app import run_server
 from fedattune.experiments.plan import prepare_data
 from flower import faulty_app
 from flower.harness import Deployment, ports, wait_until
@@ -40,13 +40,13 @@ RUN: dict[str, Any] = {"steps": 3, "batch_size": 16, "lr": 0.1}
 
 # Each message is a process; most of its time would be these imports.
 IMPORTS = (
-    "fedattune.experiments.deploy.client_app",
-    "fedattune.experiments.deploy.server_app",
+    "fedattune.deploy.node.client_app",
+    "fedattune.deploy.server.server_app",
     "fedattune.algorithms",
     "fedattune.experiments.summary",
     "fedattune.analysis.compare",
-    "fedattune.analysis.report",
-    "fedattune.analysis.verdict",
+    "fedattune.analysis.output.report",
+    "fedattune.analysis.verdict.verdict",
 )
 
 
@@ -70,7 +70,7 @@ class Trial(Deployment):
         file = folder / "app/pyproject.toml"
         text = file.read_text(encoding="utf-8")
         file.write_text(
-            text.replace("fedattune.experiments.deploy.client_app:app", "faulty_app:app"), encoding="utf-8"
+            text.replace("fedattune.deploy.node.client_app:app", "faulty_app:app"), encoding="utf-8"
         )
         for node, fault in enumerate(faults):
             with (folder / f"nodes/{node}.toml").open("a", encoding="utf-8") as config:

@@ -10,10 +10,10 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import Federation, RunError
 from fedattune.core.settings import Settings
-from fedattune.experiments.deploy.policy import NodePolicy, PrivacyBudgetError, PrivacyRequiredError
-from fedattune.training.privacy import clients
-from fedattune.training.privacy.accounting import epsilon_of
-from fedattune.training.privacy.clients import UploadAccounting
+from fedattune.deploy.node.policy import NodePolicy, PrivacyBudgetError, PrivacyRequiredError
+from fedattune.privacy import clients
+from fedattune.privacy.accounting import epsilon_of
+from fedattune.training.uploads.client_privacy import UploadAccounting
 from flower.in_process import InProcessGrid
 from flower.runs import GROUPS, read_log, run_deployed
 

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from fedattune import ConfigError
-from fedattune.experiments.deploy import programs
-from fedattune.experiments.deploy.kit import Scalar, write_kit
+from fedattune.deploy import programs
+from fedattune.deploy.operate.kit import Scalar, write_kit
 from flower.harness import Deployment, free_ports, nginx, ports, wait_until
 
 TEXT = '{"method": "it\'s \\"x\\"",\n "rates": [0.1, 1e-05], "who": "Zoë \\\\ \x7f\t#"}'
@@ -58,8 +58,8 @@ def test_the_app_and_the_nodes_hold_every_value_as_given(tmp_path: Path) -> None
     app = tomllib.loads((folder / "app/pyproject.toml").read_text(encoding="utf-8"))
     assert app["tool"]["flwr"]["app"]["config"] == config
     assert app["tool"]["flwr"]["app"]["components"] == {
-        "serverapp": "fedattune.experiments.deploy.server_app:app",
-        "clientapp": "fedattune.experiments.deploy.client_app:app",
+        "serverapp": "fedattune.deploy.server.server_app:app",
+        "clientapp": "fedattune.deploy.node.client_app:app",
     }
     assert tomllib.loads((folder / "nodes/0.toml").read_text(encoding="utf-8")) == {"data": TEXT}
     assert tomllib.loads((folder / "nodes/1.toml").read_text(encoding="utf-8")) == {"data": "x", "part": 1}

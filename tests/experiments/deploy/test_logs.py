@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import Federation, RunError
-from fedattune.experiments.deploy.logs import log_node, make_server_log, open_log
-from fedattune.experiments.deploy.node import NodeRuntime
-from fedattune.experiments.deploy.node_files import report_error
+from fedattune.deploy.logs import log_node, make_server_log, open_log
+from fedattune.deploy.node.files import report_error
+from fedattune.deploy.node.node import NodeRuntime
 from fedattune.training.backends.message import WorkerMessage
 from flower.runs import run_deployed
 

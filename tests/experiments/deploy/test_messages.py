@@ -21,11 +21,11 @@ from fedattune.core.algorithm import ServerUpdate
 from fedattune.core.params import Params
 from fedattune.core.payload import Broadcast, LocalState, Payload, ServerState
 from fedattune.core.selectors import AllParameters
-from fedattune.experiments.deploy import backend
-from fedattune.experiments.deploy.backend import FlowerBackend
-from fedattune.experiments.deploy.grid import pack_record, unpack_record
+from fedattune.deploy import backend
+from fedattune.deploy.grid import pack_record, unpack_record
+from fedattune.deploy.server.backend import FlowerBackend
+from fedattune.runs.storage.rows import RowStorage
 from fedattune.training.backends.message import WorkerMessage
-from fedattune.training.storage.rows import RowStorage
 from flower.in_process import InProcessGrid
 from flower.runs import read_log, run_deployed, run_simulated
 from remote_runs import same_numbers

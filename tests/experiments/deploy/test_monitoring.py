@@ -13,10 +13,10 @@ from flwr.app import Message
 
 from fedattune import Federation
 from fedattune.analysis.monitor import read_nodes, read_statuses
-from fedattune.experiments.deploy import monitoring
-from fedattune.experiments.deploy.config import DeploymentOptions
-from fedattune.experiments.deploy.monitoring import RunMonitor, classify_fault
-from fedattune.training.context import Progress
+from fedattune.deploy import monitoring
+from fedattune.deploy.config import DeploymentOptions
+from fedattune.deploy.server.monitoring import RunMonitor, classify_fault
+from fedattune.runs.context import Progress
 from flower.in_process import InProcessGrid
 from flower.runs import read_log, run_deployed
 

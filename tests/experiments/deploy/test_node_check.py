@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from data.nodes import csv, rows
 from fedattune import ConfigError
 from fedattune.data import Schema
-from fedattune.experiments.deploy import node_check
-from fedattune.experiments.deploy.node_check import check_node
+from fedattune.deploy import node_check
+from fedattune.deploy.operate.node_check import check_node
 from fedattune.experiments.doctor import Finding
 from flower.certificates import write_certificate
 

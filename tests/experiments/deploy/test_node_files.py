@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import Federation, RunError
-from fedattune.experiments.deploy.node_files import mark_current, report_error, retire_errors
+from fedattune.deploy.node.files import mark_current, report_error, retire_errors
 from flower.runs import find_models, run_deployed
 
 

@@ -11,10 +11,9 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 from fedattune import ConfigError, Federation, RunError
 from fedattune.data import infer_schema
 from fedattune.data.node import NON_DATA_KEYS
-from fedattune.experiments.deploy import policy as policy_module
-from fedattune.experiments.deploy.backend import FlowerBackend
-from fedattune.experiments.deploy.grid import MESSAGE_TYPES
-from fedattune.experiments.deploy.policy import (
+from fedattune.deploy import policy as policy_module
+from fedattune.deploy.grid import MESSAGE_TYPES
+from fedattune.deploy.node.policy import (
     MaxBytesError,
     MaxRoundsError,
     MethodNotAllowedError,
@@ -23,6 +22,7 @@ from fedattune.experiments.deploy.policy import (
     approve_shared,
     read_shared,
 )
+from fedattune.deploy.server.backend import FlowerBackend
 from fedattune.training.backends.message import WorkerMessage, join_messages
 from flower.in_process import InProcessGrid
 from flower.runs import read_log, run_deployed

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fedattune import ConfigError
-from fedattune.experiments.deploy import programs
+from fedattune.deploy import programs
 
 pytest.importorskip("flwr")
 
@@ -21,7 +21,7 @@ def run_python(code: str) -> str:
 def test_the_superlink_gives_an_upload_up_after_a_minute() -> None:
     assert programs.UPLOAD_TTL_S == 60
     found = run_python(
-        "from fedattune.experiments.deploy import programs\n"
+        "from fedattune.deploy import programs\n"
         "programs._shorten_uploads()\n"
         "from flwr.supercore.corestate import sql_corestate, in_memory_corestate\n"
         "print([m.OBJECT_PUSH_SESSION_TTL_SECONDS for m in (sql_corestate, in_memory_corestate)])"
@@ -31,7 +31,7 @@ def test_the_superlink_gives_an_upload_up_after_a_minute() -> None:
 
 def test_a_node_sleeps_as_long_as_it_is_told() -> None:
     found = run_python(
-        "from fedattune.experiments.deploy import programs\n"
+        "from fedattune.deploy import programs\n"
         "programs._shorten_pauses(0.25)\n"
         "from flwr.supernode import start_client_internal as node\n"
         "import time\n"
@@ -69,7 +69,7 @@ def test_a_fork_ends_with_the_code_of_its_app(end: str, code: int, said: str) ->
         [
             sys.executable,
             "-c",
-            f"from fedattune.experiments.deploy import programs\ndef main(*_):\n    {end}\nprograms.main = main\n"
+            f"from fedattune.deploy import programs\ndef main(*_):\n    {end}\nprograms.main = main\n"
             "programs._run_fork('flwr-clientapp', [], [])",
         ],
         check=False,

@@ -19,13 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fedattune import Federation, load_federation
 from fedattune.data import Schema
-from fedattune.experiments.deploy.config import DeploymentOptions
-from fedattune.experiments.deploy.introduction import Hello
-from fedattune.experiments.deploy.kit import write_kit
-from fedattune.experiments.deploy.metrics import MetricsCollector, serve_metrics
-from fedattune.experiments.deploy.monitoring import RunMonitor
-from fedattune.experiments.deploy.registration import NodeRegistry
-from fedattune.training.context import Progress
+from fedattune.deploy.config import DeploymentOptions
+from fedattune.deploy.introduction import Hello
+from fedattune.deploy.operate.kit import write_kit
+from fedattune.deploy.operate.metrics import MetricsCollector, serve_metrics
+from fedattune.deploy.server.monitoring import RunMonitor
+from fedattune.deploy.server.registration import NodeRegistry
+from fedattune.runs.context import Progress
 from flower.harness import free_ports
 from flower.runs import read_log, run_deployed
 

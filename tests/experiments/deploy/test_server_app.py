@@ -32,10 +32,10 @@ from fedattune import (
 )
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.client import SGD
-from fedattune.experiments.deploy import backend
-from fedattune.experiments.deploy.client_app import make_client_app
-from fedattune.experiments.deploy.grid import unpack_record
-from fedattune.experiments.deploy.server_app import make_server_app
+from fedattune.deploy import backend
+from fedattune.deploy.grid import unpack_record
+from fedattune.deploy.node.client_app import make_client_app
+from fedattune.deploy.server.server_app import make_server_app
 from fedattune.training.backends.message import WorkerMessage, split_message
 from flower.in_process import InProcessGrid
 from flower.runs import find_models, read_log, run_deployed, run_simulated

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fedattune.experiments.deploy.kit import write_kit
-from fedattune.experiments.deploy.programs import COMMANDS
+from fedattune.deploy.operate.kit import write_kit
+from fedattune.deploy.operate.programs import COMMANDS
 
 PORTS: dict[str, Any] = {"port": 7443, "proxy_port": 7555, "node_port": 7100}
 

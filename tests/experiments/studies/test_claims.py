@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
-from fedattune.experiments.studies.cells import Cell
-from fedattune.experiments.studies.claims import (
+from fedattune.studies.cells import Cell
+from fedattune.studies.claims import (
     CLAIM_COLUMNS,
     Answer,
     answer_claims,
@@ -19,9 +19,9 @@ from fedattune.experiments.studies.claims import (
     format_answers,
     to_csv,
 )
-from fedattune.experiments.studies.outcome import StudyResults
-from fedattune.experiments.studies.records import Records
-from fedattune.experiments.studies.study import Study
+from fedattune.studies.outcome import StudyResults
+from fedattune.studies.records import Records
+from fedattune.studies.study import Study
 
 STUDY = """
 title: Made up
@@ -181,7 +181,7 @@ def rounds(n: int) -> Callable[[Records, str, str, int], None]:
         if row == "FedAvg":
             study = Study(**yaml.safe_load(STUDY), name="made-up")
             column = "one" if records.runs[run]["experiment"]["lr"] == 0.1 else "two"
-            from fedattune.experiments.studies.cells import Extent
+            from fedattune.studies.cells import Extent
 
             short = study.make_run(Cell(row, column), {}, seed, Extent(n, "off"))
             records.runs[short.id] = records.runs.pop(run) | {

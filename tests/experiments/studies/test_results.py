@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from docs.make import papers
 
-from fedattune.experiments.studies import STUDIES, load_study
-from fedattune.experiments.studies.claims import answer_claims
-from fedattune.experiments.studies.claims import to_csv as claims_to_csv
-from fedattune.experiments.studies.matching import (
+from fedattune.studies import STUDIES, load_study
+from fedattune.studies.claims import answer_claims
+from fedattune.studies.claims import to_csv as claims_to_csv
+from fedattune.studies.matching import (
     compute_chance_rate,
     compute_matching_rate,
     find_label_pairs,
 )
-from fedattune.experiments.studies.outcome import StudyResults, compute_late_change
-from fedattune.experiments.studies.records import Records
-from fedattune.experiments.studies.render import CLAIMS_FILE, CSV_FILE, FIGURE_FILE, TABLE_FILE, to_csv
-from fedattune.experiments.studies.table import to_markdown
+from fedattune.studies.outcome import StudyResults, compute_late_change
+from fedattune.studies.records import Records
+from fedattune.studies.render import CLAIMS_FILE, CSV_FILE, FIGURE_FILE, TABLE_FILE, to_csv
+from fedattune.studies.table import to_markdown
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results"

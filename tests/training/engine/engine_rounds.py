@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedattune
 from fedattune import Federation, Payload
 from fedattune.core.task import Task
-from fedattune.training.engine.base import ClientInputs, ClientOutputs, Engine
-from fedattune.training.engine.batches import LocalTraining
+from fedattune.engine.base import ClientInputs, ClientOutputs, Engine
+from fedattune.engine.batches import LocalTraining
 
 NETWORKS = {
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3)),

@@ -18,9 +18,9 @@ from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.client import SGD, Proximal
 from fedattune.core.hardware import use_threads
 from fedattune.core.task import Task
-from fedattune.training.engine.base import score_samples
-from fedattune.training.engine.sequential import SequentialEngine
-from fedattune.training.engine.vectorized import VectorizedEngine
+from fedattune.engine.base import score_samples
+from fedattune.engine.sequential import SequentialEngine
+from fedattune.engine.vectorized import VectorizedEngine
 
 aten = torch.ops.aten
 
@@ -89,7 +89,7 @@ def test_recorded_steps_give_what_the_reference_gives(kind: str, name: str, work
 def test_several_steps_on_one_batch_give_what_the_reference_gives(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedattune.training.engine.product_reuse.MIN_LAYER_INPUTS", 64)
+    monkeypatch.setattr("fedattune.engine.compiler.product_reuse.MIN_LAYER_INPUTS", 64)
     data, task = make_clients([40, 13, 90]), Task(NETWORKS["mlp"]().double())
     rule = PFedMeClient(0.5, 4, 0.02)
     engine = VectorizedEngine(task, data, **EACH[kind])
@@ -256,7 +256,7 @@ def test_a_group_that_runs_alone_takes_as_many_threads_as_are_fastest_and_the_sa
             seen.append(most)
             return threads
 
-        monkeypatch.setattr("fedattune.training.engine.vectorized.choose_threads", choose)
+        monkeypatch.setattr("fedattune.engine.vectorized.choose_threads", choose)
         task = Task(network)
         with use_threads(2):
             engine = VectorizedEngine(task, data)
@@ -272,7 +272,7 @@ import sys
 from engine_rounds import NETWORKS, make_clients, train_round
 from fedattune.client import SGD
 from fedattune.core.task import Task
-from fedattune.training.engine import make_engine
+from fedattune.engine import make_engine
 task, data = Task(NETWORKS["mlp"]()), make_clients([40, 30])
 for steps in (3, 2000):
     engine = make_engine("auto", task, data, steps=steps)

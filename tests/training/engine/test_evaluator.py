@@ -9,9 +9,9 @@ from engine_rounds import NETWORKS, make_clients
 from fedattune.core.hardware import use_threads
 from fedattune.core.params import Params
 from fedattune.core.task import Task
-from fedattune.training.engine import evaluator
-from fedattune.training.engine.evaluator import Evaluator, _group_by_size
-from fedattune.training.engine.recorder import StepRecorder
+from fedattune.engine import evaluator
+from fedattune.engine.compiler.recorder import StepRecorder
+from fedattune.engine.evaluator import Evaluator, _group_by_size
 
 SIZES = [900, 60, 500, 20, 61]
 

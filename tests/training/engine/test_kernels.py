@@ -7,7 +7,7 @@ import torch
 from engine_rounds import Watch
 from torch import nn
 
-from fedattune.training.engine.kernels import FastPrediction, max_pool_with_indices
+from fedattune.engine.kernels import FastPrediction, max_pool_with_indices
 
 aten = torch.ops.aten
 

@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_unflatten
 from fedattune.client import SGD
 from fedattune.core.hardware import use_threads
 from fedattune.core.task import Task
-from fedattune.training.engine.loops import GraphLoop, StepLoop
-from fedattune.training.engine.recorder import StepRecorder, copy_dense, record_call, record_step
-from fedattune.training.engine.vectorized import VectorizedEngine
+from fedattune.engine.compiler.loops import GraphLoop, StepLoop
+from fedattune.engine.compiler.recorder import StepRecorder, copy_dense, record_call, record_step
+from fedattune.engine.vectorized import VectorizedEngine
 
 aten = torch.ops.aten
 
@@ -110,7 +110,7 @@ def test_a_recording_that_computes_something_else_is_not_used(monkeypatch: pytes
             if node.target is aten.sub.Tensor:
                 node.target = aten.add.Tensor
 
-    monkeypatch.setattr("fedattune.training.engine.recorder.simplify", wrong)
+    monkeypatch.setattr("fedattune.engine.compiler.recorder.simplify", wrong)
     batch = [torch.ones(2), torch.zeros(2).long()]
     step = record_step(lambda f, leaves, b: [leaves[0] - b[0]], [], [torch.ones(2)], batch)
     assert not step.operations

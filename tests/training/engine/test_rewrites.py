@@ -10,9 +10,9 @@ from torch.func import grad, vmap
 
 from fedattune import Params
 from fedattune.core.task import Task, compute_sample_losses
-from fedattune.training.engine.product_reuse import reuse_products
-from fedattune.training.engine.rewrites import _multiply_turned, fuse, simplify
-from fedattune.training.engine.tracing import trace
+from fedattune.engine.compiler.product_reuse import reuse_products
+from fedattune.engine.compiler.rewrites import _multiply_turned, fuse, simplify
+from fedattune.engine.compiler.tracing import trace
 
 aten = torch.ops.aten
 
@@ -130,7 +130,7 @@ def test_a_product_is_taken_in_the_order_that_was_measured(
         seen.append((what, sizes))
         return faster
 
-    monkeypatch.setattr("fedattune.training.engine.rewrites.choose", choose)
+    monkeypatch.setattr("fedattune.engine.compiler.rewrites.choose", choose)
     x, w, b = torch.randn(3, 20, 60), torch.randn(3, 10, 60), torch.randn(3, 1, 10)
     used, got, want = _targets(lambda x, w: torch.bmm(x, w.mT), x, w)
     assert seen == [("bmm", (3, 20, 60, 10))]
@@ -146,7 +146,7 @@ def test_a_product_is_taken_in_the_order_that_was_measured(
 def test_products_that_were_made_from_others_are_taken_in_the_measured_order(
     outputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedattune.training.engine.rewrites.choose", lambda what, sizes, calls: "turned")
+    monkeypatch.setattr("fedattune.engine.compiler.rewrites.choose", lambda what, sizes, calls: "turned")
     given_ = [tensor.float() for tensor in _of_inputs(600, 3, 5, 6)]
     used, got, want = _targets(_steps_on(outputs, 1, 0.1), *given_)
     assert used[_multiply_turned]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from fedattune.client import SGD
 from fedattune.core.hardware import use_threads
 from fedattune.core.task import Task
-from fedattune.training.engine.runner import BatchSequence, batch_indices, pack_lanes
-from fedattune.training.engine.vectorized import VectorizedEngine
+from fedattune.engine.runner import BatchSequence, batch_indices, pack_lanes
+from fedattune.engine.vectorized import VectorizedEngine
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,7 +9,7 @@ from torch.func import vmap
 
 from fedattune import Params
 from fedattune.core.gradient import differentiate
-from fedattune.training.engine.tracing import trace
+from fedattune.engine.compiler.tracing import trace
 
 aten = torch.ops.aten
 

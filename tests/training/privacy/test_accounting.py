@@ -6,8 +6,8 @@ import pytest
 from scipy.stats import norm
 
 from fedattune.core.errors import ConfigError
-from fedattune.training.privacy import accounting
-from fedattune.training.privacy.accounting import epsilon_of, noise_for
+from fedattune.privacy import accounting
+from fedattune.privacy.accounting import epsilon_of, noise_for
 
 
 def _delta_of_gaussian(epsilon: float, sigma: float) -> float:

@@ -12,10 +12,10 @@ from conformance.test_participation import start
 from fedattune import Federation, Params, Settings
 from fedattune.core.errors import ConfigError
 from fedattune.core.payload import Payload
+from fedattune.privacy.accounting import epsilon_of
 from fedattune.server.average import weighted_sum
-from fedattune.training.privacy.accounting import epsilon_of
-from fedattune.training.privacy.clients import ClientPrivacy, UploadAccounting, count_participations
 from fedattune.training.sampling import sample_cohort
+from fedattune.training.uploads.client_privacy import ClientPrivacy, UploadAccounting, count_participations
 from federations import make_federation
 
 DP: dict[str, Any] = {"dp_client": 5.0, "dp_delta": 0.01}

@@ -16,11 +16,11 @@ from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.client import SGD, Proximal
 from fedattune.core.algorithm import ClientUpdate
 from fedattune.core.task import Task
-from fedattune.training.engine.base import ClientInputs, ClientOutputs, Engine
-from fedattune.training.engine.batches import LocalTraining
-from fedattune.training.engine.sequential import SequentialEngine
-from fedattune.training.engine.vectorized import VectorizedEngine
-from fedattune.training.privacy.dp_sgd import RecordPrivacy, draw_poisson_batches, make_generator
+from fedattune.engine.base import ClientInputs, ClientOutputs, Engine
+from fedattune.engine.batches import LocalTraining
+from fedattune.engine.sequential import SequentialEngine
+from fedattune.engine.vectorized import VectorizedEngine
+from fedattune.privacy.dp_sgd import RecordPrivacy, draw_poisson_batches, make_generator
 
 SIZES = [40, 13, 90, 25, 9]
 ENGINES: dict[str, Callable[[Task, Federation], Engine]] = {
@@ -151,7 +151,7 @@ def test_engines_agree(
     name: str, work: dict[str, Any], rule: ClientUpdate, calls: tuple[int, ...], monkeypatch: Any
 ) -> None:
     """To rounding in float64; the recorded step too, in spans of a few steps and samples."""
-    monkeypatch.setattr("fedattune.training.privacy.dp_sgd.NOISE_BYTES", 3 * 8 * 83 * 5 * 8)
+    monkeypatch.setattr("fedattune.privacy.dp_sgd.NOISE_BYTES", 3 * 8 * 83 * 5 * 8)
     monkeypatch.setattr("fedattune.core.task.SAMPLE_GRADIENT_BYTES", 5 * 8 * 83)
     task, data = make_task(), make_clients(SIZES)
     privacy = RecordPrivacy(0.5, calls, lambda client: 1.0 + client)

@@ -8,7 +8,7 @@ from scipy import stats
 from fedattune.core.errors import ConfigError
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
-from fedattune.training.privacy.noise import (
+from fedattune.privacy.noise import (
     MIN_VARIANCE,
     Uploaded,
     clip_and_noise,

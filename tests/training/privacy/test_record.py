@@ -16,9 +16,9 @@ from conformance.table import CASES, Case
 from fedattune import ConfigError, Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build
-from fedattune.experiments.deploy.policy import NodePolicy, PrivacyBudgetError
+from fedattune.deploy.node.policy import NodePolicy, PrivacyBudgetError
 from fedattune.models import make_model
-from fedattune.training.privacy.record import RecordPlan, count_gradients
+from fedattune.training.clients.record_privacy import RecordPlan, count_gradients
 from fedattune.training.sampling import sample_cohort
 from fedattune.training.setup import make_run_context
 from federations import make_federation

@@ -14,9 +14,9 @@ from killing import CASES
 
 import fedattune
 from fedattune import Federation, Result, RunError
+from fedattune.runs.storage import checkpoint as checkpoints
+from fedattune.runs.storage.checkpoint import CheckpointFolder, restore_tree
 from fedattune.training import loop as rounds
-from fedattune.training.storage import checkpoint as checkpoints
-from fedattune.training.storage.checkpoint import CheckpointFolder, restore_tree
 
 RUN = {"rounds": 6, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
 TREE = {

@@ -8,7 +8,7 @@ import pytest
 
 import fedattune
 from fedattune import RunError, read_runs
-from fedattune.training.result import Result
+from fedattune.runs.result import Result
 
 
 @pytest.fixture(scope="module")

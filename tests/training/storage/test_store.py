@@ -15,10 +15,10 @@ import fedattune
 from fedattune import Federation, RunError
 from fedattune.analysis.load import read_run
 from fedattune.core.payload import MixingMatrices
+from fedattune.engine.base import Scores
+from fedattune.runs.storage import store
+from fedattune.runs.storage.store import RoundRecord, RunStore
 from fedattune.training import loop as rounds
-from fedattune.training.engine.base import Scores
-from fedattune.training.storage import store
-from fedattune.training.storage.store import RoundRecord, RunStore
 
 ROUNDS, CLIENTS = 250, 30
 

@@ -12,11 +12,11 @@ from ...core.errors import RunError
 from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
 from ...core.settings import LARGEST_UPDATE
-from ..client_state import PayloadFactory
-from ..context import RunContext
-from ..evaluation import PointScores
+from ...runs.context import RunContext
+from ...runs.storage.rows import RowStack
+from ..clients.evaluation import PointScores
+from ..clients.state import PayloadFactory
 from ..sampling import sample_cohort, sample_dropouts
-from ..storage.rows import RowStack
 
 
 class TrainRequest(NamedTuple):

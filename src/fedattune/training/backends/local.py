@@ -10,22 +10,22 @@ from ...core.effect import Effect
 from ...core.network import MethodModule
 from ...core.params import Params, select_prefix
 from ...core.payload import Payload
+from ...core.streams import Stream
 from ...data import Federation
-from ..acceptance import REFUSAL, AcceptBetter, Judge
-from ..adversary import poison_federation
-from ..client_state import ClientStates, PayloadFactory
-from ..context import RunContext
+from ...engine import make_engine
+from ...engine.base import ClientOutputs
+from ...engine.batches import LocalTraining
+from ...runs.context import RunContext
+from ...runs.storage.rows import RowStack, RowStorage
+from ..clients.acceptance import REFUSAL, AcceptBetter, Judge
+from ..clients.evaluation import MODEL_CHUNK_BYTES, ClientModels, LocalEvaluation, PointScores
+from ..clients.kept import KeptModels
+from ..clients.record_privacy import RecordPlan
+from ..clients.state import ClientStates, PayloadFactory
 from ..effects import MEASURED_SAMPLES, measure_module, measure_training
-from ..engine import make_engine
-from ..engine.base import ClientOutputs
-from ..engine.batches import LocalTraining
-from ..evaluation import MODEL_CHUNK_BYTES, ClientModels, LocalEvaluation, PointScores
-from ..kept import KeptModels
-from ..privacy.clients import ClientPrivacy
-from ..privacy.record import RecordPlan
-from ..sampling import Stream
 from ..setup import resolve_weight_decay
-from ..storage.rows import RowStack, RowStorage
+from ..uploads.adversary import poison_federation
+from ..uploads.client_privacy import ClientPrivacy
 from .base import Backend, TrainReply, TrainRequest, find_rows
 
 REQUEST_CHUNK_BYTES = 1 << 30

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...core.params import Params
 from ...core.payload import Payload
-from ..engine.base import Scores
-from ..evaluation import PointScores
+from ...engine.base import Scores
+from ..clients.evaluation import PointScores
 
 FORMAT_VERSION, OLDEST_FORMAT = 3, 1
 """Newest and oldest version of the format that this version of FedAttune reads; other messages are refused."""

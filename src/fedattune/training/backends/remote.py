@@ -11,11 +11,11 @@ from ...core.effect import Effect, Mechanism
 from ...core.io import flatten_tree
 from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
-from ..client_state import PayloadFactory, copy_payload_rows, put_payload_rows
-from ..context import RunContext
-from ..engine.base import EvalPart, Scores
-from ..evaluation import PointScores
-from ..storage.rows import RowStack
+from ...engine.base import EvalPart, Scores
+from ...runs.context import RunContext
+from ...runs.storage.rows import RowStack
+from ..clients.evaluation import PointScores
+from ..clients.state import PayloadFactory, copy_payload_rows, put_payload_rows
 from .base import Backend, TrainReply, TrainRequest
 from .message import WorkerMessage
 

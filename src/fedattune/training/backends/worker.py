@@ -13,9 +13,9 @@ from ...core.params import select_prefix
 from ...core.payload import Payload, concatenate_payloads
 from ...core.settings import Settings
 from ...data import Federation
-from ..client_state import PayloadFactory
+from ...runs.storage.rows import RowStorage, count_row_bytes, load_rows
+from ..clients.state import PayloadFactory
 from ..setup import make_run_context
-from ..storage.rows import RowStorage, count_row_bytes, load_rows
 from .base import TrainRequest
 from .local import LocalBackend
 from .message import WorkerMessage, join_messages, split_message, unflatten_payload

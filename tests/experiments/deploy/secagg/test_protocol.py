@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason="a real federation needs Flower, and pycryptodome comes with it")
 
-from fedattune.experiments.deploy.secagg import keys
-from fedattune.experiments.deploy.secagg.errors import (
+from fedattune.deploy.secagg import keys
+from fedattune.deploy.secagg.errors import (
     BadSignatureError,
     ReplayedKeysError,
     SecureAggregationError,
@@ -23,13 +23,13 @@ from fedattune.experiments.deploy.secagg.errors import (
     TooFewParticipantsError,
     UnknownKeyError,
 )
-from fedattune.experiments.deploy.secagg.node import NodeSession, SumRules
-from fedattune.experiments.deploy.secagg.ring import (
+from fedattune.deploy.secagg.node import NodeSession, SumRules
+from fedattune.deploy.secagg.ring import (
     Fixed,
     expand_mask,
 )
-from fedattune.experiments.deploy.secagg.server import ServerSession
-from fedattune.experiments.deploy.secagg.session import (
+from fedattune.deploy.secagg.server import ServerSession
+from fedattune.deploy.secagg.session import (
     Advert,
     Block,
     Session,

@@ -15,25 +15,25 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 from fedattune.core.errors import ConfigError
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
-from fedattune.experiments.deploy.policy import NodePolicy
-from fedattune.experiments.deploy.secagg import keys
-from fedattune.experiments.deploy.secagg.checks import check_secure_node
-from fedattune.experiments.deploy.secagg.errors import (
+from fedattune.deploy.node.policy import NodePolicy
+from fedattune.deploy.secagg import keys
+from fedattune.deploy.secagg.checks import check_secure_node
+from fedattune.deploy.secagg.errors import (
     AlreadySummedError,
     SecureAggregationError,
     SessionMismatchError,
     TamperedShareError,
 )
-from fedattune.experiments.deploy.secagg.layout import plan_blocks, plan_part
-from fedattune.experiments.deploy.secagg.ring import dequantize
-from fedattune.experiments.deploy.secagg.runtime import (
+from fedattune.deploy.secagg.layout import plan_blocks, plan_part
+from fedattune.deploy.secagg.ring import dequantize
+from fedattune.deploy.secagg.runtime import (
     STATE_NAME,
     SUMMED_NAME,
     SecureSteps,
     read_rules,
 )
-from fedattune.experiments.deploy.secagg.server import ServerSession
-from fedattune.experiments.deploy.secagg.session import Session
+from fedattune.deploy.secagg.server import ServerSession
+from fedattune.deploy.secagg.session import Session
 from fedattune.training.backends.local import LocalBackend
 from fedattune.training.backends.message import WorkerMessage
 from flower.certificates import write_node_keys

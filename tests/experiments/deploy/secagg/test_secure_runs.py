@@ -16,12 +16,12 @@ from flwr.app import Message
 from fedattune import Federation, Result
 from fedattune.core.errors import ConfigError
 from fedattune.core.io import load_tensors
-from fedattune.experiments.deploy.audit import AuditLog
-from fedattune.experiments.deploy.grid import unpack_record
-from fedattune.experiments.deploy.secagg.backend import SecureBackend
-from fedattune.experiments.deploy.secagg.node import STEPS
+from fedattune.deploy.grid import unpack_record
+from fedattune.deploy.operate.audit import AuditLog
+from fedattune.deploy.secagg.backend import SecureBackend
+from fedattune.deploy.secagg.node import STEPS
+from fedattune.runs.history import MERGED_NAME
 from fedattune.training.backends.message import WorkerMessage
-from fedattune.training.history import MERGED_NAME
 from flower.in_process import InProcessGrid
 from flower.runs import find_models, read_log, run_deployed, run_secure, run_simulated
 
@@ -256,7 +256,7 @@ def test_values_beyond_the_clip_leave_the_session(ragged: Federation, tmp_path: 
 def test_a_node_of_an_older_version_is_named(
     ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedattune.experiments.deploy import node
+    from fedattune.deploy import node
 
     monkeypatch.setattr(node, "FORMAT_VERSION", 2)
     (result,) = run_secure(ragged, tmp_path, algorithms="fedavg", **RUN | {"rounds": 1})

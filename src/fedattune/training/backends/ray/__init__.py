@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ....core.settings import Settings
-from ...client_state import PayloadFactory
-from ...context import RunContext
+from ....runs.context import RunContext
+from ...clients.state import PayloadFactory
 from .cluster import check_ray, connect_ray
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from ....core.params import Params
 from ....core.payload import Payload
 from ....data import Federation
 from ....data.combine import select_samples
-from ...client_state import PayloadFactory
-from ...context import RunContext
-from ...storage.rows import RowStack
+from ....runs.context import RunContext
+from ....runs.storage.rows import RowStack
+from ...clients.state import PayloadFactory
 from ..base import TrainReply, TrainRequest
 from ..message import WorkerMessage
 from ..remote import RemoteBackend

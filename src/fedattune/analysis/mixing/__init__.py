@@ -1,0 +1,1 @@
+"""Who learns from whom: mixing matrices, partners, clusters and decisions."""

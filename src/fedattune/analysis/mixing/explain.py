@@ -1,0 +1,224 @@
+"""The facts behind `fedattune explain`: the run that is explained, and what its clients gain."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ...core.errors import RunError, did_you_mean, suggest_name
+from ...core.metrics import METRICS, Metric
+from ...runs.metrics import RunMetrics
+from ..compare import BASELINE, compute_gap, group_by_algorithm
+from ..load import Runs
+from .agreement import LabelAgreement
+from .decisions import Decisions, read_decisions
+from .mixing import MixingAnalysis
+from .partners import MixtureShares
+
+MAX_KNOWN_CLIENTS = 60
+"""Clients up to which the message on an unknown client lists all."""
+
+
+@dataclass(frozen=True)
+class ClientGain:
+    """The gain of one client over training alone, with the judged models of both.
+
+    Attributes:
+        points: the gain in points, or in the unit of the metric; above 0 if the method is better.
+        local: the metric of training alone, in percent if it is a share, mean over the seeds.
+        method: the metric of the method, likewise.
+        n_test: test samples of the client.
+        samples: the gain in test samples; None unless the metric is accuracy.
+        by_run: the gain with every common seed and split.
+        std: population standard deviation over the seeds; None with one seed.
+
+    """
+
+    points: float
+    local: float
+    method: float
+    n_test: int
+    samples: float | None
+    by_run: dict[str, float]
+    std: float | None
+
+
+@dataclass(frozen=True)
+class ClientSummary:
+    """One client in short.
+
+    Attributes:
+        client: its name.
+        n_train: training samples.
+        n_test: test samples.
+        value: the metric, in percent if it is a share, mean over the seeds; None if the client's rows do not define it.
+        gain: over training alone, where it is known.
+        shares: its last mixture, averaged over the components, if it has one.
+        agreement: of that mixture with label similarity, where labels are known.
+
+    """
+
+    client: str
+    n_train: int
+    n_test: int
+    value: float | None
+    gain: ClientGain | None
+    shares: MixtureShares | None
+    agreement: LabelAgreement | None
+
+
+class RunExplanation:
+    """One run of a method, its mixing, and the gains of its clients.
+
+    Without a method, the verdict's is taken if it mixes client by client, else the first one that does, else the
+    verdict's.
+
+    Args:
+        runs: the runs that are compared.
+        algorithm: the method to explain.
+        seed: the seed of the run; default: the first one.
+        client: name of a client that must be looked at.
+
+    Attributes:
+        run: the run.
+        mixing: its mixing matrices.
+        choice_note: a sentence on why this method was chosen, if it is not the verdict's.
+
+    Raises:
+        RunError: there is no such method, seed or client.
+
+    """
+
+    def __init__(
+        self, runs: Runs, algorithm: str | None = None, seed: int | None = None, client: str | None = None
+    ) -> None:
+        self.runs = runs
+        always = [] if client is None else [_find_client(runs.results[0], client)]
+        first = None if algorithm else runs.verdict.method
+        names = (
+            [algorithm]
+            if algorithm
+            else [*dict.fromkeys(run.algorithm for run, _ in runs.select(None, seed))]
+        )
+        names.sort(key=lambda name: (name == BASELINE, name != first))
+        analyses = [MixingAnalysis(runs.select(name, seed)[0][0], always) for name in names]
+        self.mixing = next((one for one in analyses if one.has_mixtures), analyses[0])
+        self.run = self.mixing.run
+        self.choice_note: str | None = None
+        if self.mixing is not analyses[0] and names[0] == first:
+            self.choice_note = (
+                f"The verdict is about {first}, which does not mix client by client; {self.method} does."
+            )
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.run.algorithm
+
+    @cached_property
+    def groups(self) -> dict[str, list[RunMetrics]]:
+        """The runs of every method."""
+        return group_by_algorithm(self.runs.results)
+
+    @cached_property
+    def decisions(self) -> Decisions | None:
+        """Decisions of the method for each client, if it tells them."""
+        return read_decisions(self.run)
+
+    @property
+    def sending_note(self) -> str | None:
+        """A sentence on what the method sends instead of mixtures; None if it sends mixtures."""
+        if self.mixing.has_mixtures:
+            return None
+        if self.method == BASELINE:
+            return "local sends nothing: every client trains by itself and learns from nobody."
+        if self.mixing.rounds:
+            return (
+                f"{self.method} sends one model to all, made of the models of the clients that took part in a round: "
+                "nobody learns from anybody in particular."
+            )
+        if not self.run.bytes_up:
+            return f"{self.method} shared nothing here: nobody learns from anybody."
+        return (
+            f"{self.method} has no mixing matrices: it does not send mixtures of clients' models, so nobody can "
+            "tell who learns from whom."
+        )
+
+    @property
+    def gain_note(self) -> str | None:
+        """A sentence on why gains are not known, and what to do; None if they are."""
+        if BASELINE in self.groups:
+            return None
+        return (
+            "The gain of clients is not known: these runs have no local, training alone. Run fedattune compare "
+            f"--algorithms local,{self.method} and the same options."
+        )
+
+    @cached_property
+    def clients(self) -> list[ClientSummary]:
+        """All clients looked at, in short."""
+        return [self.summarize_client(i) for i in range(len(self.mixing.names))]
+
+    def summarize_client(self, i: int) -> ClientSummary:
+        """Summarise the client at position `i` of the clients looked at."""
+        mixing, position = self.mixing, self.mixing.positions[i]
+        client, shares = self.run.clients[position], mixing.shares[i]
+        value = float(np.mean([*self._measure_by_run(self.groups[self.method], position).values()]))
+        return ClientSummary(
+            mixing.names[i],
+            client.n_train,
+            client.n_test,
+            value if np.isfinite(value) else None,
+            self._compute_gain(position),
+            shares,
+            mixing.compare_with_labels(mixing.mean, i) if shares else None,
+        )
+
+    def _compute_gain(self, position: int) -> ClientGain | None:
+        """Compute a client's gain; None without `local`, for `local`, and without test samples."""
+        n_test = self.run.clients[position].n_test
+        if self.method == BASELINE or BASELINE not in self.groups or not n_test:
+            return None
+        mine, alone = (self._measure_by_run(self.groups[name], position) for name in (self.method, BASELINE))
+        mine, alone = ({k: v for k, v in values.items() if np.isfinite(v)} for values in (mine, alone))
+        if not mine or not alone:
+            return None
+        common = [key for key in mine if key in alone]
+        if common:
+            mine, alone = ({key: values[key] for key in common} for values in (mine, alone))
+        method, local = float(np.mean([*mine.values()])), float(np.mean([*alone.values()]))
+        sign = self.metric.sign
+        points = sign * float(compute_gap(np.array(method), np.array(local)))
+        if not np.isfinite(points):
+            return None
+        by_run = {key: sign * float(compute_gap(np.array(mine[key]), np.array(alone[key]))) for key in common}
+        std = float(np.std([*by_run.values()])) if len(by_run) > 1 else None
+        samples = points / 100 * n_test if self.metric.name == "accuracy" else None
+        return ClientGain(points, local, method, n_test, samples, by_run, std)
+
+    @property
+    def metric(self) -> Metric:
+        """The metric of values and gains."""
+        return METRICS[self.runs.metric]
+
+    def _measure_by_run(self, runs: list[RunMetrics], position: int) -> dict[str, float]:
+        """Return seed (and split) -> the metric of a client's judged model; NaN where it is not defined."""
+        scale, name = self.metric.scale, self.metric.name
+        return {
+            f"{run.seed}" + (f" split {run.split}" if run.split else ""): scale
+            * float(run.measure_clients(name)[position])
+            for run in runs
+        }
+
+
+def _find_client(run: RunMetrics, client: str) -> int:
+    """Find the position of a client among the evaluated ones."""
+    names = [str(one["id"]) for one in run.facts["clients"]]
+    if client in names:
+        return names.index(client)
+    hint = did_you_mean(client, names) if len(names) <= MAX_KNOWN_CLIENTS else suggest_name(client, names)
+    some = f", of whose {run.n_clients:,} clients {len(names):,} were evaluated"
+    raise RunError(
+        f"no client {client!r} in this run{some if len(names) < run.n_clients else ''}"
+        + (f"; {hint}" if hint else "; fedattune explain without --client lists them")
+    )

@@ -1,0 +1,260 @@
+"""The data behind the pictures of a report, from the stores of its runs.
+
+Mixing matrices are made small: as many rounds as a budget allows, one byte a weight.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ....core.metrics import METRICS, Metric, MetricName
+from ....runs.metrics import RunMetrics
+from ...compare import BASELINE, FloatArray, average_clients, compute_gains_over_local
+from ...mixing.clusters import Arrangement, arrange_clients, seriate
+from ...mixing.mixing import MixingAnalysis, thin_out
+from ...mixing.partners import N_TOP_PARTNERS
+
+MAX_LEVEL, UNKNOWN_LEVEL = 254, 255
+"""The byte of the largest weight, and the byte of a weight that is not known."""
+MAX_PICTURED_CLIENTS = 150
+"""Clients in the pictures of who learns from whom; more could not be told apart."""
+MAX_CURVE_POINTS = 400
+MAX_MATRIX_BYTES = 6_000_000
+"""Bytes of mixing matrices before they are compressed; halved until the page is small enough."""
+MIN_PARTNER_SHARE = 1e-4
+"""Share below which a client is not listed as a partner."""
+
+Groups = dict[str, list[RunMetrics]]
+
+
+def build_curves(groups: Groups) -> list[dict[str, Any]]:
+    """Build, for each method and seed: rounds, bytes and seconds so far, mean and worst tenth of the curve."""
+    curves = []
+    for name, runs in groups.items():
+        seeds = []
+        for run in runs:
+            history = [entry for entry in run.history if entry[run.headline]]
+            entries = [history[i] for i in thin_out(range(len(history)), MAX_CURVE_POINTS)]
+            seeds.append(
+                {
+                    "seed": run.settings.seed,
+                    "rounds": [e["round"] for e in entries],
+                    "bytes": [e["bytes"]["up"] + e["bytes"]["down"] for e in entries],
+                    "seconds": [round(e["seconds"], 2) for e in entries],
+                    "mean": [_round(run.read_curve(e[run.headline])) for e in entries],
+                    "worst": [_round(run.read_curve(e[run.headline], "worst10")) for e in entries],
+                }
+            )
+        curves.append({"method": name, "point": runs[0].headline, "seeds": seeds})
+    return curves
+
+
+def describe_metric(metric: Metric) -> dict[str, Any]:
+    """Describe a metric for the page: name, unit, the word behind differences, and what it counts."""
+    unit = "%" if metric.is_percent else ""
+    title = f"Test {metric.label}" + (" in percent" if unit else "")
+    return {
+        "label": metric.label,
+        "title": title,
+        "unit": unit,
+        "word": metric.points,
+        "samples": metric.name == "accuracy",
+        "higher": metric.is_higher_better,
+        "has_unit": metric.has_unit,
+    }
+
+
+def build_clients(
+    groups: Groups, mixings: dict[str, MixingAnalysis], metric: MetricName = "accuracy"
+) -> dict[str, Any]:
+    """Build, for each client: samples and classes; with each method, the metric, gain and partners.
+
+    Args:
+        groups: the runs of each method.
+        mixings: method -> its mixing.
+        metric: the metric of the verdict. Accuracies as received and as trained come with accuracy alone.
+
+    """
+    scale = METRICS[metric].scale
+    first = next(iter(groups.values()))[0]
+    labels = first.facts.get("labels")
+    methods: dict[str, Any] = {}
+    for name, runs in groups.items():
+        entry: dict[str, Any] = {
+            "headline": [_round(scale * value) for value in average_clients(runs, metric)]
+        }
+        if metric == "accuracy":
+            entry |= {point: _mean_accuracies(runs, point) for point in ("received", "trained")}
+        gains = None if name == BASELINE else compute_gains_over_local(groups, name, metric)
+        entry["gain"] = None if gains is None else [_round(scale * gain) for gain in gains]
+        if mixings[name].has_mixtures:
+            entry |= _list_partners(mixings[name], len(first.clients))
+        methods[name] = entry
+    return {
+        "ids": [client.id for client in first.clients],
+        "train": [client.n_train for client in first.clients],
+        "test": [client.n_test for client in first.clients],
+        "classes": None if labels is None else [sum(1 for n in row if n) for row in labels],
+        "methods": methods,
+    }
+
+
+def _list_partners(mixing: MixingAnalysis, n_clients: int) -> dict[str, Any]:
+    """List each client's own share and its largest partners, in the mean over components."""
+    own: list[float | None] = [None] * n_clients
+    partners: list[list[list[Any]]] = [[] for _ in range(n_clients)]
+    for position, shares in zip(mixing.positions, mixing.shares, strict=True):
+        if shares:
+            own[position] = _round_percent(shares.own)
+            top = [one for one in shares.partners[:N_TOP_PARTNERS] if one.weight > MIN_PARTNER_SHARE]
+            partners[position] = [[one.client, _round_percent(one.weight)] for one in top]
+    return {"own": own, "partners": partners}
+
+
+def _mean_accuracies(runs: Sequence[RunMetrics], point: str) -> list[float | None]:
+    """Compute each client's test accuracy at one point in percent, averaged over the seeds that have it."""
+    rows = zip(*([getattr(client, point) for client in run.clients] for run in runs), strict=True)
+    values = [[a for a in row if a is not None] for row in rows]
+    return [_round_percent(float(np.mean(row))) if row else None for row in values]
+
+
+def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict[str, Any], bytes]:
+    """Build who learns from whom with every method that mixes client by client.
+
+    Args:
+        mixings: method -> its mixing.
+        n_bytes: most bytes of the matrices; rounds are left out to stay below.
+
+    Returns:
+        The data of the pictures, and the packed matrices.
+
+    """
+    honest = {name: one for name, one in mixings.items() if one.has_mixtures}
+    if not honest:
+        return {}, b""
+    mixed = {name: one.include_attackers() for name, one in honest.items()}
+    first = next(iter(mixed.values()))
+    clients = list(range(len(first.names)))
+    if len(clients) > MAX_PICTURED_CLIENTS:
+        clients = sorted(thin_out(seriate(first.mean)[0], MAX_PICTURED_CLIENTS))
+    square = np.ix_(clients, clients)
+    n_matrices = sum(len(one.components) for one in mixed.values())
+    n_rounds = max(2, n_bytes // (n_matrices * len(clients) ** 2))
+    content, methods = b"", {}
+    for name, one in mixed.items():
+        rounds = thin_out(one.rounds, n_rounds)
+        components, packed = pack_matrices(one, clients, rounds)
+        arrangement = arrange_clients(one.mean[square], one.last.offered[square])
+        methods[name] = {
+            "components": components,
+            "rounds": rounds,
+            "start": len(content),
+            "order": arrangement.order,
+            "clusters": _number_clusters(arrangement),
+            "all_rounds": len(one.rounds),
+            "own": {component.name: component.own for component in honest[name].components},
+            "agreement": {
+                component.name: vars(component.agreement)
+                for component in honest[name].components
+                if component.agreement
+            },
+        }
+        content += packed
+    similarity = first.similarity
+    return {
+        "clients": [first.positions[i] for i in clients],
+        "names": [first.names[i] for i in clients],
+        "hidden": len(first.run.facts["clients"]) + len(first.attackers) - len(clients),
+        "labels": None if first.labels is None else first.labels[clients].astype(int).tolist(),
+        "classes": list(first.run.facts["classes"]),
+        "label_order": None if similarity is None else seriate(similarity[square])[0],
+        "methods": methods,
+    }, content
+
+
+def _number_clusters(arrangement: Arrangement) -> list[int]:
+    """Number each client's cluster from 1, in their order; 0 for a client in none."""
+    sizes = Counter(arrangement.clusters)
+    several = [c for c in dict.fromkeys(arrangement.clusters[i] for i in arrangement.order) if sizes[c] > 1]
+    if arrangement.share is None:
+        return [0] * len(arrangement.clusters)
+    return [several.index(c) + 1 if c in several else 0 for c in arrangement.clusters]
+
+
+def pack_matrices(
+    mixing: MixingAnalysis, clients: Sequence[int], rounds: Sequence[int]
+) -> tuple[list[dict[str, Any]], bytes]:
+    """Pack the matrices among some clients; where a client was given nothing, its last row stands.
+
+    Args:
+        mixing: the matrices of a run.
+        clients: positions of clients.
+        rounds: the rounds.
+
+    Returns:
+        Name and scale of each component, and its matrices of all rounds, one component after the other.
+
+    """
+    square = np.ix_(clients, clients)
+    stack = [{name: m[square] for name, m in mixing.read_last_rows(r).weights.items()} for r in rounds]
+    components, content = [], b""
+    for name in stack[-1]:
+        series = np.stack([one.get(name, np.full((len(clients),) * 2, np.nan)) for one in stack])
+        weights = series[~np.isnan(series)]
+        largest = float(np.abs(weights).max()) or 1.0 if len(weights) else 1.0
+        is_signed = bool(len(weights) and weights.min() < 0)
+        components.append({"name": name, "largest": largest, "signed": is_signed})
+        content += b"".join(pack_weights(one, largest, is_signed) for one in series)
+    return components, content
+
+
+def pack_weights(weights: FloatArray, largest: float, signed: bool) -> bytes:
+    """Pack weights as one byte each: the fourth root of their share of the largest.
+
+    Large weights are exact to about a hundredth of themselves, weights of a hundredth of the largest to three, and
+    weights of a millionth differ from zero. Signed weights have their zero in the middle.
+
+    Args:
+        weights: (N, N); NaN where not known.
+        largest: the largest absolute weight.
+        signed: weights may be negative.
+
+    """
+    root = (np.abs(np.nan_to_num(weights)) / largest) ** 0.25
+    levels = MAX_LEVEL // 2 * (1 + np.sign(np.nan_to_num(weights)) * root) if signed else MAX_LEVEL * root
+    out = np.round(levels).clip(0, MAX_LEVEL).astype(np.uint8)
+    out[np.isnan(weights)] = UNKNOWN_LEVEL
+    return out.tobytes()
+
+
+def build_traffic(groups: Groups) -> dict[str, Any]:
+    """Build, for each method, the bytes up and down by layer, averaged over the seeds, and the rounds done."""
+    traffic = {}
+    for name, runs in groups.items():
+        stored = [run.store.traffic() for run in runs]
+        parts = list(dict.fromkeys(part for one in stored for way in one.values() for part in way))
+        traffic[name] = {
+            "parts": parts,
+            "rounds": runs[0].rounds,
+            "up": [float(np.mean([one["up"].get(part, 0) for one in stored])) for part in parts],
+            "down": [float(np.mean([one["down"].get(part, 0) for one in stored])) for part in parts],
+            "total": [
+                float(np.mean([run.bytes_up for run in runs])),
+                float(np.mean([run.bytes_down for run in runs])),
+            ],
+        }
+    return traffic
+
+
+def _round(value: float) -> float | None:
+    """Return a number with four significant digits, two decimals at least; None if it is not known."""
+    if not np.isfinite(value):
+        return None
+    return round(float(value), 2) if abs(value) >= 1 else float(f"{value:.3g}")
+
+
+def _round_percent(value: float | None) -> float | None:
+    """Return percent with two decimals; None if the value is not known."""
+    return None if value is None or np.isnan(value) else round(100 * value, 2)

@@ -1,0 +1,379 @@
+"""Tables and numbers as text, for a terminal and for a pipe: tables are never cut, and a pipe gets plain lines."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean, pstdev
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from ...core.effect import IDLE_BELOW
+from ...core.errors import ConfigError, did_you_mean
+from ...core.metrics import METRICS, format_number
+from ...core.text import make_printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..compare import MeanStd, MethodRow
+
+AnyRow = TypeVar("AnyRow")
+
+
+def format_bytes(count: float) -> str:
+    """Format bytes as people read them: 146.4 kB."""
+    from rich.filesize import decimal
+
+    return decimal(round(count)).replace(" bytes", " B").replace(" byte", " B")
+
+
+def format_points(share: float | None, decimals: int = 2, sign: str = "") -> str:
+    """Format a fraction in percent without the unit: 12.34; a dash for None."""
+    return "-" if share is None else f"{100 * share:{sign}.{decimals}f}"
+
+
+def format_percent(share: float | None, decimals: int = 1) -> str:
+    """Format a fraction in percent: 12.3%; a dash for None."""
+    return "-" if share is None else f"{format_points(share, decimals)}%"
+
+
+def make_console(file: IO[str] | None = None, *, stderr: bool = False) -> "Console":
+    """Make a console that neither wraps nor colours text in a pipe, and on which no text steers the terminal.
+
+    Args:
+        file: where to print; by default standard output.
+        stderr: print on standard error.
+
+    """
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+    from rich.text import Text
+
+    class PrintableConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(make_printable(text), **options)  # before it is measured
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for one in super().render(renderable, options):
+                # Codes of the console itself are controls, or styles that it has not written yet.
+                yield one if one.control else one._replace(text=make_printable(one.text))
+
+    is_terminal = file is None and (sys.stderr if stderr else sys.stdout).isatty()
+    return PrintableConsole(
+        file=file, stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=not is_terminal
+    )
+
+
+def make_table(*columns: str, text_columns: Sequence[str]) -> "Table":
+    """Make an empty table; columns not named in `text_columns` hold numbers and stand to the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for title in columns:
+        table.add_column(title, justify="left" if title in text_columns else "right", no_wrap=True)
+    return table
+
+
+def fill_table(
+    rows: Sequence[AnyRow],
+    columns: Mapping[str, Callable[[AnyRow], str]],
+    text_columns: Sequence[str] = (),
+    style: Callable[[AnyRow], str | None] = lambda _: None,
+) -> "Table":
+    """Make a table of some rows.
+
+    Args:
+        rows: a line of the table each.
+        columns: title -> function that formats the cell of a row.
+        text_columns: titles of the columns with text, which stand to the left.
+        style: gives the style of a row.
+
+    """
+    table = make_table(*columns, text_columns=text_columns)
+    for row in rows:
+        table.add_row(*(cell(row) for cell in columns.values()), style=style(row))
+    return table
+
+
+def measure_width(table: "Table", console: "Console") -> int:
+    """Measure the characters that the table needs when nothing is cut."""
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update(max_width=100_000), table).maximum
+
+
+def print_whole(table: "Table", console: "Console") -> None:
+    """Print a table at its own width, even where that is more than the terminal's."""
+    before = console.width
+    try:
+        console.width = max(measure_width(table, console), 1)
+        with console.capture() as captured:
+            console.print(table, crop=False)
+    finally:
+        console.width = before
+    for line in captured.get().splitlines():
+        print(line if console.is_terminal else line.rstrip(), file=console.file)
+
+
+def print_indented(text: "Text", by: int, console: "Console") -> None:
+    """Print a paragraph moved to the right, all its lines on a terminal."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    if console.is_terminal:
+        console.print(Padding(text, (0, 0, 0, by)))
+    else:
+        console.print(Text(" " * by) + text)
+
+
+# --- methods side by side ------------------------------------------------------------------------------
+
+RowFormatter = Callable[["MethodRow"], str]
+
+
+def _format_spread(pick: "Callable[[MethodRow], MeanStd | None]", *, is_metric: bool = False) -> RowFormatter:
+    """Return a function that formats one number of a row: its mean, and its deviation over several runs.
+
+    Args:
+        pick: gives the number.
+        is_metric: the number is of the row's metric; otherwise it is an accuracy, or RMSE if the target is a number.
+
+    """
+
+    def cell(row: "MethodRow") -> str:
+        spread = pick(row)
+        if spread is None:
+            return "-"
+        measure = METRICS[row.metric]
+        if not (measure.is_percent if is_metric else measure.is_for_classes):
+            return format_number(spread.mean) + (
+                f" ±{format_number(spread.std, 2)}" if row.n_seeds > 1 else ""
+            )
+        return format_points(spread.mean) + (f" ±{format_points(spread.std, 1)}" if row.n_seeds > 1 else "")
+
+    return cell
+
+
+def _format_rounds(row: "MethodRow") -> str:
+    """Format the mean round that reached the accuracy, and the number of seeds if not all reached it."""
+    if row.rounds_to is None:  # a baseline
+        return "-"
+    reached = [round_ for round_ in row.rounds_to if round_ is not None]
+    if not reached:
+        return "never"
+    mean = f"{fmean(reached):.0f}" if len(set(reached)) == 1 else f"{fmean(reached):.1f}"
+    if len(reached) < row.n_seeds:
+        return f"{mean} in {len(reached)} of {row.n_seeds}"
+    return mean + (f" ±{pstdev(reached):.1f}" if row.n_seeds > 1 else "")
+
+
+def _format_effects(row: "MethodRow") -> str:
+    """Format the effects of a method, by part; a dash for a method without mechanisms."""
+    return ", ".join(f"{part} {_format_effect(value)}" for part, value in row.effects.items()) or "-"
+
+
+def _format_effect(value: float) -> str:
+    return f"{100 * value:.1g}% (idle)" if value < IDLE_BELOW else f"{100 * value:.0f}%"
+
+
+def _format_p(row: "MethodRow") -> str:
+    if row.p_value is None:
+        return "-"
+    return "<0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}"
+
+
+def get_metric_title(lines: Sequence["MethodRow"]) -> str:
+    """Return the title of the column with the mean of the metric."""
+    metric = METRICS[lines[0].metric if lines else "accuracy"]
+    return f"{metric.label} %" if metric.is_percent else metric.label
+
+
+QUALITY_COLUMNS: dict[str, RowFormatter] = {
+    "pooled": _format_spread(lambda row: row.pooled, is_metric=True),
+    "std": _format_spread(lambda row: row.std, is_metric=True),
+    "worst 10%": _format_spread(lambda row: row.worst10, is_metric=True),
+    "> local": lambda row: format_percent(row.better_than_local, 0),
+    "p": _format_p,
+}
+EXTRA_COLUMNS: dict[str, RowFormatter] = {
+    "epsilon": lambda row: "-" if row.epsilon is None else f"{row.epsilon:.3g}",
+    "effect": _format_effects,
+    "global": _format_spread(lambda row: row.global_accuracy),
+    "arrived": _format_spread(lambda row: row.arrived),
+    "new": _format_spread(lambda row: row.newcomers),
+}
+ROUND_COLUMNS: dict[str, RowFormatter] = {
+    "last": _format_spread(lambda row: row.last),
+    "last 10%": _format_spread(lambda row: row.mean_last_10pct),
+    "best val.": _format_spread(lambda row: row.best_validation),
+    "BMTA*": _format_spread(lambda row: row.bmta),
+    "pooled BMTA*": _format_spread(lambda row: row.bmta_pooled),
+}
+COST_COLUMNS: dict[str, RowFormatter] = {
+    "up": lambda row: format_bytes(row.bytes_up),
+    "down": lambda row: format_bytes(row.bytes_down),
+    "seconds": lambda row: f"{row.seconds:.1f}",
+    "steps": lambda row: f"{row.local_steps:,.0f}",
+}
+LEGEND = {
+    "pooled": "the same over all test rows together",
+    "std": "its spread over clients",
+    "worst 10%": "mean of the worst tenth",
+    "> local": "clients better than alone",
+    "p": "Wilcoxon against local, Holm",
+    "epsilon": "differential privacy spent by a run: of one client, or of a training row of the client with least",
+    "effect": "distance of what the method's mechanism changes (its weights, steps, ...) from the same without it, at "
+    "the end; a note says which method an idle one is",
+    "global": "the one global model on all clients' test samples together",
+    "arrived": "mean over clients that joined after training, with the model that they were sent at first",
+    "new": "the same after rounds of their own",
+    "last": "mean test accuracy (RMSE of numbers) after the last round",
+    "last 10%": "mean over the last tenth of the rounds",
+    "best val.": "mean at the round with the best validation",
+    "BMTA*": "best mean test accuracy of any round, optimistic, as the test data choose the round",
+    "steps": "local mini-batch steps per client",
+}
+DEFAULT_COLUMNS = ("worst 10%", "> local", "p", "up", "seconds")
+"""Columns that are shown beside the metric unless others are asked for."""
+DROPPABLE_COLUMNS = ("seconds", "up", "p", "> local", "worst 10%")
+"""Columns that are left out unless asked for, the first ones first, where the table is wider than `WIDTH`."""
+WIDTH = 80
+"""Characters that fit every terminal."""
+
+
+def choose_columns(
+    lines: Sequence["MethodRow"], rounds_to: float | None = None
+) -> list[dict[str, RowFormatter]]:
+    """Choose all columns, in groups that belong together; columns without any number are left out.
+
+    Args:
+        lines: one row per method.
+        rounds_to: the mean test accuracy to reach, a fraction, if the rounds to it are shown.
+
+    """
+    quality = {
+        "model": lambda row: row.point,
+        get_metric_title(lines): _format_spread(lambda row: row.mean, is_metric=True),
+    }
+    extra = {title: cell for title, cell in EXTRA_COLUMNS.items() if any(cell(row) != "-" for row in lines)}
+    history = ROUND_COLUMNS
+    if lines and not METRICS[lines[0].metric].is_for_classes:  # they are accuracies
+        history = {}
+    rounds = {} if rounds_to is None else {f"rounds to {100 * rounds_to:g}%": _format_rounds}
+    groups = [quality | QUALITY_COLUMNS, extra | history | rounds, COST_COLUMNS]
+    return [group for group in groups if group]
+
+
+def select_columns(
+    lines: Sequence["MethodRow"], rounds_to: float | None = None, names: str | None = None
+) -> list[dict[str, RowFormatter]]:
+    """Select columns, in groups.
+
+    Args:
+        lines: one row per method.
+        rounds_to: as for `choose_columns`.
+        names: `all`, or titles with commas between; without it, the columns that fit 80 characters.
+
+    Raises:
+        ConfigError: there is no such column.
+
+    """
+    groups = choose_columns(lines, rounds_to)
+    if names == "all":
+        return groups
+    columns = {title: cell for group in groups for title, cell in group.items()}
+    if names is None:
+        wanted = [
+            get_metric_title(lines),
+            *DEFAULT_COLUMNS,
+            *(title for title in columns if title == "epsilon"),
+            *(title for title in columns if title.startswith("rounds")),
+        ]
+    else:
+        known = {title.removesuffix(" %"): title for title in columns} | {title: title for title in columns}
+        wanted = []
+        for name in (part.strip() for part in names.split(",") if part.strip()):
+            if name not in known:
+                raise ConfigError(
+                    f"--columns {name}: no such column; {did_you_mean(name, list(columns))}, or all"
+                )
+            wanted.append(known[name])
+    return [{title: columns[title] for title in wanted}]
+
+
+def write_legend(
+    lines: Sequence["MethodRow"],
+    rounds_to: float | None = None,
+    columns: Sequence[Mapping[str, RowFormatter]] | None = None,
+) -> str:
+    """Explain the columns that are shown; by default all."""
+    titles = [title for group in columns or choose_columns(lines, rounds_to) for title in group]
+    metric = f"{get_metric_title(lines)}: mean over clients on test rows"
+    if any(row.n_seeds > 1 for row in lines):
+        metric += ", ± over runs"
+    parts = [metric, *(f"{title.removesuffix(' %')}: {LEGEND[title]}" for title in titles if title in LEGEND)]
+    if rounds_to is not None and any(title.startswith("rounds to") for title in titles):
+        parts.append(f"rounds to {100 * rounds_to:g}%: first round with that mean")
+    return "; ".join(parts)
+
+
+def find_best_row(lines: Sequence["MethodRow"]) -> "MethodRow | None":
+    """Return the method with the best mean, baselines left out; None if no row has one."""
+    known = [row for row in lines if row.mean is not None and (row.point != "-" or len(lines) == 1)]
+    if not known:
+        return None
+    sign = METRICS[known[0].metric].sign
+    return max(known, key=lambda row: sign * row.mean.mean if row.mean else -math.inf)
+
+
+def print_methods(
+    lines: Sequence["MethodRow"],
+    console: "Console",
+    rounds_to: float | None = None,
+    columns: str | None = None,
+) -> None:
+    """Print methods side by side without cutting a number: in several tables if one does not fit the width.
+
+    Args:
+        lines: one row per method.
+        console: where to print.
+        rounds_to: the mean test accuracy to reach, a fraction, if the rounds to it are shown.
+        columns: `all`, or titles with commas between; without it, the columns that fit 80 characters.
+
+    Raises:
+        ConfigError: there is no such column.
+
+    """
+    best = find_best_row(lines)
+    method: dict[str, RowFormatter] = {"method": lambda row: row.algorithm}
+
+    def make(columns: dict[str, RowFormatter]) -> "Table":
+        def style(row: "MethodRow") -> str | None:
+            return "bold" if row == best and len(lines) > 1 else None
+
+        return fill_table(lines, method | columns, ("method", "model", "effect"), style)
+
+    def fits(columns: dict[str, RowFormatter]) -> bool:
+        return not console.is_terminal or measure_width(make(columns), console) <= console.width
+
+    groups = select_columns(lines, rounds_to, columns)
+    if columns is None:
+        for title in DROPPABLE_COLUMNS:
+            if measure_width(make(groups[0]), console) > WIDTH:
+                groups = [{name: cell for name, cell in groups[0].items() if name != title}]
+    parts: list[dict[str, RowFormatter]] = [{}]
+    for group in groups:
+        if not fits(parts[-1] | group) and fits(group):
+            parts.append({})
+        for title, cell in group.items():
+            if parts[-1] and not fits(parts[-1] | {title: cell}):
+                parts.append({})
+            parts[-1][title] = cell
+    for part in parts:
+        print_whole(make(part), console)
+    more = "" if columns else "; --columns all: more"
+    console.print(write_legend(lines, rounds_to, groups) + more, style="dim")

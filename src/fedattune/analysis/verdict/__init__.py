@@ -1,0 +1,1 @@
+"""The verdict: choice of a method, harm, statistics and baselines."""

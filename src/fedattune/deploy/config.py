@@ -1,0 +1,239 @@
+"""Options of a deployment, and the configuration of its runs, which Flower carries as flat values."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from ..algorithms import ALGORITHMS
+from ..core.algorithm import Algorithm
+from ..core.errors import ConfigError, suggest_name
+from ..core.options import Count, StrictSchema, build, describe_errors, list_options, look_up
+from ..core.own_code import find_file, is_reference, make_portable
+from ..core.settings import LARGEST_UPDATE, RAY_DEFAULTS, Settings
+from ..data.schema import Schema
+from ..experiments.config import Experiment
+from ..experiments.load import parse_set
+from ..experiments.validate import assign_options, expand_names, list_model_options
+from .logs import LogFormat
+from .secagg.methods import check_methods, check_settings
+
+NODE_OPTIONS = {
+    "data", "data_dir", "client_column", "target", "partition", "clients", "small_clients", "scaling",
+    "drop_columns", "missing", "stratify", "split", "time_column",
+    "save_partition", "rounds_to",
+}  # fmt: skip
+"""Options of an experiment that each node decides for itself."""
+
+ATTACK_OPTIONS = {"attack", "attackers"}
+"""Settings of attacks, which are simulations."""
+
+SIMULATION_OPTIONS = {
+    *ATTACK_OPTIONS,
+    "held_out",
+    "join_rounds",
+    "engine",
+    "client_state",
+    "early_stopping",
+    "splits",
+    "metric",
+    "tune",
+    "baseline",
+    *RAY_DEFAULTS,
+}
+"""Settings that only a simulation has."""
+
+Scalar = str | int | float | bool
+"""A value of a run's or a node's configuration, as Flower carries it."""
+
+
+class DeploymentOptions(StrictSchema):
+    """Options of the server."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    nodes: Count = Field(2, description="number of nodes; the first round waits for all of them")
+    run_folder: Path = Field(Path("runs/deployment"), description="the server's folder for the run")
+    start_timeout: float = Field(
+        600, gt=0, le=1e7, description="seconds to wait for nodes, at the start and whenever none is online"
+    )
+    round_timeout: float = Field(
+        300, gt=0, le=1e6, description="seconds to wait for a node's reply; later replies are ignored"
+    )
+    largest_update: float = Field(
+        LARGEST_UPDATE,
+        gt=1,
+        description="refuse an update whose length (L2 norm) is this many times the usual length",
+    )
+    poll: float = Field(0.5, gt=0, description="seconds between checks for replies")
+    metrics_port: int = Field(
+        9300,
+        ge=0,
+        le=65535,
+        description="port of /metrics (Prometheus) and /healthz on the server's loopback; 0: none",
+    )
+    log_format: LogFormat = Field(
+        "text", description="format of the server's log: text, or one JSON object per line"
+    )
+    secure_aggregation: bool = Field(
+        False,
+        description="let the server learn sums over nodes only, for methods whose server averages; from 3 nodes on",
+    )
+    secure_bits: int = Field(
+        24, ge=1, le=40, description="binary places of the summed values, of 64 binary digits"
+    )
+    secure_clip: float = Field(
+        4096, gt=0, le=2.0**30, description="largest absolute value of an upload that can be summed"
+    )
+    data_schema: Schema | None = Field(
+        None,
+        exclude=True,
+        description="schema of all nodes' data (JSON); default: the schema that the nodes report",
+    )
+
+
+class KitOptions(StrictSchema):
+    """Options of the folder of a deployment."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    out: Path = Field(Path("deployment"), description="folder to write; missing or empty")
+    schema_file: Path | None = Field(
+        None,
+        description="JSON or YAML file with the schema of all nodes' data, for a deployment without trial data",
+    )
+    config: Path | None = Field(
+        None,
+        description="YAML file of an experiment, such as experiment.yaml of a run; options of the command line win",
+    )
+    port: Count = Field(8443, description="port of the SuperLink, on loopback")
+    proxy_port: Count = Field(9443, description="port of the proxy for nodes on other machines")
+    node_port: Count = Field(9100, description="first of the nodes' own ports, on loopback")
+
+
+class DeploymentPlan:
+    """The configuration of a run, checked.
+
+    Args:
+        run_config: flat values, by keys with hyphens.
+        custom_algorithms: your own methods by name, in addition to FedAttune's.
+
+    Attributes:
+        experiment: the experiment.
+        deployment: the options of the server.
+        options: algorithm -> its given options.
+        model_options: the given options of the model.
+        algorithms: name -> algorithm.
+
+    Raises:
+        ConfigError: keys are unknown or values are impossible; one message names them all.
+
+    """
+
+    def __init__(
+        self, run_config: Mapping[str, Scalar], custom_algorithms: Mapping[str, Algorithm] | None = None
+    ) -> None:
+        custom = dict(custom_algorithms or {})
+        self.experiment, self.deployment = _parse(run_config)
+        names = expand_names(self.experiment.algorithms, ALGORITHMS | custom)
+        model = self.experiment.model
+        _check_reachable(names, model)
+        factories = {name: look_up("algorithm", name, ALGORITHMS) for name in names if name not in custom}
+        known_options = {
+            "algorithm": {name: [o.name for o in list_options(make)] for name, make in factories.items()},
+            "model": {model: list_model_options(model)},
+        }
+        assignment = assign_options(self.experiment.set, known_options)
+        self.options = {name: assignment["algorithm"].get(name, {}) for name in names}
+        self.model_options = assignment["model"][model]
+        self.algorithms = {
+            name: custom[name] if name in custom else build(name, factories[name], self.options[name])
+            for name in names
+        }
+        if self.deployment.secure_aggregation:
+            check_methods(self.algorithms, self.deployment.nodes)
+            check_settings(self.experiment)
+
+    def settings(self, seed: int) -> Settings:
+        """Return the training settings of the run with a seed; nodes keep the models of the last round."""
+        return self.experiment.settings(seed).model_copy(update={"early_stopping": "off"})
+
+    @property
+    def seeds(self) -> range:
+        """The seeds of each method's runs."""
+        return range(self.experiment.seed, self.experiment.seed + self.experiment.seeds)
+
+    def card(self, name: str, seed: int, shape: tuple[int, ...], classes: tuple[str, ...]) -> dict[str, Any]:
+        """Make the card of a run's model, from which it can be built: see `fedattune.models.files`.
+
+        Args:
+            name: the method.
+            seed: seed of the initial weights.
+            shape: shape of one input.
+            classes: names of the classes.
+
+        """
+        return {
+            "model": self.experiment.model,
+            "model_options": dict(self.model_options),
+            "algorithm": name,
+            "options": dict(self.options[name]),
+            "seed": seed,
+            "input_shape": list(shape),
+            "classes": list(classes),
+        }
+
+
+def _check_reachable(methods: Sequence[str], model: str) -> None:
+    """Refuse code of the user's own that nodes cannot find.
+
+    Raises:
+        ConfigError: a method is a reference, or the model is in a file.
+
+    """
+    for name in methods:
+        if is_reference(name):
+            raise ConfigError(
+                f"{make_portable(name)}: a deployment takes a method of your own only in Python, by "
+                "make_server_app and make_client_app with custom_algorithms"
+            )
+    if find_file(model):
+        raise ConfigError(
+            f"{make_portable(model)}: nodes have no such file; write package.module:factory, and install the module "
+            "at the server and at every node"
+        )
+
+
+def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOptions]:
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    allowed_keys = Experiment.model_fields.keys() - NODE_OPTIONS - SIMULATION_OPTIONS
+    allowed_keys |= DeploymentOptions.model_fields.keys()
+    for key, value in run_config.items():
+        name = {"algorithm": "algorithms"}.get(key, key.replace("-", "_"))
+        if name in values:
+            problems.append(f"{name} is given twice, once as {key!r}")
+        elif name in ATTACK_OPTIONS - allowed_keys:
+            problems.append(
+                f"{key}: attacks are simulations; try them with fedattune run or compare, and leave it out"
+            )
+        elif name not in allowed_keys:
+            hint = suggest_name(name, allowed_keys)
+            problems.append(f"unknown key {key!r}{', ' if hint else ''}{hint}")
+        else:
+            values[name] = value
+    if isinstance(values.get("set"), str):
+        values["set"] = parse_set(item for item in values["set"].split(";") if item.strip())
+    if isinstance(text := values.get("data_schema"), str):
+        values["data_schema"] = Schema.from_json(text) if text else None
+    parts: list[Any] = []
+    for schema in (Experiment, DeploymentOptions):
+        try:
+            parts.append(schema(**{k: v for k, v in values.items() if k in schema.model_fields}))
+        except ValidationError as error:
+            problems += describe_errors(error, lambda key: key.replace("_", "-"))
+    if problems:
+        raise ConfigError("run configuration: " + "; ".join(problems))
+    experiment, deployment = parts
+    return experiment, deployment

@@ -1,0 +1,223 @@
+"""Messages between the server and its nodes: Flower's records, which hold typed arrays and JSON, never pickle."""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from safetensors.torch import load, save
+from torch import Tensor
+
+from ..core.errors import RunError
+from ..training.backends.message import FORMAT_VERSION, JOINED_FORMAT, OLDEST_FORMAT, WorkerMessage
+from .config import DeploymentOptions
+
+CLOCK_SKEW_S = 5
+"""Seconds by which a node's clock may be ahead of the server's."""
+
+OFFLINE_CODE = 5
+"""Flower's error code for a node that went offline before it replied."""
+
+MESSAGE_TYPES = {
+    "hello": MessageType.QUERY,
+    "train": MessageType.TRAIN,
+    "evaluate": MessageType.EVALUATE,
+    "several": MessageType.TRAIN,
+    **{f"secure-{step}": MessageType.TRAIN for step in ("keys", "shares", "masked", "survivors", "unmask")},
+}
+
+
+class MessageFormatError(ValueError):
+    """A record is no message of this version of the format."""
+
+
+def pack_record(message: WorkerMessage, version: int = OLDEST_FORMAT) -> RecordDict:
+    """Pack a message into records: `arrays` (typed arrays) and `head` (JSON).
+
+    Every object of a message costs the SuperLink several requests. So all tensors are one array, the bytes of a
+    safetensors file; in the first version of the format, each tensor is an array of its own.
+
+    Args:
+        message: the message.
+        version: version of the format, which the reader must know.
+
+    """
+    head = message.head | {"names": list(message.tensors)}
+    arrays: dict[str, Array]
+    if version < JOINED_FORMAT:
+        arrays = {k: Array(v.detach().cpu().contiguous().numpy()) for k, v in message.tensors.items()}
+    else:
+        whole, head["copies"] = _drop_copies(message.tensors)
+        arrays = {"tensors": Array(np.frombuffer(save(whole), dtype=np.uint8))} if whole else {}
+    config = ConfigRecord({"version": version, "json": json.dumps(head, allow_nan=False)})
+    return RecordDict({"arrays": ArrayRecord(arrays), "head": config})
+
+
+def _drop_copies(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Split tensors into different ones, and the names of the others with the name of an equal tensor."""
+    whole, copies, seen = dict[str, Tensor](), dict[str, str](), dict[tuple[Any, ...], str]()
+    for name, tensor in tensors.items():
+        dense = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        content = (
+            hashlib.sha256(dense.reshape(-1).view(torch.uint8).numpy().data).digest()
+            if dense.numel()
+            else b""
+        )
+        first = seen.setdefault((dense.dtype, dense.shape, content), name)
+        if first == name:
+            whole[name] = dense
+        else:
+            copies[name] = first
+    return whole, copies
+
+
+def unpack_record(record: RecordDict) -> WorkerMessage:
+    """Unpack the message in a record.
+
+    Raises:
+        MessageFormatError: the record holds no message, or a message of another version.
+
+    """
+    try:
+        head = record.config_records["head"]
+        version = head["version"]
+        if not isinstance(version, int) or not OLDEST_FORMAT <= version <= FORMAT_VERSION:
+            raise MessageFormatError(
+                f"its message has version {version!r:.40} of the format, expected {OLDEST_FORMAT} to {FORMAT_VERSION}; "
+                "server and nodes may be one minor version of FedAttune apart: upgrade the older one"
+            )
+        content = json.loads(str(head["json"]))
+        arrays, names = record.array_records["arrays"], content.pop("names")
+        if version < JOINED_FORMAT:
+            # Flower's arrays are read-only, and PyTorch warns of read-only arrays.
+            tensors = {name: torch.from_numpy(np.array(arrays[name].numpy())) for name in names}
+        else:
+            whole = load(arrays["tensors"].numpy().tobytes()) if "tensors" in arrays else {}
+            copies = content.pop("copies")
+            tensors = {name: whole[copies.get(name, name)] for name in names}
+    except MessageFormatError:
+        raise
+    except Exception as error:  # bytes from outside can fail in any way
+        raise MessageFormatError(f"its message is damaged ({type(error).__name__})") from error
+    return WorkerMessage(content, tensors)
+
+
+class NodeReply(NamedTuple):
+    """The reply of a node: a message, or the reason why there is none and the kind of the node's error."""
+
+    message: WorkerMessage | None
+    reason: str = ""
+    error: str = ""
+
+
+class NodeGrid:
+    """The server's connection to its nodes, which Flower numbers.
+
+    Args:
+        grid: Flower's grid.
+        options: how long to wait.
+        log: called with a sentence for the user.
+
+    """
+
+    def __init__(self, grid: Grid, options: DeploymentOptions, log: Callable[[str], None]) -> None:
+        self._grid, self._options, self.log = grid, options, log
+
+    def online(self) -> set[int]:
+        """Return the numbers of the nodes that are online."""
+        return set(self._grid.get_node_ids())
+
+    def wait(self, is_enough: Callable[[set[int]], bool], purpose: str) -> set[int]:
+        """Wait until enough nodes are online, and return their numbers.
+
+        Raises:
+            RunError: they were not online in time. The message starts with `purpose`.
+
+        """
+        end = time.monotonic() + self._options.start_timeout
+        n_logged = -1
+        while not is_enough(online := self.online()):
+            if time.monotonic() > end:
+                raise RunError(
+                    f"{purpose}: got {len(online)} online after {self._options.start_timeout:g} seconds "
+                    "(start-timeout); start the missing nodes (their logs say why they cannot connect), and run again: "
+                    "the run continues after its last round"
+                )
+            if len(online) != n_logged:
+                self.log(f"{purpose}: {len(online)} online")
+                n_logged = len(online)
+            time.sleep(self._options.poll)
+        return online
+
+    def exchange(
+        self,
+        messages: Mapping[int, WorkerMessage],
+        group: str,
+        timeout: float | None = None,
+        formats: Mapping[int, int] | None = None,
+    ) -> dict[int, NodeReply]:
+        """Send messages to nodes, and wait for the replies.
+
+        Args:
+            messages: node number -> message.
+            group: Flower's name of the group of messages.
+            timeout: seconds to wait; by default the timeout of a round.
+            formats: node number -> version of the format that the node reads; by default the oldest.
+
+        Returns:
+            Node number -> reply.
+
+        """
+        timeout = timeout or self._options.round_timeout
+        end = time.monotonic() + timeout
+        # A node that was away must not handle messages of old rounds; Flower itself lets clocks differ by this much.
+        ttl = timeout + CLOCK_SKEW_S
+        flower_messages = [
+            Message(
+                pack_record(message, (formats or {}).get(node, OLDEST_FORMAT)),
+                message_type=MESSAGE_TYPES[message.head["kind"]],
+                dst_node_id=node,
+                group_id=group,
+                ttl=ttl,
+            )
+            for node, message in messages.items()
+        ]
+        # A reply names its message; as its sender it may name the SuperLink. A message that is too large for the
+        # SuperLink has no id, and if all of them are too large, the list is empty.
+        ids = list(self._grid.push_messages(flower_messages)) or [""] * len(flower_messages)
+        waiting = {id_: node for id_, node in zip(ids, messages, strict=True) if id_}
+        replies = {node: NodeReply(None, "could not be reached") for node in messages}
+        while waiting:
+            is_late = time.monotonic() > end  # look once more after the end: the server itself may have slept
+            for reply in list(self._grid.pull_messages(list(waiting))):
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None:
+                    replies[node] = _read_reply(reply)
+            if is_late:
+                break
+            if waiting:
+                time.sleep(self._options.poll)
+        late = NodeReply(None, f"sent no reply within {timeout:g} seconds")
+        return replies | dict.fromkeys(waiting.values(), late)
+
+
+def _read_reply(reply: Message) -> NodeReply:
+    """Read a node's reply. The node's own text of an error may hold data, so it is not repeated."""
+    if reply.has_error() and reply.error.code == OFFLINE_CODE:
+        return NodeReply(None, "went offline")
+    if reply.has_error():
+        return NodeReply(None, f"failed (Flower's error code {reply.error.code})")
+    try:
+        message = unpack_record(reply.content)
+    except MessageFormatError as error:
+        return NodeReply(None, f"sent no valid reply: {error}")
+    if message.head.get("kind") == "failed":
+        kind = re.sub(r"\W", "", str(message.head.get("error")))[:60]
+        return NodeReply(None, f"failed ({kind}; its error.log says why)", kind)
+    return NodeReply(message)

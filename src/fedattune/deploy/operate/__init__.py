@@ -1,0 +1,1 @@
+"""Operate a deployment: folder, programs, checks, metrics and audit."""

@@ -1,0 +1,169 @@
+"""The folder of a deployment: the Flower app, and scripts that start its server, its nodes and a run.
+
+The scripts find every file beside themselves, so the folder can be moved and copied. Programs come from PATH.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..._version import __version__
+from ...core.errors import ConfigError
+from ...core.io import write_text
+from ..config import DeploymentOptions, Scalar
+
+ROSTER = "nodes/roster.pub"
+"""File with the public keys of all nodes, for secure aggregation."""
+
+MONITORING = "monitoring"
+"""Folder of the files for Prometheus and Grafana; a deployment without metrics has none."""
+
+TEMPLATES = {
+    "README.md": "README.md",
+    "app/pyproject.toml": "app.toml",  # tools would take a template called pyproject.toml for a project
+    "common.sh": "common.sh",
+    "certificates.sh": "certificates.sh",
+    "superlink.sh": "superlink.sh",
+    "register.sh": "register.sh",
+    "node.sh": "node.sh",
+    "run.sh": "run.sh",
+    "flwr.sh": "flwr.sh",
+    "nodes.sh": "nodes.sh",
+    "nginx.conf": "nginx.conf",
+    "Dockerfile": "Dockerfile",
+    "compose.yaml": "compose.yaml",
+    **{f"{MONITORING}/{name}": name for name in ("prometheus.yml", "alerts.yml", "grafana.json")},
+    "systemd/README.md": "systemd/README.md",
+    "systemd/fedattune-superlink.service": "systemd/fedattune-superlink.service",
+    "systemd/fedattune-superexec.service": "systemd/fedattune-superexec.service",
+    "systemd/fedattune-proxy.service": "systemd/fedattune-proxy.service",
+    "systemd/fedattune-node@.service": "systemd/fedattune-node@.service",
+}
+"""Files of every deployment, and their templates. `nodes/0.toml` and so on are added."""
+
+
+def write_kit(
+    folder: Path,
+    *,
+    config: Mapping[str, Scalar],
+    nodes: Sequence[Mapping[str, Scalar]],
+    port: int = 8443,
+    proxy_port: int = 9443,
+    node_port: int = 9100,
+    name: str = "fedattune-app",
+    results: str = "runs",
+    server_app: str = "fedattune.deploy.server.server_app:app",
+    client_app: str = "fedattune.deploy.node.client_app:app",
+) -> list[Path]:
+    """Write a deployment into a folder.
+
+    Args:
+        folder: made if missing; its files are never overwritten.
+        config: configuration of the run. Server and clients read it as `context.run_config`.
+        nodes: one configuration per node. The node's client reads it as `context.node_config`.
+        port: port of the SuperLink, with the control API, on loopback.
+        proxy_port: port of the proxy, without the control API, for nodes on other machines.
+        node_port: node `n` talks to its own client processes at `node_port + n`, on loopback.
+        name: name of the Flower app.
+        results: the server's folder of results, relative to `folder`, to name it to the user.
+        server_app: the ServerApp, as `module:attribute`; the module must be installed where the app runs.
+        client_app: the ClientApp, likewise.
+
+    Returns:
+        The written files.
+
+    Raises:
+        ConfigError: Flower cannot carry a value, ports clash, there is no node, or a file exists already.
+
+    """
+    _check_ports(port, proxy_port, node_port, len(nodes))
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        raise ConfigError(f"a Flower app's name is lower-case words with hyphens between, got {name!r}")
+    values = {
+        "config": _to_toml(config),
+        "nodes": len(nodes),
+        "with_data": [n for n, node in enumerate(nodes) if node.get("data") == f"data/node-{n}"],
+        "port": port,
+        "proxy_port": proxy_port,
+        "node_port": node_port,
+        "name": name,
+        "results": results,
+        "results_top": _find_top(results),
+        "server_app": server_app,
+        "client_app": client_app,
+        "version": __version__,
+        "roster": ROSTER if config.get("secure-aggregation") else "",
+        "metrics_port": config.get("metrics-port", DeploymentOptions.model_fields["metrics_port"].default),
+    }
+    texts = {
+        path: _render(template, values)
+        for path, template in TEMPLATES.items()
+        if values["metrics_port"] or not path.startswith(f"{MONITORING}/")
+    }
+    texts |= {
+        f"nodes/{n}.toml": f"# Configuration of node {n}; paths are relative to the folder above.\n{_to_toml(node)}"
+        for n, node in enumerate(nodes)
+    }
+    if existing := sorted(path for path in texts if (folder / path).exists()):
+        raise ConfigError(
+            f"{folder} holds a deployment already ({existing[0]} is there); choose another folder or remove it"
+        )
+    # Neither nginx nor systemd makes its folders, and Docker would make them for root only.
+    (folder / _find_top(results)).mkdir(mode=0o700, parents=True, exist_ok=True)
+    for state in ("superlink", "superexec", "cli", *(f"node-{n}" for n in range(len(nodes)))):
+        (folder / "state" / state).mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path, text in texts.items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, text)
+        if file.suffix == ".sh":
+            file.chmod(0o755)
+    return [folder / path for path in texts]
+
+
+def _check_ports(port: int, proxy_port: int, node_port: int, nodes: int) -> None:
+    if not nodes:
+        raise ConfigError("a deployment needs at least one node")
+    ports = [port, proxy_port, *range(node_port, node_port + nodes)]
+    if min(ports) < 1 or max(ports) > 65535:
+        raise ConfigError(f"ports are between 1 and 65535, got {min(ports)} to {max(ports)}")
+    if len(set(ports)) < len(ports):
+        raise ConfigError(
+            f"the SuperLink ({port}), the proxy ({proxy_port}) and {nodes} nodes (from {node_port}) "
+            "need different ports"
+        )
+
+
+def _find_top(results: str) -> str:
+    """Find the folder in which the server needs to write results: the first one in the deployment's folder."""
+    path = Path(results)
+    return results if path.is_absolute() or ".." in path.parts or not path.parts else path.parts[0]
+
+
+def _render(template: str, values: Mapping[str, object]) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("fedattune.deploy"),
+        autoescape=False,  # noqa: S701 (scripts, not HTML)
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template).render(**values)
+
+
+def _to_toml(values: Mapping[str, Scalar]) -> str:
+    """Render one `key = value` per line, with only what both TOML and Flower's protocol can carry."""
+    import tomli_w
+
+    for key, value in values.items():
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
+            raise ConfigError(f"keys of a Flower configuration are letters, digits, - and _, got {key!r}")
+        if not isinstance(value, str | int | float):
+            raise ConfigError(f"{key} must be text, a number, true or false, got {type(value).__name__}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ConfigError(f"{key}: Flower's integers have 64 bits, got {value}")
+        if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+            raise ConfigError(f"{key}: {value!r} is no Unicode text")
+    return tomli_w.dumps(values)

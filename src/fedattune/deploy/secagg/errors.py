@@ -1,0 +1,47 @@
+"""The reasons why a node leaves a session. The server learns only the name of the class."""
+
+from ...core.errors import RunError
+
+
+class SecureAggregationError(RunError):
+    """A session of secure aggregation cannot go on."""
+
+
+class SecureAggregationRequiredError(SecureAggregationError):
+    """The server asks for what only a sum over nodes may tell."""
+
+
+class SessionMismatchError(SecureAggregationError):
+    """A message belongs to another session, or does not describe what the node was told before."""
+
+
+class TooFewParticipantsError(SecureAggregationError):
+    """A sum over these nodes would tell too much, or their shares would not be enough."""
+
+
+class UnknownKeyError(SecureAggregationError):
+    """A node's key is not in the roster."""
+
+
+class BadSignatureError(SecureAggregationError):
+    """A signature does not fit the content and the key."""
+
+
+class ReplayedKeysError(SecureAggregationError):
+    """An ephemeral key appears twice, or a node's own keys come back changed."""
+
+
+class SurvivorsError(SecureAggregationError):
+    """The lists of survivors contradict each other."""
+
+
+class TamperedShareError(SecureAggregationError):
+    """An encrypted share was changed, or belongs to another node."""
+
+
+class ClipRangeError(SecureAggregationError):
+    """A value or a weight is too large for the sum."""
+
+
+class AlreadySummedError(SecureAggregationError):
+    """The node has taken part in a sum of this round: two sums over other nodes would tell their difference."""

@@ -1,0 +1,234 @@
+"""Lay out a node's replies as one vector of fixed-point numbers, and read the sum as means and scores."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.algorithm import SumWeighting
+from ...core.params import Params
+from ...core.payload import Payload
+from ...engine.base import EvalPart, Scores
+from ...training.backends.message import WorkerMessage, unflatten_payload
+from ...training.clients.evaluation import PointScores
+from .errors import ClipRangeError, SessionMismatchError
+from .ring import LOSS_BITS, MAX_COUNT, Fixed, dequantize, find_weight_limit, quantize, quantize_loss
+from .session import Block, Session, SessionPart, canonical
+
+COUNTS = ("clients", "samples", "trained", "steps", "diverged")
+"""Counts at the beginning of each upload: clients and samples in the sums, clients that trained, steps, diverged."""
+
+SCORED: Mapping[str, tuple[tuple[str, EvalPart], ...]] = {
+    "train": (("trained", "test"), ("trained", "validation")),
+    "evaluate": (
+        ("received", "test"),
+        ("received", "validation"),
+        ("global", "test"),
+        ("trained", "test"),
+        ("trained", "validation"),
+    ),
+}
+"""Kind of a message -> points and parts whose scores are summed; what is not scored is zero."""
+
+SCORE_NUMBERS = 4
+"""Numbers of each score: clients with samples, samples, right predictions, sum of losses."""
+
+COMMON_KEYS = ("kind", "round", "update_server", "should_evaluate", "has_w", "has_mean", "is_answered")
+"""Keys of a message's head that are the same for all nodes."""
+
+
+class UploadSum(NamedTuple):
+    """The sum of all uploads of one part of a session.
+
+    Attributes:
+        counts: the sums of `COUNTS`.
+        upload: one row: for each tensor the mean, or what `sum` asks for.
+        buffers: one row: the means of the BatchNorm statistics.
+
+    """
+
+    counts: dict[str, int]
+    upload: Payload
+    buffers: Params
+
+
+def list_tensors(upload: Payload, buffers: Params) -> dict[str, Tensor]:
+    """List the tensors of uploads by one flat name each, in the order in which they are summed."""
+    tensors = {f"params/{name}": value for name, value in upload.params.items()}
+    for key, part in upload.extra.items():
+        tensors |= {f"extra/{key}/{name}": value for name, value in part.items()}
+    tensors |= {f"buffers/{name}": value for name, value in buffers.items()}
+    return dict(sorted(tensors.items()))
+
+
+def find_weighting(name: str, sums: Mapping[str, SumWeighting]) -> SumWeighting:
+    """Return the weighting of a tensor by its flat name.
+
+    Raises:
+        SessionMismatchError: the server rule states no sum for it.
+
+    """
+    top, _, rest = name.partition("/")
+    if top == "buffers":
+        return "samples"
+    part = rest.partition("/")[0] if top == "extra" else top
+    if part not in sums:
+        raise SessionMismatchError(f"clients upload {part!r}, and the server rule states no sum for it")
+    return sums[part]
+
+
+def plan_blocks(part: int, kind: str, n_values: int, *, has_scores: bool) -> list[Block]:
+    """List the blocks of one part of a session.
+
+    Args:
+        part: number of the part.
+        kind: train or evaluate.
+        n_values: numbers of one client's upload with its statistics.
+        has_scores: whether clients are evaluated.
+
+    """
+    blocks = [Block(part=part, what="upload", length=len(COUNTS) + n_values)] if kind == "train" else []
+    if has_scores:
+        blocks.append(Block(part=part, what="scores", length=SCORE_NUMBERS * len(SCORED[kind])))
+    return blocks
+
+
+def digest_model(message: WorkerMessage) -> str:
+    """Return the SHA-256 of what a message asks of all clients alike, with the one model that all are sent.
+
+    A server that sends one client another model could tell its upload from the sum.
+
+    Raises:
+        SessionMismatchError: the clients of this node are sent different models.
+
+    """
+    head = {key: message.head.get(key) for key in COMMON_KEYS}
+    rows: dict[str, Tensor] = {}
+    for key, value in message.tensors.items():
+        top, _, rest = key.partition("/")
+        name, row = key, value
+        if top in ("sent", "resting"):
+            if not len(value):
+                continue
+            name, row = f"payload/{rest}", value[0]
+            if not torch.equal(value, row.expand_as(value)):
+                raise SessionMismatchError("the server sends the clients of this node different models")
+        if name in rows and not torch.equal(rows[name], row):
+            raise SessionMismatchError("the server sends the clients of this node different models")
+        rows[name] = row
+    hasher = hashlib.sha256(canonical(head))
+    for name, row in sorted(rows.items()):
+        dense = row.detach().cpu().contiguous()
+        hasher.update(canonical([name, str(dense.dtype), list(dense.shape)]))
+        hasher.update(dense.reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def pack_upload(
+    reply: WorkerMessage, n_train: Tensor, sums: Mapping[str, SumWeighting], session: Session, length: int
+) -> Fixed:
+    """Sum the uploads of a node's own clients, as fixed-point numbers.
+
+    Args:
+        reply: the reply to a training.
+        n_train: (N,) training samples of every client.
+        sums: the sums that the server rule needs.
+        session: the session, with its binary places and largest value.
+        length: numbers of the block.
+
+    Raises:
+        ClipRangeError: a value or a weight is too large.
+        SessionMismatchError: the block has another length.
+
+    """
+    head = reply.head
+    samples = n_train[torch.tensor(head["ids"], dtype=torch.int64)].to("cpu", torch.int64).numpy()
+    counts = [len(samples), int(samples.sum()), head["n_trained"], head["steps"], len(head["diverged"])]
+    limit = find_weight_limit(session.bits, session.clip, session.nodes)
+    if max(counts[:2]) > limit or max(counts) > MAX_COUNT:
+        raise ClipRangeError(
+            f"the node's clients have {max(counts[:2]):,} training samples, and the sum has room for {limit:,}; lower "
+            "secure-bits or secure-clip in the run's configuration"
+        )
+    values = [np.array(counts, dtype=np.int64)]
+    weights = {"samples": samples, "uniform": np.ones_like(samples), "sum": np.ones_like(samples)}
+    if len(samples):
+        for name, rows in list_tensors(reply.payload("upload"), reply.get("buffers")).items():
+            weight = weights[find_weighting(name, sums)]
+            stack = rows.detach().cpu().double().reshape(len(samples), -1).numpy()
+            values.append(weight @ quantize(stack, session.bits, session.clip))
+    packed = np.concatenate(values)
+    if not len(samples):
+        packed = np.concatenate([packed, np.zeros(max(0, length - len(packed)), dtype=np.int64)])
+    if len(packed) != length:
+        raise SessionMismatchError(f"an upload has {len(packed)} numbers, and the session {length}")
+    return packed
+
+
+def unpack_upload(
+    total: Fixed, sums: Mapping[str, SumWeighting], bits: int, upload: Payload, buffers: Params, n: int
+) -> UploadSum:
+    """Read the sum of all uploads.
+
+    Args:
+        total: the sum.
+        sums: the sums that the server rule needs.
+        bits: binary places of the values.
+        upload: example of one client's upload.
+        buffers: example of one client's statistics.
+        n: number of clients whose uploads the sum stands for, which `sum` divides by.
+
+    """
+    counts = dict(zip(COUNTS, total[: len(COUNTS)].tolist(), strict=True))
+    divisors = {"samples": counts["samples"], "uniform": counts["clients"], "sum": n}
+    flat: dict[str, Tensor] = {}
+    start = len(COUNTS)
+    for name, like in list_tensors(upload, buffers).items():
+        values = dequantize(total[start : start + like.numel()], bits)
+        values = values / max(1, divisors[find_weighting(name, sums)])
+        flat[name] = torch.from_numpy(values).to(like).reshape(1, *like.shape)
+        start += like.numel()
+    rest = {name: value for name, value in flat.items() if not name.startswith("buffers/")}
+    own = Params({name: flat[f"buffers/{name}"] for name in buffers})
+    return UploadSum(counts, unflatten_payload(rest), own)
+
+
+def pack_scores(reply: WorkerMessage, kind: str) -> Fixed:
+    """Sum the scores of a node's own clients."""
+    found = {(one.point, one.part): one.scores for one in reply.scores()}
+    numbers: list[int] = []
+    for key in SCORED[kind]:
+        if key not in found:
+            numbers += [0] * SCORE_NUMBERS
+            continue
+        n, correct, loss = found[key]
+        total = [int((n > 0).sum()), int(n.sum()), int(correct.sum())]
+        numbers += [*(min(one, MAX_COUNT) for one in total), quantize_loss(float(loss.sum()))]
+    return np.array(numbers, dtype=np.int64)
+
+
+def unpack_scores(total: Fixed, kind: str, number: int) -> list[PointScores]:
+    """Read the sums of scores, as the scores of one client that stands for all.
+
+    Args:
+        total: the sum.
+        kind: train or evaluate.
+        number: number of the client that stands for all.
+
+    """
+    scores = []
+    rows = total.reshape(-1, SCORE_NUMBERS).tolist()
+    for (point, part), (clients, n, correct, loss) in zip(SCORED[kind], rows, strict=True):
+        if clients > 0:
+            columns = torch.tensor([n]), torch.tensor([correct])
+            losses = torch.tensor([loss / 2**LOSS_BITS], dtype=torch.float64)
+            scores.append(PointScores(point, part, torch.tensor([number]), Scores(*columns, losses)))
+    return scores
+
+
+def plan_part(message: WorkerMessage) -> SessionPart:
+    """Describe a message as a part of a session."""
+    return SessionPart(kind=message.head["kind"], round=message.head["round"], digest=digest_model(message))

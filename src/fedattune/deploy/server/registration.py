@@ -1,0 +1,307 @@
+"""The registry of a federation's nodes: the server asks each node for its clients, and later recognizes it by them."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..._version import __version__
+from ...core.errors import DataError, RunError
+from ...data.federated import FederationInfo
+from ...training.backends.message import OLDEST_FORMAT
+from ..config import DeploymentOptions
+from ..grid import NodeGrid
+from ..introduction import Hello, ask_hello, choose_schema, find_problems, sort_clients
+from ..versions import check_versions
+
+HELLO_TIMEOUT_S = 60.0
+"""Seconds that an unknown node has to introduce itself."""
+
+SILENCE_S = 600.0
+"""Seconds after which the server asks a silent node again."""
+
+
+@dataclass
+class RegisteredNode:
+    """A node of the federation. Its clients identify it, because Flower may give it a new number.
+
+    Attributes:
+        label: its name in messages.
+        clients: name of each client -> number in the federation.
+
+    """
+
+    label: str
+    clients: dict[str, int]
+
+
+class NodeRegistry:
+    """The nodes of a federation, and the server's facts about their clients.
+
+    Args:
+        hellos: the nodes' introductions.
+        deployment: the options of the server.
+        seed: seed that draws the evaluated clients.
+        attempt: number of times that the server began to send messages to this federation.
+        n_founders: number of nodes at the start; the others joined during the run. By default, all of them.
+
+    Attributes:
+        nodes: the nodes.
+        info: facts about the clients.
+        notes: sentences about nodes that were left out, and about versions that differ.
+        takes_newcomers: whether a node that comes during the run may join it.
+
+    Raises:
+        DataError: the data of the nodes do not fit together.
+
+    """
+
+    def __init__(
+        self,
+        hellos: Sequence[Hello],
+        deployment: DeploymentOptions,
+        seed: int,
+        attempt: int = 1,
+        n_founders: int | None = None,
+    ) -> None:
+        self.hellos, self.deployment, self.attempt = list(hellos), deployment, attempt
+        self.n_founders = len(hellos) if n_founders is None else n_founders
+        self.notes: list[str] = []
+        self.takes_newcomers = False
+        self._seed = seed
+        self._number_clients()
+        # Flower's number of a node that waits to join -> its introduction.
+        self._newcomers: dict[int, Hello] = {}
+        self._index: dict[int, int] = {}  # Flower's number of a node -> its index in `nodes`
+        # Numbers of nodes that are not asked, and for each the nodes that have its place.
+        self._foreign: dict[int, set[int]] = {}
+        self._silent: dict[int, float] = {}  # number -> when the node failed to introduce itself
+
+    def _number_clients(self) -> None:
+        """Number the clients: first those of the founders, then those of each node that joined."""
+        schema = choose_schema(self.hellos, self.deployment)
+        if problems := [one for found in find_problems(self.hellos, schema) for one in found]:
+            raise DataError("; ".join(problems))
+        joined = self.hellos[self.n_founders :]
+        clients = sort_clients(self.hellos[: self.n_founders])
+        if len(clients) < 2:
+            raise DataError("a federation needs at least two clients, but there is one; start more nodes")
+        self._sizes = [len(clients)]  # clients at the start, and after each node that joined
+        for hello in joined:
+            clients += sort_clients([hello])
+            self._sizes.append(len(clients))
+        numbers = {one.name: number for number, one in enumerate(clients)}
+        self.nodes = [
+            RegisteredNode(hello.label, {one.name: numbers[one.name] for one in hello.clients})
+            for hello in self.hellos
+        ]
+        self.info = FederationInfo(
+            name="federation",
+            names=tuple(one.name for one in clients),
+            counts=tuple(one.sizes for one in clients),
+            classes=schema.classes,
+            input_shape=tuple(schema.input_shape),
+            partition={"name": "given", "seed": self._seed},
+            target_scale=schema.target_scale,
+        )
+
+    def take_for_old(self, index: int) -> None:
+        """Send a node messages of the oldest format from now on: it could not read a newer one."""
+        self.hellos[index] = self.hellos[index].model_copy(update={"format": OLDEST_FORMAT})
+
+    @property
+    def n_newcomers(self) -> int:
+        """Number of clients of the nodes that wait to join."""
+        return sum(len(hello.clients) for hello in self._newcomers.values())
+
+    def refuse_newcomers(self, grid: NodeGrid, reason: str) -> None:
+        """Ask the nodes that wait to join no more in this run; say why."""
+        for number, hello in self._newcomers.items():
+            self._foreign[number] = set()
+            grid.log(f"{hello.label} cannot join, as the method does not take more clients: {reason}")
+        self._newcomers = {}
+
+    @property
+    def splits(self) -> list[str]:
+        """The digests of the clients' names and sizes: at the start, and after each node that joined."""
+        names, counts = self.info.names, self.info.counts
+        return [hashlib.sha256(json.dumps([names[:n], counts[:n]]).encode()).hexdigest() for n in self._sizes]
+
+    def admit_newcomers(self) -> None:
+        """Take the nodes that wait into the federation; their clients get the next numbers."""
+        newcomers, self._newcomers = self._newcomers, {}
+        for number, hello in newcomers.items():
+            self._index[number] = len(self.hellos)
+            self.hellos.append(hello)
+        self._number_clients()
+        self.attempt += 1
+
+    @classmethod
+    def register(cls, grid: NodeGrid, deployment: DeploymentOptions, seed: int) -> "NodeRegistry":
+        """Wait for the nodes of a new federation, and ask them for their clients.
+
+        A node that does not fit is left out if enough others fit. The log and `notes` say why.
+
+        Args:
+            grid: the connection to the nodes.
+            deployment: the options of the server.
+            seed: seed that draws the evaluated clients.
+
+        Raises:
+            RunError: too few nodes came in time, or too few of them fit. The message has the problems of all nodes.
+            DataError: the data of the nodes do not fit together. The message has the problems of all nodes.
+
+        """
+        n = deployment.nodes
+        online = grid.wait(lambda numbers: len(numbers) >= n, f"waiting for {n} nodes")
+        replies = ask_hello(grid, online, deployment.round_timeout)
+        notes: list[str] = []
+        failed = [f"a node {reason}" for reason in replies.values() if isinstance(reason, str)]
+        hellos: dict[int, Hello] = {}
+        for number, hello in replies.items():
+            if isinstance(hello, Hello):
+                try:
+                    note = check_versions(__version__, hello.fedattune, hello.label)
+                except RunError as error:
+                    failed.append(str(error))
+                    continue
+                hellos[number] = hello
+                notes += [note] if note else []
+        if not hellos:
+            raise RunError(_describe_shortage(0, n, failed))
+        schema = choose_schema(list(hellos.values()), deployment)
+        problems = dict(zip(hellos, find_problems(list(hellos.values()), schema), strict=True))
+        unfit = [one for found in problems.values() for one in found]
+        hellos = {number: hello for number, hello in hellos.items() if not problems[number]}
+        if len(hellos) < n:
+            kind = RunError if failed or not unfit else DataError
+            raise kind(_describe_shortage(len(hellos), n, [*failed, *unfit]))
+        notes += [f"left out of the federation: {one}" for one in [*failed, *unfit]]
+        for note in notes:
+            grid.log(note)
+        registry = cls(list(hellos.values()), deployment, seed)
+        registry.notes = notes
+        registry._index = {number: i for i, number in enumerate(hellos)}
+        return registry
+
+    def list_online(self, numbers: set[int]) -> set[int]:
+        """Return the indexes in `nodes` of the nodes with some of Flower's numbers, without asking new ones."""
+        return {self._index[number] for number in numbers & self._index.keys()}
+
+    def locate(self, grid: NodeGrid) -> dict[int, int]:
+        """Find the nodes that are online; wait if none is.
+
+        Returns:
+            Index of a node in `nodes` -> Flower's number of it.
+
+        Raises:
+            RunError: no node came in time.
+
+        """
+        numbers = self._locate(grid, grid.online())
+        if not numbers:
+            purpose = "no node of this federation is online, waiting"
+            grid.wait(lambda online: bool(self._locate(grid, online)), purpose)
+            numbers = self._locate(grid, grid.online())
+        return numbers
+
+    def _locate(self, grid: NodeGrid, online: set[int]) -> dict[int, int]:
+        # A node that comes back may have other data, and the node in its place may have left.
+        self._foreign = {
+            number: rivals
+            for number, rivals in self._foreign.items()
+            if number in online and (not rivals or rivals & online)
+        }
+        self._newcomers = {number: hello for number, hello in self._newcomers.items() if number in online}
+        now = time.monotonic()
+        resting = {number for number, since in self._silent.items() if now - since < SILENCE_S}
+        new = online - self._index.keys() - self._foreign.keys() - self._newcomers.keys() - resting
+        timeout = min(HELLO_TIMEOUT_S, self.deployment.round_timeout)
+        for number, hello in (ask_hello(grid, new, timeout) if new else {}).items():
+            if not isinstance(hello, Hello):
+                self._silent[number] = time.monotonic()
+                continue
+            try:
+                note = check_versions(__version__, hello.fedattune, hello.label)
+            except RunError as error:
+                self._silent[number] = time.monotonic()
+                grid.log(f"{error}; the server does not ask this node")
+                continue
+            if note:
+                grid.log(note)
+            names = {one.name for one in hello.clients}
+            index = next((i for i, node in enumerate(self.nodes) if node.clients.keys() == names), None)
+            rivals = {other for other, its in self._index.items() if its == index} & online
+            if index is not None and not rivals:
+                before = next((other for other, its in self._index.items() if its == index), number)
+                if before != number:
+                    grid.log(
+                        f"{hello.label} came back with another key (Flower's number {before} before, {number} now); if "
+                        "its operator did not change the key, another node has its name: ./nodes.sh lists the nodes"
+                    )
+                self._index = {other: its for other, its in self._index.items() if its != index}
+                self._index[number] = index
+                # Another version may be there now.
+                news = {"format": hello.format, "fedattune": hello.fedattune}
+                self.hellos[index] = self.hellos[index].model_copy(update=news)
+                continue
+            if rivals:
+                obstacle = f"a second node says that it is {hello.label}, which is online: it is not asked"
+            elif not (obstacle := self._find_obstacle(hello)):
+                self._newcomers[number] = hello
+                grid.log(f"{hello.label} joins: its clients take part from the next round on")
+                continue
+            self._foreign[number] = rivals
+            grid.log(obstacle)
+        return {self._index[number]: number for number in sorted(online & self._index.keys())}
+
+    def _find_obstacle(self, hello: Hello) -> str:
+        """Return why a node that is not of this federation cannot join it; an empty text if it can."""
+        present = {name for node in self.nodes for name in node.clients}
+        if not present.isdisjoint(one.name for one in hello.clients):
+            return (
+                f"{hello.label} does not belong to this federation: its clients differ from the clients at the start; "
+                "give it the same data as before, or take a new run-folder"
+            )
+        everybody = [*self.hellos, *self._newcomers.values(), hello]
+        if problems := find_problems(everybody, choose_schema(self.hellos, self.deployment))[-1]:
+            return (
+                f"{hello.label} does not belong to this federation, and cannot join it: {'; '.join(problems)}"
+            )
+        if not self.takes_newcomers:
+            return (
+                f"{hello.label} does not belong to this federation; it takes part from the next run on, in another "
+                "run-folder: this run compares methods on the same clients"
+            )
+        return ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the registry as plain JSON values."""
+        hellos = [hello.model_dump(mode="json", by_alias=True) for hello in self.hellos]
+        return {
+            "hellos": hellos,
+            "founders": self.n_founders,
+            "attempt": self.attempt,
+            "notes": self.notes,
+        }
+
+    @classmethod
+    def from_json(
+        cls, content: Mapping[str, Any], deployment: DeploymentOptions, seed: int
+    ) -> "NodeRegistry":
+        """Read the values of `to_json`; this start of the server is one more attempt."""
+        hellos = [Hello(**hello) for hello in content["hellos"]]
+        # Nodes refuse messages of an earlier attempt, and the folder may be an older copy.
+        attempt = max(content["attempt"] + 1, int(1000 * time.time()))
+        registry = cls(hellos, deployment, seed, attempt, content.get("founders"))
+        registry.notes = [str(note) for note in content.get("notes", ())]
+        return registry
+
+
+def _describe_shortage(n_fit: int, n: int, problems: Sequence[str]) -> str:
+    return (
+        f"got answers of {n_fit} nodes, expected {n}: {'; '.join(problems) or 'some went offline'}; look at the logs "
+        "of the nodes that failed, start these nodes again, then run again"
+    )

@@ -1,0 +1,57 @@
+# Settings and functions of the scripts beside it. Variables of the environment replace the settings.
+# shellcheck shell=sh
+
+# Port of the SuperLink, on loopback only: anybody who reaches its control API can run code on all nodes.
+: "${FEDATTUNE_PORT:={{ port }}}"
+# The nodes' address of the server: the SuperLink in a trial on one machine, otherwise the proxy's public name and port.
+: "${FEDATTUNE_SUPERLINK:=127.0.0.1:$FEDATTUNE_PORT}"
+# Node N talks to its own client processes at this port + N, on loopback.
+: "${FEDATTUNE_NODE_PORT:={{ node_port }}}"
+# Seconds before a program that ended is restarted.
+: "${FEDATTUNE_PAUSE:=10}"
+# Seconds between a node's questions for work; more nodes or fewer cores at the server need more.
+: "${FEDATTUNE_POLL:=0.5}"
+# Flower's programs with shorter pauses; a node forks its app, which has imported PyTorch, for each message.
+flower="python3 -m fedattune.deploy.operate.programs"
+
+export FEDATTUNE_POLL FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+umask 077
+
+fail() {
+    echo "$0: $*" >&2
+    exit 1
+}
+
+# Ctrl-C and `kill %1` signal a whole group of processes. Flower's programs end properly at the first signal, but the second one
+# cuts them off, and the server refuses such a node for a minute. So they run in a group of their own, and get one signal.
+apart='import os, sys; os.setsid(); os.execvp(sys.argv[1], sys.argv[1:])'
+
+# Run a command, and restart it whenever it ends, until SIGTERM: keep NAME COMMAND...
+# The process id is in state/NAME/pid. Flower's files and FedAttune's go to state/NAME.
+keep() {
+    state="$PWD/state/$1"
+    name=$1
+    shift
+    mkdir -p "$state"
+    # $! is the running command or pause.
+    # A signal to the whole group arrives twice, from outside and from `stop_with_me`; pass on only the first.
+    trap 'trap "" TERM; kill "$!" 2>/dev/null; wait; rm -f "$state/pid"; exit 0' TERM
+    while :; do
+        env FLWR_HOME="$state" FEDATTUNE_STATE="$state" python3 -c "$apart" "$@" &
+        echo "$!" > "$state/pid"
+        code=0
+        wait "$!" || code=$?
+        rm -f "$state/pid"
+        echo "$name ended with code $code; it restarts in $FEDATTUNE_PAUSE seconds" >&2
+        sleep "$FEDATTUNE_PAUSE" &
+        wait "$!" || :
+    done
+}
+
+# Wait for background jobs, by process id; at a signal, stop them in this order.
+stop_with_me() {
+    jobs_to_stop=$*
+    job=
+    trap 'trap "" TERM INT HUP; for job in $jobs_to_stop; do kill "$job" 2>/dev/null; wait "$job"; done; exit 0' TERM INT HUP
+    wait
+}

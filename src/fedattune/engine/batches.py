@@ -1,0 +1,188 @@
+"""Choose the samples of every local step: a pure function of seed, stream, round and client."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.algorithm import ClientUpdate
+from ..core.payload import LocalState, RoundContext
+from ..core.streams import Stream
+from ..data.types import Index
+from ..privacy.dp_sgd import ClientNoise, RecordPrivacy, count_steps, draw_poisson_batches, make_generator
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """Local training of one round, the same for every client.
+
+    Attributes:
+        seed, stream, round: key the batches, together with the client's number. So a result depends neither on the
+            engine, nor on the order of clients, nor on the other clients of the round.
+        steps, epochs: local steps, or passes over the client's data; one of the two is None.
+        drop_last: leave out the incomplete last batch of an epoch (for models that normalize over the batch).
+        cohort_size, personal_names: see `RoundContext`.
+        privacy: makes gradients private, of batches that are Poisson samples; None for plain gradients.
+    """
+
+    seed: int
+    stream: int
+    round: int
+    lr: float
+    batch_size: int
+    steps: int | None = None
+    epochs: int | None = None
+    weight_decay: float = 0.0
+    part: Literal["train", "validation", "test"] = "train"
+    drop_last: bool = False
+    cohort_size: int = 0
+    personal_names: tuple[str, ...] = ()
+    privacy: RecordPrivacy | None = None
+
+    def rng_seed(self, client: int = 0) -> int:
+        """Derive the seed for random layers (dropout) in this round."""
+        return int(np.random.SeedSequence([self.seed, self.stream, self.round, client]).generate_state(1)[0])
+
+    def make_round_context(self, n_steps: Tensor, is_uploaded: Tensor, round_: Tensor) -> RoundContext:
+        """Make the context of a client with `n_steps` local steps; `is_uploaded` as in `RoundContext`."""
+        return RoundContext(self.lr, n_steps, round_, self.cohort_size, self.personal_names, is_uploaded)
+
+    def round_tensor(self, like: Tensor) -> Tensor:
+        """Return the round's number as a scalar tensor, so that one recorded step serves all rounds."""
+        return torch.tensor(float(self.round), dtype=like.dtype, device=like.device)
+
+    def recording_key(self, rule: ClientUpdate) -> tuple[Hashable, ...]:
+        """Return everything that a local step depends on besides its tensors."""
+        privacy = self.privacy and (self.privacy.clip, self.privacy.calls)
+        return (
+            _hashable_rule(rule),
+            self.lr,
+            self.weight_decay,
+            self.cohort_size,
+            self.personal_names,
+            privacy,
+        )
+
+    def make_noise(self, client: int, n: int, n_values: int) -> ClientNoise | None:
+        """Return the noise of a client's gradients; None for plain gradients.
+
+        Args:
+            client: number of the client.
+            n: its training samples.
+            n_values: numbers of one gradient.
+
+        """
+        if self.privacy is None:
+            return None
+        weight = 1 / max(1, min(self.batch_size, n))
+        deviation = self.privacy.multiplier(client) * self.privacy.clip * weight
+        key = (self.seed, self.stream, self.round, client)
+        return ClientNoise(sum(self.privacy.calls), n_values, weight, deviation, key, self.privacy.is_secret)
+
+    def choose_batches(
+        self, rule: ClientUpdate, client: int, samples: Index, held_out: Index, local_state: LocalState
+    ) -> tuple[Index, Index | None]:
+        """Choose the batches of one client.
+
+        Args:
+            rule: the client update.
+            client: number of the client.
+            samples: its sample numbers.
+            held_out: its sample numbers for validation.
+            local_state: its local state.
+
+        Returns:
+            The batches of its local steps, and the batches that it probes before (None if the rule never probes).
+        """
+        probes = rule.probe_passes(local_state)
+        probed = held_out if rule.probe_part == "validation" else samples
+        least = 2 if self.drop_last else 1  # a single sample has no batch statistics
+        if rule.validation_share and len(samples) > least:
+            order = np.random.default_rng([self.seed, Stream.PROBE_SPLIT, client]).permutation(samples)
+            cut = max(1, min(len(samples) - least, round(rule.validation_share * len(samples))))
+            probed, samples = order[:cut], order[cut:]
+        repeat, more = rule.passes, self
+        if repeat > 1:
+            more = replace(
+                self,
+                steps=None if self.steps is None else self.steps * repeat,
+                epochs=None if self.epochs is None else self.epochs * repeat,
+            )
+        batches = more.draw_batches(client, samples, rule.batches_per_step)
+        if probes is None:
+            return batches, None
+        if rule.probe_share < 1:
+            rng = np.random.default_rng([self.seed, Stream.PROBE, self.round, client])
+            probed = rng.permutation(probed)[: max(least, round(rule.probe_share * len(probed)))]
+        stream = Stream.PROBE + self.stream
+        pass_ = replace(self, steps=None, epochs=int(probes), stream=stream)
+        return batches, pass_.draw_batches(client, probed, 1) if probes else batches[:0]
+
+    def draw_batches(self, client: int, samples: Index, per_step: int) -> Index:
+        """Draw the batches of one client without replacement, reshuffled after each pass.
+
+        With privacy, every sample comes into each batch by chance instead; see `draw_poisson_batches`.
+
+        With `steps`, batches are full and may span two passes. With `epochs`, the last batch of a pass may be
+        incomplete. A client with fewer samples than the batch size takes all of them in every batch. A client without
+        samples takes no step.
+
+        Args:
+            client: number of the client.
+            samples: its sample numbers (n,).
+            per_step: batches of one local step.
+
+        Returns:
+            Sample numbers (steps, per_step, batch); -1 fills an incomplete batch.
+        """
+        n = len(samples)
+        if not n:
+            return np.empty((0, per_step, 1), dtype=np.int64)
+        size = min(self.batch_size, n)
+        if self.privacy is not None:
+            key = (self.seed, self.stream, self.round, client, Stream.RECORD_BATCHES)
+            chance = make_generator(key, is_secret=self.privacy.is_secret)
+            count = count_steps(self.steps, self.epochs, n, self.batch_size, per_step)
+            return draw_poisson_batches(samples, self.batch_size, count, per_step, chance)
+        rng = np.random.default_rng([self.seed, self.stream, self.round, client])
+        if self.steps is not None:
+            total = self.steps * per_step * size
+            passes = [rng.permutation(n) for _ in range(max(1, ceil(total / n)))]
+            return samples[np.concatenate(passes)[:total]].reshape(self.steps, per_step, size)
+        if self.epochs is None:
+            raise ValueError("LocalTraining: got neither steps nor epochs, expected one of them")
+        per_epoch = n // size if self.drop_last else ceil(n / size)
+        rows = np.full((self.epochs, per_epoch * size), -1, dtype=np.int64)
+        for row in rows:
+            order = rng.permutation(n)[: per_epoch * size]
+            row[: len(order)] = samples[order]
+        rows = rows.reshape(-1, size)
+        steps = max(1, len(rows) // per_step)
+        # One step may need more batches than the epoch has: repeat them.
+        return np.resize(rows, (steps * per_step, size)).reshape(steps, per_step, size)
+
+
+def _hashable_rule(rule: ClientUpdate) -> Hashable:
+    """Return the rule if it can be compared, so that equal rules share recorded steps; else wrap it."""
+    try:
+        hash(rule)
+    except TypeError:
+        return _IncomparableRule(rule)
+    return rule
+
+
+class _IncomparableRule:
+    """A rule that equals only itself."""
+
+    def __init__(self, rule: ClientUpdate) -> None:
+        self._rule = rule
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _IncomparableRule) and other._rule is self._rule
+
+    def __hash__(self) -> int:
+        return id(self._rule)

@@ -1,0 +1,1 @@
+"""Record local steps as flat lists of tensor operations, make them cheaper, and replay them."""

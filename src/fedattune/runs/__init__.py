@@ -1,0 +1,1 @@
+"""What a run leaves: its folder, scores, models and result."""

@@ -1,0 +1,244 @@
+"""The outputs of the judged models for each row of the clients' test and validation parts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..core.errors import RunError, summarize_error
+from ..core.io import copy_tensors, load_tensors, save_tensors
+from ..core.metrics import compute_metrics
+from ..core.params import Params
+from ..core.task import Task
+from ..data import Federation
+from ..engine.base import EVALUATED_PARTS, EvalPart
+from .context import RunContext
+from .storage.rows import RowStack
+
+FloatArray = NDArray[np.float64]
+
+MAX_OUTPUTS = 50_000_000
+"""Outputs of one part above which they are not kept: 200 MB."""
+
+PREDICTED_AT_ONCE = 4096
+"""Rows that go through a model together."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowPredictions:
+    """Outputs for one part of E clients, one client after the other.
+
+    Attributes:
+        client: (n,) position of each row's client among the evaluated clients, int32.
+        sample: (n,) number of each row in the federation, int64.
+        y: (n,) class numbers, int64, or target values in their unit, float64.
+        outputs: (n, classes) logits, or (n, 1) predicted values in the unit of the target, float32.
+        n_clients: number E of clients; some may have no rows.
+
+    """
+
+    client: NDArray[np.int32]
+    sample: NDArray[np.int64]
+    y: NDArray[Any]
+    outputs: NDArray[np.float32]
+    n_clients: int
+
+    @property
+    def is_regression(self) -> bool:
+        """True if the target is a number."""
+        return self.y.dtype.kind == "f"
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """The first row of each client, and the number of all rows (E + 1,)."""
+        return np.searchsorted(self.client, np.arange(self.n_clients + 1))
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of rows of each client (E,)."""
+        return np.diff(self.starts)
+
+    def rows(self, client: int) -> slice:
+        """Return the rows of one client."""
+        return slice(int(self.starts[client]), int(self.starts[client + 1]))
+
+    @cached_property
+    def by_client(self) -> dict[str, FloatArray]:
+        """Every metric of every client (E,), NaN where the client's rows do not define it."""
+        each = [
+            compute_metrics(self.y[rows], self.outputs[rows].astype(np.float64))
+            for rows in map(self.rows, range(self.n_clients))
+        ]
+        return {name: np.array([one[name] for one in each]) for name in each[0]}
+
+    @cached_property
+    def pooled(self) -> dict[str, float]:
+        """Every metric of all rows together."""
+        return compute_metrics(self.y, self.outputs.astype(np.float64))
+
+
+def predict_parts(context: RunContext, models: RowStack, buffers: RowStack) -> dict[str, RowPredictions]:
+    """Let the judged models predict the rows that they are judged on; nothing if models or rows are elsewhere.
+
+    Args:
+        context: the run.
+        models: the judged models (E, ...) of the evaluated clients.
+        buffers: their buffers (E, ...).
+
+    """
+    task, federation, ids = context.task, context.federation, context.eval_ids.tolist()
+    if not isinstance(federation, Federation) or not models:
+        return {}
+    parts = {part: predict_rows(task, federation, part, ids, models, buffers) for part in EVALUATED_PARTS}
+    return {part: one for part, one in parts.items() if one is not None}
+
+
+def predict_rows(
+    task: Task,
+    federation: Federation,
+    part: EvalPart,
+    ids: Sequence[int],
+    models: RowStack,
+    buffers: RowStack,
+) -> RowPredictions | None:
+    """Let each client's model predict the rows of one part of the client.
+
+    Args:
+        task: the model.
+        federation: the clients' data.
+        part: the part.
+        ids: numbers of the E clients, sorted.
+        models: parameters (E, ...), or (1, ...) for one model of all clients.
+        buffers: buffers (E, ...).
+
+    Returns:
+        The predictions; None if there are no rows, or more than MAX_OUTPUTS outputs.
+
+    """
+    index = [np.asarray(federation.part(part)[i]) for i in ids]
+    sizes = [len(rows) for rows in index]
+    width = federation.n_outputs
+    if not sum(sizes) or sum(sizes) * width > MAX_OUTPUTS:
+        return None
+    dtype = next(iter(task.params.values())).dtype
+    at_once = task.limit_samples(PREDICTED_AT_ONCE, math.prod(federation.input_shape))
+    outputs = np.empty((sum(sizes), width), dtype=np.float32)
+    with torch.no_grad():
+        for samples, row, at in _plan_calls(index, models, buffers, at_once):
+            x = federation.features(torch.as_tensor(samples, device=federation.y.device), dtype)
+            logits = task.predict(_get_row(models, row), _get_row(buffers, row), x)
+            outputs[at : at + len(samples)] = logits.float().cpu().numpy()
+    sample = np.concatenate(index).astype(np.int64)
+    y = federation.y[torch.as_tensor(sample, device=federation.y.device)].cpu().numpy()
+    if (scale := federation.target_scale) is not None:
+        outputs, y = (
+            outputs * scale.deviation + scale.mean,
+            y.astype(np.float64) * scale.deviation + scale.mean,
+        )
+    return RowPredictions(
+        np.repeat(np.arange(len(ids)), sizes).astype(np.int32),
+        sample,
+        y,
+        outputs.astype(np.float32),
+        len(ids),
+    )
+
+
+def _plan_calls(
+    index: Sequence[NDArray[Any]], models: RowStack, buffers: RowStack, at_once: int
+) -> list[tuple[NDArray[Any], int, int]]:
+    """List the samples, the row of the model and the place of the outputs of every call."""
+    is_one = (
+        not buffers
+        and isinstance(models, Params)
+        and all(len(v) == 1 or v.stride(0) == 0 for v in models.values())
+    )
+    parts = [np.concatenate(index)] if is_one else index
+    calls: list[tuple[NDArray[Any], int, int]] = []
+    place = 0
+    for row, samples in enumerate(parts):
+        calls += [(samples[at : at + at_once], row, place + at) for at in range(0, len(samples), at_once)]
+        place += len(samples)
+    return calls
+
+
+def _get_row(stack: RowStack, row: int) -> Params:
+    if isinstance(stack, Params) and stack and len(next(iter(stack.values()))) == 1:
+        row = 0
+    return stack.rows(row) if stack else Params()
+
+
+def save_predictions(file: Path, parts: Mapping[str, RowPredictions]) -> None:
+    """Write the predictions of each part to a safetensors file."""
+    tensors: dict[str, Tensor] = {}
+    for part, one in parts.items():
+        for key in ("client", "sample", "y", "outputs"):
+            tensors[f"{part}/{key}"] = torch.from_numpy(np.ascontiguousarray(getattr(one, key)))
+    n_clients = next(iter(parts.values())).n_clients if parts else 0
+    save_tensors(file, copy_tensors(tensors), {"clients": str(n_clients)})
+
+
+def load_predictions(file: Path, n_clients: int | None = None) -> dict[str, RowPredictions]:
+    """Read the file of `save_predictions`; empty if there is none.
+
+    Args:
+        file: the file.
+        n_clients: number of clients that it should have.
+
+    Raises:
+        RunError: the file is damaged.
+
+    """
+    if not file.exists():
+        return {}
+    tensors, meta = load_tensors(file)
+    try:
+        parts = {
+            part: RowPredictions(
+                **{key: tensors[f"{part}/{key}"].numpy() for key in ("client", "sample", "y", "outputs")},
+                n_clients=int(meta["clients"]),
+            )
+            for part in dict.fromkeys(name.partition("/")[0] for name in tensors)
+        }
+        for part, one in parts.items():
+            _check_predictions(part, one, n_clients)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{file} is damaged ({summarize_error(error)}); restore it from a copy, or train the run again"
+        ) from error
+    return parts
+
+
+def _check_predictions(part: str, one: RowPredictions, n_clients: int | None) -> None:
+    """Check the shapes and types of predictions that were read from a file.
+
+    Raises:
+        ValueError: they do not fit together.
+
+    """
+    shapes = {key: getattr(one, key).shape for key in ("client", "sample", "y")}
+    n = len(one.client) if one.client.ndim else -1
+    is_consistent = (
+        part in ("test", "validation")
+        and set(shapes.values()) == {(n,)}
+        and one.outputs.ndim == 2
+        and len(one.outputs) == n > 0
+        and one.outputs.shape[1] > 0
+        and [array.dtype.kind for array in (one.client, one.sample, one.outputs)] == ["i", "i", "f"]
+        and one.y.dtype.kind in "if"
+    )
+    if not is_consistent:
+        raise ValueError(f"{part}: shapes {shapes} and outputs {one.outputs.shape} do not fit together")
+    if n_clients is not None and one.n_clients != n_clients:
+        raise ValueError(f"{part}: got {one.n_clients} clients, expected {n_clients}")
+    if (np.diff(one.client) < 0).any() or one.client[0] < 0 or one.client[-1] >= one.n_clients:
+        raise ValueError(f"{part}: expected ascending clients from 0 to {one.n_clients - 1}")
+    if not one.is_regression and not ((one.y >= 0) & (one.y < one.outputs.shape[1])).all():
+        raise ValueError(f"{part}: expected classes from 0 to {one.outputs.shape[1] - 1}")

@@ -1,0 +1,382 @@
+"""Store per-client scores, traffic and mixing matrices of one run in SQLite."""
+
+import sqlite3
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...core.errors import RunError
+from ...core.io import natural_key
+from ...core.payload import MixingMatrices
+from ...engine.base import Scores
+from .database import (
+    CREATE_TABLES,
+    check_count,
+    check_seconds,
+    check_text,
+    check_version,
+    connect_reader,
+    explain_errors,
+    format_clients,
+    parse_clients,
+)
+from .mixing_log import MixingLog
+from .packing import pack_scores, pack_weights, unpack_scores
+
+MAX_MIXING_BYTES = 8 << 20
+"""Bytes of mixing matrices, before compression, above which rounds are thinned out."""
+
+MIN_MIXING_ROUNDS = 4
+"""Rounds of mixing matrices that are kept at least, unless their matrices are larger than that."""
+
+WRITE_LOCK_TIMEOUT_S, READER_TIMEOUT_S = 5.0, 600.0
+"""Seconds to wait for another writer, and for readers to finish: a reader may be halted while it copies."""
+
+
+ROUND_COLUMNS = "round, seconds, bytes_up, bytes_down, steps, diverged, absent"
+
+
+class RoundRecord(NamedTuple):
+    """One finished round; seconds, bytes and steps are totals since the start.
+
+    Attributes:
+        diverged: clients whose training diverged.
+        absent: clients of the cohort that did not answer.
+    """
+
+    round: int
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+    steps: int
+    diverged: list[int]
+    absent: list[int] = []  # noqa: RUF012 (a tuple field, not a class attribute)
+
+
+class RunStore:
+    """Append the results of each round; nothing is durable, or visible to other processes, before `commit`."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._begin(path)
+        with explain_errors("write", path):
+            self._db = sqlite3.connect(":memory:" if path is None else path, timeout=WRITE_LOCK_TIMEOUT_S)
+            # A commit must be as durable as the checkpoint that follows.
+            self._db.execute("PRAGMA synchronous=FULL")
+            # In KiB. SQLite writes larger changes before the commit, and until the commit nobody can read.
+            self._db.execute("PRAGMA cache_size=-65536")
+            check_version(self._db, path)
+            self._db.executescript(CREATE_TABLES)
+
+    def _begin(self, path: Path | None) -> None:
+        self._path = path
+        self._waiting_mixing: tuple[int, MixingMatrices] | None = None
+        self._n_clients: int | None = None
+        self._n_samples: dict[str, NDArray[np.int64]] = {}
+        self._digests: Counter[int] = Counter()  # by round
+
+    @classmethod
+    def load_copy(cls, path: Path) -> "RunStore":
+        """Copy a store into memory, while another process may write it.
+
+        Raises:
+            RunError: the store is missing or damaged.
+        """
+        store = cls(None)
+        store._path = path
+        with explain_errors("read", path):
+            with closing(connect_reader(path)) as source:
+                check_version(source, path)
+                source.backup(store._db)
+            store._db.executescript(CREATE_TABLES)
+        return store
+
+    @classmethod
+    def open_read_only(cls, path: Path) -> "RunStore":
+        """Open a store to read it, while another process may write it; the writer waits while a query runs.
+
+        The store is not copied, so small queries of a large store are cheap. One answer may be older than the next.
+
+        Raises:
+            RunError: the store is missing, damaged or locked.
+        """
+        store = cls.__new__(cls)
+        store._begin(path)
+        with explain_errors("read", path):
+            store._db = connect_reader(path)
+            check_version(store._db, path)
+        return store
+
+    def expect(self, facts: Mapping[str, Any]) -> None:
+        """Compare what is read from now on with the clients of the run.
+
+        Args:
+            facts: the facts of the run, checked.
+        """
+        clients = facts["clients"]
+        numbers = facts.get("numbers", range(len(clients)))
+        self._n_clients = facts.get("population", len(clients))
+        for part in ("test", "validation"):
+            # Where one client stands for all (secure aggregation), its number is the one after the last.
+            self._n_samples[part] = np.full(max(self._n_clients, *numbers, -1) + 1, -1)
+            # Versions before 0.3 did not write the number of validation samples.
+            self._n_samples[part][list(numbers)] = [one.get(f"n_{part}", 2**31) for one in clients]
+
+    def add_round(self, record: RoundRecord) -> None:
+        """Add a finished round."""
+        *numbers, diverged, absent = record
+        with explain_errors("write", self._path):
+            self._db.execute(
+                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*numbers, format_clients(diverged), format_clients(absent)),
+            )
+
+    def add_scores(
+        self, round_: int, point: str, part: str, scores: Scores, ids: Tensor | None = None
+    ) -> None:
+        """Add scores of one round.
+
+        Args:
+            round_: number of the round.
+            point: point of evaluation: received, trained, or global (the one global model on every client's part).
+            part: part of the data.
+            scores: scores (E,).
+            ids: numbers of the clients (E,); None: 0 to E - 1.
+        """
+        clients = np.arange(len(scores.n)) if ids is None else ids.cpu().numpy()
+        entry = (round_, point, part, pack_scores(clients, scores))
+        with explain_errors("write", self._path):
+            self._db.execute("INSERT INTO evaluations VALUES (?, ?, ?, ?)", entry)
+        self._digests[round_] += _digest_entry(*entry)
+
+    def digest_scores(self, before: int) -> int:
+        """Return a number that stands for the scores of all rounds before a round.
+
+        Of the round itself, some may come later than its checkpoint. The order in which they came does not matter.
+        """
+        return sum(digest for round_, digest in self._digests.items() if round_ < before)
+
+    def check_checkpoint(self, record: RoundRecord, digest: int | None) -> None:
+        """Compare the store with the checkpoint from which the run goes on.
+
+        Args:
+            record: the last round of the checkpoint.
+            digest: the number for its scores; None in checkpoints of older versions.
+
+        Raises:
+            RunError: the store was edited, or is of another run.
+        """
+        r, records = record.round, self.rounds()
+        is_known = len(records) == r and (not records or records[-1] == record)
+        if not is_known or digest not in (None, self.digest_scores(r)):
+            raise RunError(
+                f"{self._path} is not as the run wrote it: it does not go with the checkpoint of round {r}; restore it "
+                "from a copy, or remove the folder around it and resume, which trains this run again"
+            )
+
+    def add_faults(self, round_: int, reasons: Mapping[int, str]) -> None:
+        """Add the reasons why clients of the cohort have no part in a round."""
+        with explain_errors("write", self._path):
+            self._db.executemany(
+                "INSERT INTO faults VALUES (?, ?, ?)",
+                ((round_, client, reason) for client, reason in reasons.items()),
+            )
+
+    def faults(self) -> list[tuple[int, int, str]]:
+        """List (round, client, reason) of the clients of the cohort that have no part in their round, in order."""
+        with explain_errors("read", self._path):
+            return [
+                (
+                    check_count(r, "faults, round", 1),
+                    check_count(i, "faults, client"),
+                    check_text(why, "faults"),
+                )
+                for r, i, why in self._db.execute(
+                    "SELECT round, client, reason FROM faults ORDER BY round, client"
+                )
+            ]
+
+    def add_mixing(self, round_: int, mixing: MixingMatrices) -> None:
+        """Add the mixing matrices of one round; of many clients, the rounds between are thinned out.
+
+        All rounds stay while they take less than MAX_MIXING_BYTES. Then every other one goes, but not the first and
+        the last; of matrices that are larger themselves, the last alone stays, in half precision.
+        """
+        n_bytes = 4 * sum(weights.numel() for weights in mixing.weights.values())
+        if n_bytes > MAX_MIXING_BYTES:
+            self._waiting_mixing = round_, mixing  # a later one may take its place before anybody reads it
+        else:
+            self._write_mixing(round_, mixing, np.float32)
+            self._thin_out_mixing(max(1, MAX_MIXING_BYTES // max(1, n_bytes)))
+
+    def _flush_mixing(self) -> None:
+        """Write the large matrices that wait, in place of older ones."""
+        if self._waiting_mixing is not None:
+            self._write_mixing(*self._waiting_mixing, np.float16)
+            self._waiting_mixing = None
+            self._thin_out_mixing(1)
+
+    def _write_mixing(self, round_: int, mixing: MixingMatrices, dtype: type[np.floating[Any]]) -> None:
+        rows, columns = format_clients(mixing.rows.tolist()), format_clients(mixing.columns.tolist())
+        for component, weights in mixing.weights.items():
+            values = weights.detach().cpu().float().contiguous().numpy().astype(dtype)
+            with explain_errors("write", self._path):
+                self._db.execute(
+                    "INSERT INTO mixing VALUES (?, ?, ?, ?, ?)",
+                    (round_, component, rows, columns, pack_weights(values)),
+                )
+
+    def _thin_out_mixing(self, most: int) -> None:
+        """Delete matrices of rounds between the first and the last one if there are more than `most` rounds."""
+        with explain_errors("write", self._path):
+            kept = [r for (r,) in self._db.execute("SELECT DISTINCT round FROM mixing ORDER BY round")]
+            if len(kept) <= most:
+                return
+            gone = kept[:-1] if most < MIN_MIXING_ROUNDS else kept[1:-1:2]
+            self._db.executemany("DELETE FROM mixing WHERE round = ?", ((r,) for r in gone))
+
+    def set_traffic(self, total: Mapping[str, Mapping[str, int]]) -> None:
+        """Set the bytes since the start: `up` and `down`, each by layer or other part of the messages."""
+        rows = [(way, part, count) for way, parts in total.items() for part, count in parts.items()]
+        with explain_errors("write", self._path):
+            self._db.execute("DELETE FROM traffic")
+            self._db.executemany("INSERT INTO traffic VALUES (?, ?, ?)", rows)
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """Read the bytes since the start: `up` and `down`, each by layer or other part of the messages."""
+        total: dict[str, dict[str, int]] = {"up": {}, "down": {}}
+        with explain_errors("read", self._path):
+            for way, part, count in self._db.execute("SELECT direction, part, bytes FROM traffic"):
+                total[way][check_text(part, "traffic, part")] = check_count(count, "traffic, bytes")
+        return {
+            way: {part: parts[part] for part in sorted(parts, key=natural_key)}
+            for way, parts in total.items()
+        }
+
+    def commit(self) -> None:
+        """Make everything durable, and visible to other processes.
+
+        Raises:
+            RunError: the store cannot be written, or a reader took longer than READER_TIMEOUT_S.
+        """
+        self._flush_mixing()
+        with explain_errors("write", self._path):
+            self._db.execute(f"PRAGMA busy_timeout={1000 * READER_TIMEOUT_S:.0f}")
+            self._db.commit()
+            self._db.execute(f"PRAGMA busy_timeout={1000 * WRITE_LOCK_TIMEOUT_S:.0f}")
+
+    def forget_after(self, round_: int) -> None:
+        """Delete the rounds after `round_`, before they are computed again."""
+        with explain_errors("write", self._path):
+            for table in ("rounds", "evaluations", "mixing", "faults"):
+                self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))  # noqa: S608 (no user input)
+            self._db.commit()
+            self._digests = Counter()
+            for entry in self._db.execute("SELECT round, point, part, scores FROM evaluations"):
+                self._digests[entry[0]] += _digest_entry(*entry)
+
+    def rounds(self, since: int = 0) -> list[RoundRecord]:
+        """Read the finished rounds in order, from round `since` on.
+
+        Raises:
+            RunError: a round is missing, or its record is damaged.
+        """
+        records: list[RoundRecord] = []
+        with explain_errors("read", self._path):
+            rows = self._db.execute(
+                f"SELECT {ROUND_COLUMNS} FROM rounds WHERE round >= ? ORDER BY round",  # noqa: S608 (no user input)
+                (since,),
+            )
+            for r, seconds, up, down, steps, diverged, absent in rows:
+                record = RoundRecord(
+                    check_count(r, "round", 1),
+                    check_seconds(seconds),
+                    check_count(up, "bytes_up"),
+                    check_count(down, "bytes_down"),
+                    check_count(steps, "steps"),
+                    parse_clients(diverged, "diverged", self._n_clients),
+                    parse_clients(absent, "absent", self._n_clients),
+                )
+                before = records[-1] if records else RoundRecord(max(0, since - 1), 0.0, 0, 0, 0, [], [])
+                if r != before.round + 1:
+                    raise ValueError(f"round {before.round + 1} is missing, and round {r} is there")
+                if any(now < then for now, then in zip(record[1:5], before[1:5], strict=True)):
+                    raise ValueError(f"round {r}: seconds, bytes and steps are totals, which cannot fall")
+                records.append(record)
+        return records
+
+    def scores(self, part: str, since: int = 0) -> Iterator[tuple[int, str, NDArray[Any]]]:
+        """Read scores of one part in order, from round `since` on.
+
+        Yields:
+            round, point, and an array (3, E): samples, correct predictions, and sum of losses.
+        """
+        for round_, point, _, values in self._read_evaluations(part, since):
+            yield round_, point, values
+
+    def _read_evaluations(
+        self, part: str, since: int = 0
+    ) -> Iterator[tuple[int, str, NDArray[np.int64], NDArray[np.float64]]]:
+        """Read round, point, clients (E,) and scores (3, E) of one part in order."""
+        with explain_errors("read", self._path):
+            records = self._db.execute(
+                "SELECT round, point, scores FROM evaluations WHERE round >= ? AND part = ? ORDER BY round, point",
+                (since, part),
+            )
+            for round_, point, blob in records:
+                clients, scores = unpack_scores(blob)
+                self._check_scores(round_, point, part, clients, scores)
+                yield round_, point, clients, scores
+
+    def _check_scores(
+        self, round_: Any, point: Any, part: str, clients: NDArray[np.int64], scores: NDArray[np.float64]
+    ) -> None:
+        """Check the scores of one evaluation (3, E) of clients (E,).
+
+        Raises:
+            ValueError: they cannot be, or are not of the clients of the run.
+        """
+        where, (n, correct, _) = f"evaluations, round {round_!r:.20}", scores
+        check_count(round_, where)
+        if point not in ("received", "trained", "global"):
+            raise ValueError(f"{where}: expected received, trained or global, got {point!r:.40}")
+        if len(np.unique(clients)) < len(clients) or (clients < 0).any():
+            raise ValueError(f"{where}: expected different clients")
+        if (n < 0).any() or (correct < 0).any() or (correct > n).any():
+            raise ValueError(f"{where}: right predictions should be from 0 to the number of samples")
+        known = self._n_samples.get(part)
+        if known is not None and ((clients >= len(known)).any() or (n > known[clients]).any()):
+            raise ValueError(f"{where}: there are more clients or samples than the run has")
+
+    def last_scores(self, part: str) -> dict[tuple[int, str], tuple[int, int, float]]:
+        """Read samples, right predictions and sum of losses at each client's last evaluation, by (client, point)."""
+        newest: dict[str, NDArray[np.int64]] = {}  # clients of the newest evaluation at each point
+        last: dict[tuple[int, str], tuple[int, int, float]] = {}
+        for _, point, clients, scores in reversed(list(self._read_evaluations(part))):
+            if (
+                np.array_equal(newest.setdefault(point, clients), clients)
+                and (int(clients[0]), point) in last
+            ):
+                continue  # all of them are known
+            for client, n, correct, loss in zip(clients.tolist(), *scores.tolist(), strict=True):
+                last.setdefault((client, point), (int(n), int(correct), loss))
+        return last
+
+    def mixing(self, n_clients: int) -> MixingLog:
+        """Return the mixing matrices, read on access."""
+        self._flush_mixing()
+        return MixingLog(self._db, n_clients, self._path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+
+def _digest_entry(round_: int, point: str, part: str, blob: bytes) -> int:
+    return zlib.crc32(blob, zlib.crc32(f"{round_} {point} {part}".encode()))

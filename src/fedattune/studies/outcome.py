@@ -1,0 +1,281 @@
+"""Outcomes of a study: each cell's choice from its grid, its numbers over the seeds, and the paper's beside them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ..analysis.compare import MeanStd, compute_mean_std
+from ..runs.history import is_in_last_tenth
+from ..runs.run_facts import Point
+from .cells import Cell, Extent
+from .parts import Measure
+from .records import Array, Curve, Records
+from .study import Study
+
+MAX_SEEDS = 10
+"""Seeds of a cell to look for, unless the study has more."""
+
+MAX_DIFFERENCE = 1.0
+"""Points of difference to the paper; a larger one needs a reason."""
+
+MIN_SHARE = 0.2
+"""Share of its rounds that a cell needs to show numbers: fewer rounds show the start of training."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The numbers of a cell.
+
+    Attributes:
+        choice: the values from the grid.
+        is_searched: True if a search made the choice; otherwise it is the middle of the grid.
+        runs: ids of the finished runs, one per seed.
+        failures: the reason of each failed run.
+        full_rounds: rounds that the study specifies.
+        measures: name -> mean and standard deviation over the seeds; accuracies, in percent, unless `not_run`.
+
+    """
+
+    cell: Cell
+    choice: dict[str, Any]
+    is_searched: bool
+    point: Point
+    runs: tuple[str, ...]
+    failures: tuple[str, ...]
+    extent: Extent
+    full_rounds: int
+    measures: Mapping[str, MeanStd]
+
+    @property
+    def value(self) -> MeanStd | None:
+        """The number that stands beside the paper's."""
+        return self.measures.get("value")
+
+    @property
+    def missing_rounds(self) -> str:
+        """How many of its rounds the cell has; empty if it has all."""
+        rounds = self.extent.rounds
+        return "" if rounds == self.full_rounds else f"{rounds} of {self.full_rounds} rounds"
+
+    @property
+    def not_run(self) -> str:
+        """Words that stand for the numbers of a cell with too few of its rounds; empty if it has enough."""
+        is_short = (self.extent.rounds or 0) < MIN_SHARE * self.full_rounds
+        return f"not run: {self.missing_rounds}" if is_short else ""
+
+    @property
+    def n_seeds(self) -> int:
+        """Number of finished runs."""
+        return len(self.runs)
+
+
+class StudyResults:
+    """The outcomes of a study's cells, and their differences to the paper.
+
+    Args:
+        study: the study.
+        records: its raw results.
+        cells: the cells to include; all by default. Cells without results have no outcome.
+
+    """
+
+    def __init__(self, study: Study, records: Records, cells: Sequence[Cell] | None = None) -> None:
+        self.study, self.records = study, records
+        experiments = (facts["experiment"] for facts in records.runs.values())
+        extents = {Extent(one["rounds"], one["mixed_precision"]) for one in experiments}
+        # Runs with the most rounds; among these, runs in full precision.
+        order = sorted(extents, key=lambda one: (-(one.rounds or 0), one.mixed_precision != "off"))
+        outcomes = {
+            cell: next(filter(None, (self._compute(cell, extent) for extent in order)), None)
+            for cell in (study.cells() if cells is None else cells)
+        }
+        self.outcomes = {cell: one for cell, one in outcomes.items() if one}
+
+    def _compute(self, cell: Cell, extent: Extent) -> Outcome | None:
+        choice = choose_options(self.study, cell, self.records, extent)
+        outcome = None if choice is None else self._compute_choice(cell, extent, choice, is_searched=True)
+        return outcome or self._compute_choice(
+            cell, extent, self.study.middle_choice(cell), is_searched=False
+        )
+
+    def _compute_choice(
+        self, cell: Cell, extent: Extent, choice: dict[str, Any], *, is_searched: bool
+    ) -> Outcome | None:
+        seeds = range(max(self.study.seeds, MAX_SEEDS))
+        runs = [self.study.make_run(cell, choice, seed, extent) for seed in seeds]
+        if runs[0].experiment.rounds != extent.rounds:
+            return None
+        recorded_runs = {run.id: self.records.runs[run.id] for run in runs if run in self.records}
+        if not recorded_runs:
+            return None
+        failures = tuple(facts["failed"] for facts in recorded_runs.values() if "failed" in facts)
+        finished_runs = {run: facts for run, facts in recorded_runs.items() if "failed" not in facts}
+        headline: Point = next((facts["headline"] for facts in finished_runs.values()), "received")
+        point = self.study.rows[cell.row].point or headline
+        measures = {
+            name: compute_mean_std([facts[name] for facts in finished_runs.values()])
+            for name in (("seconds", "local_steps") if finished_runs else ())
+        }
+        full_rounds = self.study.make_run(cell, choice, 0).experiment.rounds
+        outcome = Outcome(
+            cell, choice, is_searched, point, tuple(finished_runs), failures, extent, full_rounds, measures
+        )
+        if finished_runs and not outcome.not_run:
+            measures |= self._measure(tuple(finished_runs), point)
+        return outcome
+
+    def _measure(self, runs: Sequence[str], point: Point) -> dict[str, MeanStd]:
+        measures = {}
+        own, last = self.study.measure, Measure(over="last", mean="pooled", called="")
+        for name, kind, at in (
+            ("value", own, point),
+            ("received", own, "received"),
+            ("trained", own, "trained"),
+            ("last", last, point),
+            ("last_uniform", last.model_copy(update={"mean": "uniform"}), point),
+            ("worst10", None, point),
+        ):
+            curves = [curve for run in runs if (curve := self.records.curve(run, at)) is not None]
+            if len(curves) == len(runs):
+                values = [
+                    reduce_curve(c, kind) if kind else 100 * float(c["acc_worst10"][-1]) for c in curves
+                ]
+                measures[name] = compute_mean_std(values)
+                changes = [compute_late_change(curve, own.mean) for curve in curves if name == "value"]
+                if known_changes := [change for change in changes if change is not None]:
+                    measures["late_change"] = compute_mean_std(known_changes)
+        return measures
+
+    def list_values(self, one: Outcome, measure: Measure | None = None) -> dict[int, float]:
+        """Return the number of each finished run of a cell, in percent, by seed."""
+        runs = {self.records.runs[run]["experiment"]["seed"]: run for run in one.runs}
+        curves = {seed: self.records.curve(run, one.point) for seed, run in runs.items()}
+        return {
+            seed: reduce_curve(curve, measure or self.study.measure)
+            for seed, curve in curves.items()
+            if curve
+        }
+
+    def compute_compared_value(self, one: Outcome) -> float | None:
+        """Return the number to compare with the paper: the accuracy, or its gap to the row that `gap_to` names."""
+        if one.value is None or not self.study.gap_to:
+            return one.value and one.value.mean
+        other = self.outcomes.get(Cell(self.study.gap_to, one.cell.column))
+        return other.value.mean - one.value.mean if other and other.value else None
+
+    def compute_difference(self, one: Outcome) -> float | None:
+        """Return our number minus the paper's, in points; None if one of the two is missing."""
+        paper, _ = self.study.paper_value(one.cell)
+        ours = self.compute_compared_value(one)
+        return None if paper is None or ours is None else ours - paper
+
+    def list_comparable(self) -> list[tuple[Outcome, float]]:
+        """Return cells that should match the paper and are complete, with their differences."""
+        pairs = []
+        for cell, one in self.outcomes.items():
+            off = self.compute_difference(one)
+            if off is None or not self.study.rows[cell.row].match:
+                continue
+            gap_to = self.study.gap_to
+            compared = [one, self.outcomes[Cell(gap_to, cell.column)]] if gap_to else [one]
+            if not any(self.list_shortfalls(each) for each in compared):
+                pairs.append((one, off))
+        return pairs
+
+    def list_distant(self) -> list[Outcome]:
+        """Return cells that should match the paper and differ by more than a point."""
+        return [one for one, off in self.list_comparable() if abs(off) > MAX_DIFFERENCE]
+
+    def list_shortfalls(self, one: Outcome) -> list[str]:
+        """Return short phrases on everything that a cell lacks of what the study specifies."""
+        full = self.study.make_run(one.cell, one.choice, 0).experiment
+        parts = [one.missing_rounds] if one.missing_rounds else []
+        if one.extent.mixed_precision != full.mixed_precision:
+            parts.append(f"{one.extent.mixed_precision} products")
+        if one.failures or one.n_seeds < self.study.seeds:
+            diverged = f", {len(one.failures)} diverged" * bool(one.failures)
+            parts.append(f"{one.n_seeds} of {self.study.seeds} seeds{diverged}")
+        if one.choice and not one.is_searched:
+            parts.append("no search")
+        return parts
+
+
+def reduce_curve(curve: Curve, measure: Measure) -> float:
+    """Reduce a curve to the number of a run, in percent."""
+    accuracy = curve[f"acc_{measure.mean}"]
+    if measure.over == "max":
+        return 100 * float(accuracy.max())
+    if measure.over == "last":
+        return 100 * float(accuracy[-1])
+    return 100 * float(accuracy[_find_last_tenth(curve["round"])].mean())
+
+
+def compute_late_change(curve: Curve, mean: Literal["pooled", "uniform"]) -> float | None:
+    """Compute how far a curve still moves: the mean over its last tenth minus the mean over as many rounds before.
+
+    Args:
+        curve: the accuracies of the evaluated rounds.
+        mean: the accuracy to take.
+
+    Returns:
+        The change in points; None if all evaluated rounds are in the last tenth.
+
+    """
+    accuracy, is_late = curve[f"acc_{mean}"], _find_last_tenth(curve["round"])
+    earlier = accuracy[~is_late][-int(is_late.sum()) :]
+    return 100 * float(accuracy[is_late].mean() - earlier.mean()) if len(earlier) else None
+
+
+def _find_last_tenth(rounds: Array) -> Array:
+    """Return for each evaluated round if it is in the last tenth of all rounds, (number of rounds,)."""
+    last = int(rounds[-1])
+    return np.array([is_in_last_tenth(one, last) for one in rounds.tolist()])
+
+
+def choose_options(study: Study, cell: Cell, records: Records, extent: Extent) -> dict[str, Any] | None:
+    """Choose the combination of the grid with the best validation accuracy in the last tenth of the rounds.
+
+    A combination that diverged with some seed after the search gives way to the next best.
+
+    Returns:
+        The first of the best; None if a combination has not been tried yet.
+
+    """
+    choices = study.choices(cell)
+    if len(choices) == 1:
+        return choices[0]
+    scored_choices = [
+        (choice, score) for choice, score in score_choices(study, cell, records, extent) if score is not None
+    ]
+    if len(scored_choices) < len(choices):
+        return None
+    stable = [one for one in scored_choices if not _diverges(study, cell, one[0], records, extent)]
+    return max(stable or scored_choices, key=lambda one: one[1])[0]
+
+
+def _diverges(study: Study, cell: Cell, choice: dict[str, Any], records: Records, extent: Extent) -> bool:
+    """Return True if a run of a combination diverged with some seed, although its search did not."""
+    runs = (study.make_run(cell, choice, seed, extent).id for seed in range(study.seeds))
+    return any("failed" in records.runs.get(run, {}) for run in runs)
+
+
+def score_choices(
+    study: Study, cell: Cell, records: Records, extent: Extent
+) -> list[tuple[dict[str, Any], float | None]]:
+    """Score every combination of the grid by its validation accuracy in percent.
+
+    Returns:
+        Pairs of combination and score: 0 for a run that diverged, None for one that has not been tried.
+
+    """
+    scores: list[tuple[dict[str, Any], float | None]] = []
+    late = Measure(over="last10", mean=study.measure.mean, called="")
+    for choice in study.choices(cell):
+        run = study.make_run(cell, choice, 0, extent, tuning=True).id
+        facts = records.runs.get(run, {})
+        point = study.source_row(cell).point or facts.get("headline", "received")
+        curve = records.curve(run, point, "validation")
+        scores.append((choice, reduce_curve(curve, late) if curve else 0.0 if "failed" in facts else None))
+    return scores

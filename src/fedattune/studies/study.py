@@ -1,0 +1,347 @@
+"""Study: one table or figure of a paper, as settings, columns (data and model), rows (methods) and printed numbers."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from ..core.errors import ConfigError, did_you_mean
+from ..core.io import read_yaml
+from ..core.options import describe_errors, look_up
+from ..core.own_code import confirm_references, list_references
+from ..core.settings import Settings
+from ..experiments.config import Experiment, flatten_options
+from .cells import WHOLE, Cell, CellRun, Extent
+from .parts import (
+    Claim,
+    DifferenceReason,
+    FigureSpec,
+    Grid,
+    Measure,
+    PrintedValue,
+    StudyPart,
+    StudyRow,
+    Tuning,
+)
+
+STUDY_FOLDER = Path(__file__).parent
+
+
+STUDIES = tuple(sorted(path.stem for path in STUDY_FOLDER.glob("*.yaml")))
+"""Names of the studies that come with FedAttune."""
+
+
+class Study(BaseModel):
+    """One table or figure of a paper.
+
+    Attributes:
+        about: the protocol, and its deviations from the paper.
+        settings: settings of all experiments. Settings of a row go before them, settings of a column before both.
+        seeds: runs of every cell.
+        populations: True to give each seed its own split of the data.
+        paper: row -> column -> printed number.
+        gap_to: a row, if the paper prints the accuracy of that row minus the own accuracy of each row.
+        differences: pairs of rows, to show the first minus the second.
+        claims: sentences of the paper to answer from the runs.
+        answers_claims: True to demand claims, local and fedavg_ft in every column, and searches of one size per column.
+        mixing: True to keep the mixing matrices.
+
+    """
+
+    model_config = StudyPart.model_config
+
+    name: str
+    title: str
+    source: str
+    about: str = ""
+    measure: Measure
+    settings: dict[str, Any] = {}
+    seeds: Annotated[int, Field(ge=1)] = 3
+    populations: bool = False
+    columns: dict[str, dict[str, Any]]
+    rows: dict[str, StudyRow]
+    tuning: Tuning | None = None
+    paper: dict[str, dict[str, PrintedValue]] = {}
+    gap_to: str | None = None
+    differences: list[tuple[str, str]] = []
+    claims: list[Claim] = []
+    answers_claims: bool = False
+    reasons: list[DifferenceReason] = []
+    figure: FigureSpec = FigureSpec()
+    mixing: bool = False
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> "Study":
+        """Check that rows, columns and printed numbers name each other, and that every experiment is possible."""
+        for name, row in self.rows.items():
+            if bool(row.like) == bool(row.algorithm):
+                raise ValueError(f"row {name!r}: expected either algorithm or like")
+            if row.like and (row.like not in self.rows or self.rows[row.like].like):
+                raise ValueError(f"row {name!r}: like: {row.like!r} should be a row with an algorithm")
+            if row.like and (row.point is None or row.options or row.settings or row.grid or row.grids):
+                raise ValueError(
+                    f"row {name!r}: a row that is like another one has a point, and nothing of its own"
+                )
+            if row.algorithm:
+                from ..algorithms import ALGORITHMS
+
+                look_up("algorithm", row.algorithm, ALGORITHMS)
+            if (row.grid or row.grids) and not self.tuning:
+                raise ValueError(
+                    f"row {name!r} has a grid, so the study should say how it is searched: tuning"
+                )
+            _check_names(f"row {name!r}: columns", row.columns or (), self.columns)
+            _check_names(f"row {name!r}: grids", row.grids, self.columns)
+        _check_names("paper", self.paper, self.rows)
+        for name, printed in self.paper.items():
+            _check_names(f"paper, {name}", printed, self.columns)
+        for pattern in itertools.chain(*(reason.cells for reason in self.reasons)):
+            if not any(_matches(pattern, cell) for cell in self.cells()):
+                raise ValueError(f"reasons: {pattern!r} names no cell")
+        if self.figure.kind == "sweep" and not all(_is_number(column) for column in self.columns):
+            raise ValueError("figure: a sweep needs columns whose names are numbers")
+        if self.figure.kind in ("matching", "weights", "heat_map") and not self.mixing:
+            raise ValueError(f"figure: {self.figure.kind} needs mixing matrices: mixing: true")
+        _check_names("gap_to", [self.gap_to] if self.gap_to else [], self.rows)
+        _check_names("differences", itertools.chain(*self.differences), self.rows)
+        for number, claim in enumerate(self.claims, 1):
+            self._check_claim(f"claim {number}", claim)
+        if self.answers_claims:
+            self._check_fairness()
+        for cell in self.cells():
+            try:
+                self.make_run(cell, self.middle_choice(cell), 0).options  # noqa: B018 (it is checked)
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+        return self
+
+    def _check_claim(self, where: str, claim: Claim) -> None:
+        """Check that a claim compares different cells of the table, at least one pair for each pair of rows."""
+        _check_names(where, [*claim.better, *claim.than], self.rows)
+        _check_names(f"{where}: columns", claim.columns or (), self.columns)
+        pairs = self.list_comparisons(claim)
+        for one, other in pairs:
+            if one == other:
+                raise ValueError(f"{where}: expected two different rows, got {one.row!r} twice")
+            for cell in {one, other} - set(self.cells()):
+                raise ValueError(f"{where}: the row {cell.row!r} is not in column {cell.column!r}")
+        for better, than in itertools.product(claim.better, claim.than):
+            if (better, than) not in {(one.row, other.row) for one, other in pairs}:
+                raise ValueError(f"{where}: no column has both rows, {better!r} and {than!r}")
+
+    def _check_fairness(self) -> None:
+        """Check that every column has the two baselines, and one number of combinations in all searches."""
+        if not self.claims:
+            raise ValueError(
+                "answers_claims: the study has no claims; add claims, or leave answers_claims out"
+            )
+        for column in self.columns:
+            cells = [cell for cell in self.cells() if cell.column == column and not self.rows[cell.row].like]
+            for name in ("local", "fedavg_ft"):
+                if not any(self.rows[cell.row].algorithm == name for cell in cells):
+                    raise ValueError(
+                        f"answers_claims: column {column!r} has no row with algorithm {name}; add it"
+                    )
+            sizes = {cell.row: len(self.choices(cell)) for cell in cells}
+            if len(set(sizes.values())) > 1:
+                counts = ", ".join(f"{row} {size}" for row, size in sizes.items())
+                raise ValueError(
+                    f"answers_claims: column {column!r}: expected one number of combinations for all rows, got "
+                    f"{counts}; give every row a grid of one size"
+                )
+
+    def list_comparisons(self, claim: Claim) -> list[tuple[Cell, Cell]]:
+        """List the pairs of cells that a claim compares, row by row: the better one by its sentence first."""
+        pairs = (
+            (Cell(better, column), Cell(than, column))
+            for better, than in itertools.product(claim.better, claim.than)
+            for column in claim.columns or self.columns
+        )
+        return [pair for pair in pairs if claim.columns or set(pair) <= set(self.cells())]
+
+    def cells(self, selection: str = "*") -> list[Cell]:
+        """Return the cells, column by column, that match one of the comma-separated patterns; see `--cells`.
+
+        Raises:
+            ConfigError: no cell matches a pattern.
+
+        """
+        cells = [
+            Cell(name, column)
+            for column in self.columns
+            for name, row in self.rows.items()
+            if row.columns is None or column in row.columns
+        ]
+        patterns = [one.strip() for one in selection.split(",") if one.strip()]
+        if not patterns:
+            raise ConfigError("--cells names no cell; leave it out for all of them")
+        for pattern in patterns:
+            if not any(_matches(pattern, cell) for cell in cells):
+                names = did_you_mean(pattern, [*self.columns, *self.rows])
+                raise ConfigError(f"--cells {pattern}: {self.name} has no such cell; {names}")
+        return [cell for cell in cells if any(_matches(pattern, cell) for pattern in patterns)]
+
+    def choices(self, cell: Cell) -> list[dict[str, Any]]:
+        """Return the combinations of the cell's grid; one empty combination if there is no grid."""
+        grid = self._grid(cell)
+        return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+    def middle_choice(self, cell: Cell) -> dict[str, Any]:
+        """Return the middle value of each list of the cell's grid, for runs without a search."""
+        return {key: values[len(values) // 2] for key, values in self._grid(cell).items()}
+
+    def _grid(self, cell: Cell) -> Grid:
+        row = self.source_row(cell)
+        return row.grids.get(cell.column, row.grid)
+
+    def source_row(self, cell: Cell) -> StudyRow:
+        """Return the row whose runs the cell shows."""
+        row = self.rows[cell.row]
+        return self.rows[row.like] if row.like else row
+
+    def make_run(
+        self,
+        cell: Cell,
+        choice: Mapping[str, Any],
+        seed: int,
+        extent: Extent = WHOLE,
+        *,
+        tuning: bool = False,
+    ) -> CellRun:
+        """Make one run of a cell.
+
+        Args:
+            cell: the cell.
+            choice: a combination of its grid.
+            seed: seed of the run.
+            extent: how much of the study to train.
+            tuning: True for a run of the search.
+
+        Raises:
+            ConfigError: a setting is impossible.
+
+        """
+        row = self.source_row(cell)
+        values = {"small_clients": "error", **self.settings, **row.settings, **self.columns[cell.column]}
+        if own := values.keys() & {"algorithms", "seed", "seeds"}:
+            raise ConfigError(f"{self.name}, {cell}: {', '.join(sorted(own))} cannot be among the settings")
+        options = {
+            **_flatten_options(self.settings),
+            **_flatten_options(row.settings),
+            **_flatten_options(self.columns[cell.column]),
+        }
+        values["set"] = {
+            **{key: value for key, value in options.items() if not _is_of_another(key, row.algorithm)},
+            **{f"{row.algorithm}.{key}": value for key, value in row.options.items()},
+        }
+        for key, value in choice.items():
+            if key in Settings.model_fields:
+                values[key] = value
+            else:
+                values["set"][f"{row.algorithm}.{key}"] = value
+        try:
+            experiment = Experiment(**values, algorithms=(row.algorithm,), seed=seed)
+        except ValidationError as error:
+            raise ConfigError(f"{self.name}, {cell}: {'; '.join(describe_errors(error))}") from error
+        rounds = min(extent.rounds or experiment.rounds, experiment.rounds)
+        changes: dict[str, Any] = {}
+        if extent.mixed_precision:
+            changes["mixed_precision"] = extent.mixed_precision
+        if tuning and self.tuning:
+            rounds = min(self.tuning.rounds, rounds)
+            changes["validation"] = self.tuning.validation
+        if self.populations:
+            changes["split_seed"] = seed
+        changes |= {"rounds": rounds, "eval_every": min(experiment.eval_every, rounds)}
+        return CellRun(cell, dict(choice), experiment.model_copy(update=changes))
+
+    def paper_value(self, cell: Cell) -> tuple[float | None, float | None]:
+        """Return the paper's number and its spread, in percent."""
+        value = self.paper.get(cell.row, {}).get(cell.column)
+        return value if isinstance(value, tuple) else (value, None)
+
+    def find_reason(self, cell: Cell) -> str | None:
+        """Find the reason of the cell's difference; None if no reason is known."""
+        texts = (one.text for one in self.reasons if any(_matches(pattern, cell) for pattern in one.cells))
+        return next(texts, None)
+
+
+def load_study(name: str, allow_code: Sequence[str] = ()) -> Study:
+    """Load a study that comes with FedAttune, by name, or your own study from a YAML file.
+
+    Args:
+        name: the name, or the file.
+        allow_code: references to code of the user's own that the study may name.
+
+    Raises:
+        ConfigError: no study has that name, or the file is wrong or names code that the user has not named.
+
+    """
+    path = STUDY_FOLDER / f"{name}.yaml" if name in STUDIES else Path(name)
+    if path.stem == "runs":
+        raise ConfigError(f"{name}: a study cannot be called runs, which is the folder of unfinished runs")
+    if name not in STUDIES and path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"unknown study {name!r}; {did_you_mean(name, STUDIES)}")
+    content = read_yaml(path)
+    confirm_references(list_references(content), allow_code, path)
+    try:
+        return Study(**{**content, "name": path.stem})
+    except ValidationError as error:
+        problems = [
+            (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, "))
+            for one in error.errors()
+        ]
+        raise ConfigError(f"{path}: {'; '.join(': '.join(filter(None, one)) for one in problems)}") from error
+
+
+def _flatten_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    options = values.get("set", {})
+    if not isinstance(options, Mapping):
+        raise ConfigError("set: expected options such as {fedmcsa.sigma: 50} or {fedmcsa: {sigma: 50}}")
+    return flatten_options(options)
+
+
+def _is_of_another(key: str, algorithm: str) -> bool:
+    """Return True for an option of another algorithm; a column may set options for one of its rows."""
+    from ..algorithms import ALGORITHMS
+    from ..data import PARTITIONS
+
+    owner = key.rpartition(".")[0]  # pfedla is an algorithm and a partition
+    return owner in ALGORITHMS and owner not in PARTITIONS and owner != algorithm
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _matches(pattern: str, cell: Cell) -> bool:
+    """Return True if a pattern, "column/row" or one of the two, matches a cell; * matches anything, case is ignored."""
+    column, row = cell.column.lower(), cell.row.lower()
+    # Only * is special.
+    first, slash, second = (
+        part.strip().replace("[", "[[]").replace("?", "[?]") for part in pattern.lower().partition("/")
+    )
+    if slash:
+        return fnmatchcase(column, first) and fnmatchcase(row, second)
+    return fnmatchcase(column, first) or fnmatchcase(row, first)
+
+
+def _check_names(where: str, names: Any, allowed_names: Mapping[str, Any]) -> None:
+    for name in names:
+        if name not in allowed_names:
+            raise ValueError(f"{where}: unknown name {name!r}; {did_you_mean(name, allowed_names)}")
+
+
+def format_options(values: Mapping[str, Any], separator: str = ", ") -> str:
+    """Format options as short words, such as lr=0.02."""
+    words = (
+        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
+    )
+    return separator.join(words)

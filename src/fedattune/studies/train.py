@@ -1,0 +1,202 @@
+"""Training of a study: the runs that are missing, column by column."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import FedAttuneError, RunError
+from ..core.settings import Settings
+from ..experiments.config import Experiment
+from ..runs.folder import RunFolder
+from ..runs.result import Result
+from .cells import Cell, CellRun, StudyOptions
+from .outcome import choose_options
+from .records import Records
+from .study import Study
+
+if TYPE_CHECKING:
+    from ..data import Federation
+    from ..experiments.job import FailedRun, Job, ShouldStop
+    from ..experiments.progress import ProgressDisplay
+
+SPLITS_AT_ONCE = 8
+"""Maximum number of splits of the data in memory."""
+
+
+@dataclass(frozen=True)
+class StudyTrainer:
+    """Train the missing runs of a study.
+
+    Attributes:
+        study: the study.
+        records: its raw results, which receive the new ones.
+        options: the options of `fedattune reproduce`.
+        should_stop: returns True once the user asks to stop.
+        display: shows the progress.
+        on_results: called after new results are saved.
+
+    """
+
+    study: Study
+    records: Records
+    options: StudyOptions
+    should_stop: "ShouldStop"
+    display: "ProgressDisplay"
+    on_results: Callable[[], None]
+
+    def train_cells(self, cells: Sequence[Cell]) -> list[str]:
+        """Train the missing runs of some cells, column by column.
+
+        Returns:
+            One sentence per column that failed, for instance because its data are missing. The other columns are
+            trained all the same.
+
+        Raises:
+            StoppedError: the user asked to stop. Finished runs are saved; others can be resumed.
+
+        """
+        problems: list[str] = []
+        for column in dict.fromkeys(cell.column for cell in cells):
+            try:
+                self._train_column([cell for cell in cells if cell.column == column])
+            except FedAttuneError as error:
+                problems.append(f"{column}: {error}")
+        return problems
+
+    def _train_column(self, cells: Sequence[Cell]) -> None:
+        study, extent = self.study, self.options.extent
+        grids = [(cell, study.choices(cell)) for cell in cells if not self.options.no_search]
+        self._train(
+            [
+                study.make_run(cell, choice, 0, extent, tuning=True)
+                for cell, grid in grids
+                for choice in grid
+                if len(grid) > 1
+            ]
+        )
+        trained: dict[Cell, Any] | None = None
+        while (choices := self._choose(cells)) != trained:  # a choice that diverges makes room for another
+            self._train(
+                [
+                    study.make_run(cell, choice, seed, extent)
+                    for seed in range(self.options.seeds or study.seeds)
+                    for cell, choice in choices.items()
+                ]
+            )
+            trained = choices
+
+    def _choose(self, cells: Sequence[Cell]) -> dict[Cell, dict[str, Any]]:
+        """Choose a combination for each cell whose search is complete."""
+        if self.options.no_search:
+            return {cell: self.study.middle_choice(cell) for cell in cells}
+        choices = {
+            cell: choose_options(self.study, cell, self.records, self.options.extent) for cell in cells
+        }
+        return {cell: choice for cell, choice in choices.items() if choice is not None}
+
+    def _train(self, runs: Sequence[CellRun]) -> None:
+        """Train the runs that no study has, in groups with the same data."""
+        from ..experiments.runner import train_all
+
+        others = [path for path in sorted(self.options.out.iterdir()) if path != self.records.folder]
+        if self.records.adopt(others, runs, mixing=self.study.mixing):
+            self._save()
+        groups: dict[str, dict[str, CellRun]] = {}
+        for run in runs:
+            if run not in self.records:
+                groups.setdefault(_data_key(run.experiment), {})[run.id] = run
+        waiting = [list(group.values()) for group in groups.values()]
+        while waiting:
+            some, waiting = waiting[:SPLITS_AT_ONCE], waiting[SPLITS_AT_ONCE:]
+            pairs = [pair for group in some for pair in self._make_jobs(group)]
+            self._check_data(pairs)
+            failed: list[FailedRun] = []
+            try:
+                train_all(
+                    [job for _, job in pairs],
+                    self.should_stop,
+                    self.display,
+                    scratch=self.options.out / "runs",
+                    processes=self.options.processes,
+                    on_failure=failed.append,
+                )
+            finally:
+                self._collect(pairs, {one.folder: one.error for one in failed if one.diverged})
+            if killed := [one for one in failed if not one.diverged]:
+                raise RunError(f"{killed[0].error}; go on by --resume")
+
+    def _make_jobs(self, runs: Sequence[CellRun]) -> "list[tuple[CellRun, Job]]":
+        """Make the jobs of runs with the same data, which are loaded once."""
+        from ..experiments.plan import make_plan, prepare_data
+
+        federation: Federation | None = None
+        pairs = []
+        for run in runs:
+            experiment = run.experiment.model_copy(update=self.options.overrides)
+            federation = federation or prepare_data(experiment)
+            plan = make_plan(experiment, federation)
+            (name,) = experiment.algorithms
+            words = [str(run.cell), *(f"{key}={value}" for key, value in run.choice.items())]
+            title = ", ".join([*words, f"seed {experiment.seed}"])
+            folder = self.options.out / "runs" / run.id
+            pairs.append((run, plan.make_job(name, experiment.seed, title, folder)))
+        return pairs
+
+    def _check_data(self, pairs: "Sequence[tuple[CellRun, Job]]") -> None:
+        """Check that recorded runs were trained on the same samples of the same clients.
+
+        Raises:
+            RunError: they were not, so their numbers cannot be compared with new ones.
+
+        """
+        digests = {_data_key(run.experiment): job.federation.digest for run, job in pairs}
+        for run, facts in self.records.runs.items():
+            then = facts.get("split")
+            now = digests.get(_data_key(Experiment(**facts["experiment"])), then) if then else None
+            if now != then:
+                raise RunError(
+                    f"the data differ from the data of run {run} in {self.records.folder}: their split is {now}, the "
+                    f"split of the run {then}; use the old data, or another --out"
+                )
+
+    def _collect(self, pairs: "Sequence[tuple[CellRun, Job]]", diverged: Mapping[Path, str]) -> None:
+        """Add the results of finished runs to the records, then remove their folders."""
+        for run, job in pairs:
+            if job.folder in diverged:
+                self.records.add_failure(run, diverged[job.folder])
+            elif job.is_finished and run not in self.records:
+                environment = _select_versions(RunFolder(job.folder).read_environment())
+                labels = job.federation.label_counts().tolist() if self.study.mixing else None
+                self.records.add(run, Result.load(job.folder), environment, labels)
+        self._save()
+        for run, job in pairs:
+            if run in self.records:
+                shutil.rmtree(job.folder, ignore_errors=True)
+
+    def _save(self) -> None:
+        self.records.save()
+        self.on_results()
+
+
+def _data_key(experiment: Experiment) -> str:
+    """Make a key that is equal for experiments on the same split of the same data."""
+    from ..algorithms import ALGORITHMS
+    from ..data import PARTITIONS, SOURCES
+    from ..models import MODELS
+
+    names = (
+        Experiment.model_fields.keys()
+        - Settings.model_fields.keys()
+        - {"model", "algorithms", "set", "seeds"}
+    )
+    others = {*ALGORITHMS, *MODELS} - {*PARTITIONS, *SOURCES}
+    options = {k: v for k, v in experiment.set.items() if k.rpartition(".")[0] not in others}
+    return json.dumps([[str(getattr(experiment, name)) for name in sorted(names)], options], sort_keys=True)
+
+
+def _select_versions(environment: dict[str, Any]) -> dict[str, Any]:
+    selected = {name: environment[name] for name in ("fedattune", "git", "python", "cpus")}
+    return selected | {name: environment["packages"][name] for name in ("torch", "numpy")}

@@ -1,0 +1,236 @@
+"""Acceptance: a client refuses a received model that is worse on its validation rows than the model it had.
+
+`--accept better` wraps the client rule of any method, so that it works wherever the client is: `AcceptBetter` keeps the
+model of the client's last upload, and a judge compares it with what a new payload offers, before the client trains with
+it or is evaluated with it. After a refusal the client goes on as if it had been sent its own model: by
+`ClientUpdate.decline`, and without corrections by what other clients did.
+
+The offered model is that of the payload, with the tensors that never left the client; or the start that the rule makes
+of the payload by a look at data. Losses are compared, as few rows say more by their losses than by their classes; an
+equal loss is accepted. A client without validation rows accepts everything. BatchNorm statistics are not judged: both
+models are compared with those that the client has.
+
+It makes no difference to the rule whether a model is worse because somebody lies, or because it is an average of unlike
+clients. Most methods are therefore close to training alone with it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from ...client import ClientWrapper
+from ...core.errors import ConfigError
+from ...core.params import Params, choose
+from ...core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
+from ...core.settings import Settings
+from ...data import Federation
+from ...data.federated import FederationInfo
+from ...engine.base import ClientInputs, Engine
+from ...engine.batches import LocalTraining
+from ...runs.context import RunContext
+
+OWN, REFUSAL = "last_upload", "refusal"
+"""Entries of the local state: the model of the last upload, and whether the last payload was refused (1.0)."""
+
+
+class _Carry(NamedTuple):
+    inner: Any
+    refused: Tensor
+
+
+@dataclass(frozen=True)
+class AcceptBetter(ClientWrapper):
+    """Client rule that follows the rule of the method, with the client's own model in place of a refused one."""
+
+    def init_local_state(self, w0: Params) -> LocalState:
+        """Return the rule's state, the initial model as the last upload, and no refusal."""
+        none = next(iter(w0.values())).new_zeros(())
+        return {**self.inner.init_local_state(w0), OWN: w0, REFUSAL: Params(refused=none)}
+
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
+        """Begin with the payload, or with the own model in its place."""
+        refused = _is_refused(local_state)
+        inner = self.inner.begin(
+            self._choose(sent, local_state), _strip(local_state), fresh, _restrict(context, refused)
+        )
+        return _Carry(inner, refused)
+
+    def probe_passes(self, local_state: LocalState) -> Tensor | None:
+        """Probe as the rule does."""
+        return self.inner.probe_passes(_strip(local_state))
+
+    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
+        """Probe as the rule does."""
+        context = _restrict(context, carry.refused)
+        return carry._replace(inner=self.inner.probe(carry.inner, batch, grad, loss, context))
+
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
+        """Take a step of the rule; after a refusal, one without corrections by other clients."""
+        context = _restrict(context, carry.refused)
+        return carry._replace(inner=self.inner.step(carry.inner, batch, grad, context))
+
+    def measure_step(
+        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Measure the rule's mechanisms."""
+        return self.inner.measure_step(carry.inner, batch, grad, _restrict(context, carry.refused))
+
+    def finish(
+        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload what the rule uploads, and keep its model."""
+        upload, new_state = self.inner.finish(
+            carry.inner,
+            self._choose(sent, local_state),
+            _strip(local_state),
+            _restrict(context, carry.refused),
+        )
+        return upload, {**new_state, OWN: upload.params, REFUSAL: local_state[REFUSAL]}
+
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
+        """Return the rule's model, from the payload or from the own model in its place."""
+        return self.inner.received_model(self._choose(sent, local_state), _strip(local_state), fresh)
+
+    def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
+        """Return the rule's model."""
+        return self.inner.trained_model(upload, _strip(local_state))
+
+    def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
+        """Return the rule's model, from the payload or from the own model in its place."""
+        return self.inner.resting_model(self._choose(sent, local_state), _strip(local_state), fresh)
+
+    def _choose(self, sent: Payload, local_state: LocalState) -> Payload:
+        refused = _is_refused(local_state)
+        own = self.inner.decline(sent, local_state[OWN])
+        extra = {k: choose(refused, own.extra[k], v) for k, v in sent.extra.items()}
+        return Payload(choose(refused, own.params, sent.params), extra)
+
+
+def _is_refused(local_state: LocalState) -> Tensor:
+    return local_state[REFUSAL]["refused"] > 0
+
+
+def _strip(local_state: LocalState) -> LocalState:
+    return {k: v for k, v in local_state.items() if k not in (OWN, REFUSAL)}
+
+
+def _restrict(context: RoundContext, refused: Tensor) -> RoundContext:
+    """Let a client that goes on alone take plain steps: corrections follow a common start."""
+    return context._replace(is_uploaded=context.is_uploaded & ~refused)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Decide which clients refuse their payload.
+
+    Attributes:
+        rule: the client rule, which goes on with the own model after a refusal.
+        engine: evaluates models on validation rows.
+        personal: names of the tensors that never leave a client.
+        plan: returns the local training of the coming round, for rules whose start needs a look at data.
+
+    """
+
+    rule: AcceptBetter
+    engine: Engine
+    personal: frozenset[str]
+    plan: Callable[[], LocalTraining]
+
+    def decide(self, ids: Tensor, inputs: ClientInputs) -> ClientInputs:
+        """Return the inputs with a decision on each payload that is new; older decisions stand.
+
+        Args:
+            ids: numbers of the clients (C,).
+            inputs: one row per client.
+
+        """
+        before = inputs.local_state[REFUSAL]["refused"]
+        offered = self._measure(ids, self._make_offered(ids, inputs), inputs.buffers)
+        had = self._measure(ids, inputs.local_state[OWN], inputs.buffers)
+        is_worse = ~(offered <= had)  # also if it is no number
+        refused = torch.where(inputs.fresh, is_worse.to(before), before)
+        return _replace_refusals(inputs, refused)
+
+    def _make_offered(self, ids: Tensor, inputs: ClientInputs) -> Params:
+        """Return the models (C, ...) that the payloads offer, with the clients' own personal tensors."""
+        own = inputs.local_state[OWN]
+        if self.rule.is_ready_after_probe:
+            tried = _replace_refusals(inputs, torch.zeros_like(inputs.local_state[REFUSAL]["refused"]))
+            training = replace(self.plan(), steps=0, epochs=None)
+            outputs = self.engine.train(self.rule, ids, tried, training)
+            started: Params = vmap(self.rule.trained_model)(outputs.upload, outputs.local_state)
+            return started
+        offered: Params = vmap(self.rule.offered_model)(inputs.sent)
+        return Params({k: own[k] if k in self.personal else v for k, v in offered.items()})
+
+    def _measure(self, ids: Tensor, models: Params, buffers: Params) -> Tensor:
+        """Return the sum of losses (C,) on validation rows; 0 without rows."""
+        (scores,) = self.engine.evaluate(models, buffers, ("validation",), ids)
+        return scores.loss
+
+
+def _replace_refusals(inputs: ClientInputs, refused: Tensor) -> ClientInputs:
+    return inputs._replace(local_state={**inputs.local_state, REFUSAL: Params(refused=refused)})
+
+
+class Refusals(NamedTuple):
+    """Refusals of received models in a run.
+
+    Attributes:
+        clients: number of a client, as text -> how often it refused.
+        rounds: for each round with one, its number and how many clients refused.
+        n_trained: trainings of all clients and rounds.
+
+    """
+
+    clients: dict[str, int] = {}  # noqa: RUF012 (never written to)
+    rounds: Sequence[tuple[int, int]] = ()
+    n_trained: int = 0
+
+    def add_round(self, r: int, refused: Sequence[int], n_trained: int) -> "Refusals":
+        """Return the refusals with one more round."""
+        clients = Counter(self.clients) + Counter(map(str, refused))
+        rounds = [*self.rounds, (r, len(refused))] if refused else self.rounds
+        return Refusals(dict(clients), rounds, self.n_trained + n_trained)
+
+    def collect_facts(self, context: RunContext) -> dict[str, Any]:
+        """Return the entry `refusals` of the facts; nothing if clients accept everything."""
+        if context.settings.accept != "better":
+            return {}
+        names = context.federation.names
+        clients = {names[int(i)]: n for i, n in sorted(self.clients.items(), key=lambda item: int(item[0]))}
+        return {"refusals": {"clients": clients, "rounds": [list(pair) for pair in self.rounds]}}
+
+    def collect_notes(self, context: RunContext, name: str) -> list[str]:
+        """Return a sentence on how much was refused, and on the clients that could not judge."""
+        if context.settings.accept != "better" or not context.has_shared_parameters:
+            return []
+        share = sum(self.clients.values()) / max(1, self.n_trained)
+        notes = [
+            f"{name}: clients refused {100 * share:.0f}% of the models that they were sent (--accept better)"
+        ]
+        n_without = int((context.federation.sizes("validation") == 0).sum())
+        if n_without:
+            notes.append(
+                f"{n_without} clients have no validation rows and accept everything (--accept better)"
+            )
+        return notes
+
+
+def check_acceptance(settings: Settings, federation: Federation | FederationInfo) -> None:
+    """Check that clients have rows to judge received models by, if they are to accept better ones only.
+
+    Raises:
+        ConfigError: no client has validation rows.
+
+    """
+    if settings.accept == "better" and not bool(federation.sizes("validation").any()):
+        raise ConfigError(
+            "accept: better judges received models by validation rows, and no client has any; "
+            "give --validation 0.1 or more"
+        )

@@ -1,0 +1,361 @@
+"""Differential privacy of single training rows: the noise of every client's gradients, and the epsilon it has spent.
+
+DP-SGD (Abadi et al., CCS 2016) inside the `Grad` that every client rule gets its gradients from.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, inf, log, sqrt
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...core.algorithm import Algorithm, ClientUpdate
+from ...core.errors import ConfigError, summarize_error
+from ...core.network import MethodModule, Network
+from ...core.params import Params
+from ...core.payload import Batch, LocalState, Payload, RoundContext
+from ...core.settings import Settings
+from ...core.task import Task
+from ...data import Federation
+from ...privacy.accounting import check_accounting
+from ...privacy.calibration import Sampled, compute_epsilon, find_multiplier
+from ...privacy.dp_sgd import RecordPrivacy, count_steps
+from ...runs.context import RunContext
+from ..sampling import sample_cohort
+from ..setup import init_server
+
+SIZE_RATIO = 1.05
+"""Numbers of rows are rounded down to powers of this for the accounting, so that few of them must be calibrated."""
+
+EXAMPLE_CLIENTS = 2
+"""Clients of the server with which gradient calls are counted."""
+
+
+def check_record_privacy(
+    algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation
+) -> None:
+    """Check that every number that training takes from a row is a gradient that can be made private.
+
+    Args:
+        algorithm: the method.
+        module: the module that it trains.
+        settings: settings of the run.
+        federation: the clients' data.
+
+    Raises:
+        ConfigError: it is not so; the sentence says why.
+
+    """
+    if not settings.is_record_private:
+        return
+    check_accounting()
+    reason = _find_obstacle(algorithm, module) or _find_gradient_error(module, federation, settings.dtype)
+    if reason:
+        raise ConfigError(f"record-level differential privacy (--dp-record) cannot go with this: {reason}")
+
+
+def _find_obstacle(algorithm: Algorithm, module: nn.Module) -> str | None:
+    task = Task(module)
+    own_loss = isinstance(module, MethodModule) and module.has_batch_loss
+    if own_loss:
+        return (
+            "the method's loss compares the rows of a batch with each other (an alignment of features), so that no row "
+            "has a gradient of its own; choose a method without such a loss, such as fedper or ditto"
+        )
+    if task.has_batch_statistics:
+        return (
+            "BatchNorm layers mix the rows of a batch and keep their statistics without noise; use a model with "
+            "GroupNorm layers (nn.GroupNorm) instead"
+        )
+    network = algorithm.network
+    if network is not None and type(network).client_buffers is not Network.client_buffers:
+        return (
+            "the method reads the exact number of rows of each class of a client, which has no noise; choose a "
+            "method without class counts, such as fedper or ditto"
+        )
+    if algorithm.client.probe_passes(algorithm.client.init_local_state(task.params)) is not None:
+        return (
+            "the method reads rows before its local steps (it scores models on them, or passes over them with "
+            "gradients of its own), which the accounting does not cover; choose a method that only takes local steps, "
+            "such as fedmcsa or ditto"
+        )
+    if algorithm.fine_tune and algorithm.fine_tune.part == "test":
+        return "the method fits the model to test rows, which have no protection; let it adapt on train"
+    return None
+
+
+def _find_gradient_error(module: nn.Module, federation: Federation, dtype: str) -> str | None:
+    """Return the reason why the model gives no gradients of single rows."""
+    kind = getattr(torch, dtype)
+    task = Task(copy.deepcopy(module)).to(torch.device("cpu"), kind)
+    samples = next(rows for rows in federation.part("train") if len(rows))
+    index = torch.as_tensor(samples[:2], device=federation.device)
+    x, y = federation.features(index, kind).cpu(), federation.y[index].cpu()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            task.clipped_gradient(task.params, task.buffers, (x, y, torch.ones(len(y), dtype=kind)), 1.0)
+    except Exception as error:
+        return (
+            f"the model {type(module).__name__} gives no gradients of single rows ({summarize_error(error)}); use "
+            "layers that torch.func.vmap supports"
+        )
+    return None
+
+
+def count_gradients(context: RunContext) -> tuple[int, ...]:
+    """Count the gradients that one local step takes on each of its batches, from a step without data.
+
+    The count is the same for all clients, steps and rounds: a rule cannot branch on values of tensors.
+
+    Raises:
+        ConfigError: the rule takes gradients of batches that it was not given.
+
+    """
+    rule, task = context.algorithm.client, context.task
+    n = min(context.n_clients, EXAMPLE_CLIENTS)
+    server = init_server(context.algorithm, task, n, context.settings.seed)
+    payload = context.algorithm.server.broadcast(server, context.all_ids[:1]).payload.rows(0)
+    sent = payload._replace(params=Params({**task.params, **payload.params}))
+    one = next(iter(task.params.values())).new_ones(())
+    yes = torch.ones((), dtype=torch.bool, device=one.device)
+    names = tuple(context.algorithm.personal.names(task.model))
+    round_context = RoundContext(context.settings.lr, one, one, n, names, yes)
+    state = rule.init_local_state(task.params)
+    with torch.no_grad():
+        return _count_in_step(rule, sent, state, yes, round_context, context.federation.input_shape)
+
+
+def _count_in_step(
+    rule: ClientUpdate,
+    sent: Payload,
+    state: LocalState,
+    fresh: Tensor,
+    context: RoundContext,
+    input_shape: Sequence[int],
+) -> tuple[int, ...]:
+    calls = [0] * rule.batches_per_step
+
+    def count(w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:  # noqa: ARG001 (as `Grad` has it)
+        number = round(float(batch[1].reshape(-1)[0]))
+        calls[number] += 1
+        return w.zeros()
+
+    like, n = context.n_steps, len(calls)
+    numbers = torch.arange(n, dtype=like.dtype, device=like.device)[:, None]  # the labels number the batches
+    batch: Batch = (like.new_zeros(n, 1, *input_shape), numbers, like.new_ones(n, 1))
+    if n == 1:
+        batch = tuple(t[0] for t in batch)
+    rule.step(rule.begin(sent, state, fresh, context), batch, count, context)
+    return tuple(calls)
+
+
+@dataclass(frozen=True)
+class RecordPlan:
+    """The noise of every client, and the epsilon that it spends.
+
+    Rows of one client are its neighbours: one row more or less. The number of rows of each client is public.
+
+    Attributes:
+        context: the run.
+        is_secret: whether this is a node, whose random numbers nobody else knows.
+
+    """
+
+    context: RunContext
+    is_secret: bool = False
+
+    @classmethod
+    def make(cls, context: RunContext, *, is_secret: bool = False) -> "RecordPlan | None":
+        """Return the plan of a run; None without record-level privacy."""
+        return cls(context, is_secret) if context.settings.is_record_private else None
+
+    @cached_property
+    def calls(self) -> tuple[int, ...]:
+        """Gradients of a local step on each of its batches."""
+        return count_gradients(self.context)
+
+    def training(self) -> RecordPrivacy:
+        """Return the privacy of the local steps."""
+        return RecordPrivacy(
+            self.context.settings.dp_record_clip, self.calls, self.multiplier, self.is_secret
+        )
+
+    def fine_tuning(self) -> RecordPrivacy:
+        """Return the privacy of fine-tuning, which is plain SGD."""
+        return replace(self.training(), calls=(1,))
+
+    def multiplier(self, client: int) -> float:
+        """Return the noise multiplier of a client: noise over the clipping length, on the sum of a batch."""
+        settings = self.context.settings
+        if settings.dp_record is None:
+            return settings.dp_record_noise or 0.0
+        n = int(self.context.n_train[client])
+        rounds = int(self._planned_rounds[client])
+        if not n or not rounds + self.planned_evaluations:
+            return 0.0
+        return find_multiplier(
+            settings.dp_record, settings.dp_delta, self._mechanisms(n, rounds, self.planned_evaluations)
+        )
+
+    def epsilon(self, client: int, rounds: int, evaluations: int) -> float:
+        """Return the epsilon that a client has spent.
+
+        Args:
+            client: number of the client.
+            rounds: rounds in which it trained.
+            evaluations: evaluations for which its model was fine-tuned.
+
+        """
+        n = int(self.context.n_train[client])
+        if not n:
+            return 0.0
+        noise = self.multiplier(client)
+        parts = self._mechanisms(n, rounds, evaluations)
+        return compute_epsilon(self.context.settings.dp_delta, noise, parts)
+
+    @property
+    def planned_evaluations(self) -> int:
+        """Evaluations for which models are fine-tuned, one on arrival included; 0 if the method does not fine-tune."""
+        settings = self.context.settings
+        return 1 + ceil(settings.rounds / settings.eval_every) if self.context.algorithm.fine_tune else 0
+
+    def _mechanisms(self, n: int, rounds: int, evaluations: int) -> tuple[Sampled, ...]:
+        """Return the mechanisms of a client with n rows, with multipliers relative to its noise.
+
+        k gradients of one batch are one Gaussian mechanism with the noise over sqrt(k), on one Poisson sample.
+        """
+        settings, rule = self.context.settings, self.context.algorithm.client
+        rows = max(1, min(n, _round_down(n)))
+        rate = min(1.0, settings.batch_size / rows)
+        steps = count_steps(
+            settings.local_steps, settings.epochs, n, settings.batch_size, rule.batches_per_step, rule.passes
+        )
+        parts = [Sampled(1 / sqrt(k), rate, rounds * steps) for k in self.calls if k and rounds]
+        if (tuned := self.context.algorithm.fine_tune) and evaluations:
+            ft_steps = tuned.steps or count_steps(
+                settings.local_steps, settings.epochs, n, settings.batch_size
+            )
+            parts.append(Sampled(1.0, rate, evaluations * ft_steps))
+        merged: dict[float, int] = {}
+        for part in parts:
+            merged[part.multiplier] = merged.get(part.multiplier, 0) + part.times
+        return tuple(Sampled(multiplier, rate, count) for multiplier, count in sorted(merged.items()))
+
+    @cached_property
+    def _planned_rounds(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Rounds (N,) in which each client trains; the seed draws the cohorts.
+
+        On a real node all rounds count: clients may join, and other cohorts are drawn then.
+        """
+        context, settings = self.context, self.context.settings
+        n, rounds = context.n_clients, settings.rounds
+        is_everybody = context.algorithm.participation.train == "all" or settings.cohort_size(n) == n
+        if is_everybody or self.is_secret:
+            return np.full(n, rounds, dtype=np.int64)
+        counts = np.zeros(n, dtype=np.int64)
+        for r in range(1, rounds + 1):
+            counts[sample_cohort(settings, n, r).numpy()] += 1
+        return counts
+
+
+class RecordLedger:
+    """The privacy that clients have spent so far; its state is in the checkpoint.
+
+    Without record-level privacy, it counts nothing.
+
+    Attributes:
+        plan: the noise of every client; None without record-level privacy.
+        rounds: (N,) rounds in which each client trained.
+        evaluations: scalar; evaluations for which models were fine-tuned.
+
+    """
+
+    def __init__(self, context: RunContext, *, is_secret: bool = False) -> None:
+        self.plan = RecordPlan.make(context, is_secret=is_secret)
+        self.rounds = torch.zeros(context.n_clients if self.plan else 0, dtype=torch.int64)
+        self.evaluations = torch.zeros((), dtype=torch.int64)
+
+    def add_round(self, ids: Tensor, dropouts: Tensor) -> None:
+        """Count a round in which clients `ids` trained, except the ones that dropped out before."""
+        if self.plan:
+            self.rounds[ids[~torch.isin(ids, dropouts)].cpu()] += 1
+
+    def add_evaluation(self) -> None:
+        """Count an evaluation, for which models may be fine-tuned."""
+        self.evaluations += 1
+
+    def state_tree(self) -> dict[str, Any]:
+        """Return the counts for a checkpoint."""
+        return {"privacy": {"rounds": self.rounds, "evaluations": self.evaluations}} if self.plan else {}
+
+    def load(self, flat: Mapping[str, Tensor]) -> None:
+        """Take over the counts of a checkpoint, which may have fewer clients."""
+        if self.plan:
+            before = flat["privacy/rounds"]
+            self.rounds[: len(before)] = before
+            self.evaluations = flat["privacy/evaluations"].clone()
+
+    def facts(self, repeats: int = 0) -> dict[str, Any]:
+        """Return the facts about the privacy of the run, with one number per evaluated client.
+
+        Args:
+            repeats: rounds that nodes may have trained twice, with other noise, after an interruption.
+
+        """
+        if not self.plan:
+            return {}
+        settings, ids = self.plan.context.settings, self.plan.context.eval_ids.tolist()
+        spent = self._spent(ids, repeats)
+        return {
+            "record_privacy": {
+                "level": "record",
+                "mechanism": "DP-SGD: Gaussian noise on sums of clipped gradients of single rows",
+                "neighbours": "one training row of a client added or removed",
+                "epsilon": [None if one == inf else one for one in spent],
+                "target": settings.dp_record,
+                "delta": settings.dp_delta,
+                "noise_multiplier": [self.plan.multiplier(i) for i in ids],
+                "clip": settings.dp_record_clip,
+                "sampling": "Poisson",
+                "gradients_per_batch": list(self.plan.calls),
+                "repeated_rounds": repeats,
+                "generator": "the operating system" if self.plan.is_secret else "the seed of this simulation",
+            }
+        }
+
+    def notes(self, repeats: int = 0) -> list[str]:
+        """Return the sentences about it for the table."""
+        if not self.plan:
+            return []
+        context = self.plan.context
+        settings, spent = context.settings, self._spent(context.eval_ids.tolist(), repeats)
+        noise = sorted(self.plan.multiplier(i) for i in context.eval_ids.tolist())
+        found = [
+            f"record-level differential privacy: epsilon {median(spent):.3g} in the median of clients, at most "
+            f"{max(spent):.3g}, at delta {settings.dp_delta:g}, for one training row more or less "
+            f"(noise multiplier {noise[0]:.3g} to {noise[-1]:.3g}, gradients clipped to {settings.dp_record_clip:g}); "
+            "validation and test rows, and the sizes of clients, are not protected"
+        ]
+        largest = int(context.n_train.max())
+        if settings.dp_delta * largest >= 1:
+            found.append(
+                f"delta {settings.dp_delta:g} is no promise for a client with {largest:,} training rows: choose one "
+                f"well below {1 / largest:.1g} (--dp-delta)"
+            )
+        return found
+
+    def _spent(self, ids: Sequence[int], repeats: int) -> list[float]:
+        assert self.plan is not None
+        evaluations = int(self.evaluations) + repeats
+        return [self.plan.epsilon(i, int(self.rounds[i]) + repeats, evaluations) for i in ids]
+
+
+def _round_down(n: int) -> int:
+    """Round a number of rows down to a power of `SIZE_RATIO`."""
+    return ceil(SIZE_RATIO ** int(log(n) / log(SIZE_RATIO) + 1e-9)) if n > 1 else n

@@ -1,0 +1,291 @@
+"""The state of clients between rounds: local state, personal tensors, buffers, and the last payloads."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from ...core.params import Params
+from ...core.payload import LocalState, Payload
+from ...engine.base import ClientInputs, ClientOutputs
+from ...runs.context import RunContext
+from ...runs.storage.rows import RowStack, RowStorage, pick_rows
+from .acceptance import Judge
+
+ModelRule = Callable[[Payload, LocalState, Tensor], Params]
+
+
+PayloadFactory = Callable[[Tensor], Payload]
+"""Gives the payload that the server would send to clients with these numbers now, one row each."""
+
+
+FIRST_PAYLOADS_CHUNK = 1000
+"""Clients whose first payload is made together if payloads are kept on disk."""
+
+
+@dataclass
+class ClientStates:
+    """The state of the M clients of one backend, one row per client on every tensor.
+
+    Attributes:
+        client_ids: (M,) their numbers among all N clients, sorted; clients are named by these numbers.
+        local_state: the local state of the client rule, by name.
+        personal: the parameters that never leave a client.
+        buffers: the model's buffers (running statistics), which stay on the client.
+        sent: the last payload of each client; kept only if the server answers uploads (`answer`).
+        fresh: (M,) whether that payload arrived since the client last trained.
+        names: the model's parameters in their order.
+        statistics: the averaged BatchNorm statistics that clients are sent; empty if these stay local.
+        storage: where rows are kept.
+        judge: decides which payloads clients refuse; None if they accept all.
+
+    """
+
+    client_ids: Tensor
+    local_state: dict[str, RowStack]
+    personal: RowStack
+    buffers: RowStack
+    sent: Payload | None
+    fresh: Tensor
+    names: list[str]
+    statistics: Params
+    storage: RowStorage
+    judge: Judge | None = None
+
+    @classmethod
+    def start(
+        cls,
+        context: RunContext,
+        client_ids: Tensor,
+        storage: RowStorage,
+        *,
+        make_payload: PayloadFactory | None = None,
+        own_buffers: Params | None = None,
+    ) -> "ClientStates":
+        """Make the state before the first round, in which clients hold the initial model.
+
+        Args:
+            context: the run.
+            client_ids: (M,) numbers of the clients, sorted.
+            storage: where rows are kept.
+            make_payload: gives the first payloads; without it, they come later by `store_payload`.
+            own_buffers: buffers (M, ...) that differ between clients.
+
+        """
+        algorithm, task = context.algorithm, context.task
+        own, first = own_buffers or Params(), task.buffers
+        if own:
+            first = Params({**first, **own.rows(0)})
+        local_state = algorithm.client.init_local_state(task.params)
+        personal = task.params.only(algorithm.personal.names(task.model))
+        return cls(
+            client_ids=client_ids,
+            local_state={k: storage.allocate(f"clients/local_state/{k}", v) for k, v in local_state.items()},
+            personal=storage.allocate("clients/personal", personal),
+            buffers=storage.allocate("clients/buffers", first, own),
+            sent=_make_first_payloads(make_payload, client_ids, storage)
+            if make_payload and context.is_answered
+            else None,
+            fresh=torch.zeros(len(client_ids), dtype=torch.bool, device=client_ids.device),
+            names=list(task.params),
+            statistics=context.initial_statistics,
+            storage=storage,
+        )
+
+    def state_tree(self) -> dict[str, Any]:
+        """Return everything as a nest of dicts, for a checkpoint."""
+        return {
+            "local_state": self.local_state,
+            "personal": self.personal,
+            "buffers": self.buffers,
+            "sent": {} if self.sent is None else self.sent._asdict(),
+            "fresh": self.fresh,
+            "statistics": self.statistics,
+        }
+
+    def load_state_tree(self, tree: dict[str, Any]) -> None:
+        """Take over the state of a checkpoint."""
+        self.local_state, self.personal, self.buffers = tree["local_state"], tree["personal"], tree["buffers"]
+        self.fresh, self.statistics = tree["fresh"], tree["statistics"]
+        if self.sent is not None:
+            self.sent = Payload(**tree["sent"])
+
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """Return the rows of clients `ids`."""
+        return ids if self._are_all else torch.searchsorted(self.client_ids, ids)
+
+    @cached_property
+    def _are_all(self) -> bool:
+        """True if a client's number is its row."""
+        return int(self.client_ids[-1]) == len(self.client_ids) - 1
+
+    def store_payload(self, ids: Tensor, payload: Payload) -> None:
+        """Keep the payload of clients `ids` until another one replaces it."""
+        if self.sent is None:
+            self.sent = _allocate_payloads(payload.rows(0), self.storage)
+        put_payload_rows(self.sent, self.rows_of(ids), payload)
+
+    def receive(self, ids: Tensor, payload: Payload, statistics: Params | None = None) -> None:
+        """Give clients `ids` a payload, with the averaged BatchNorm statistics.
+
+        Args:
+            ids: (C,) numbers of the clients.
+            payload: one row each.
+            statistics: (C, ...) the statistics that came with the payload, if they are older than the current ones.
+
+        """
+        if self.sent is not None:
+            self.store_payload(ids, payload)
+        rows = self.rows_of(ids)
+        self.fresh[rows] = True
+        if self.statistics:
+            self.buffers.only(self.statistics).put_rows(rows, statistics or self.statistics.repeat(len(ids)))
+
+    def held_buffers(self, ids: Tensor) -> Params:
+        """Return the buffers (E, ...) that clients `ids` hold."""
+        return pick_rows(self.buffers, self.rows_of(ids), len(self.fresh))
+
+    def received_buffers(self, ids: Tensor) -> Params:
+        """Return the buffers (E, ...) of clients `ids` as if all had received the current averaged statistics.
+
+        A server that answers uploads sends them to the cohort alone: then these are the buffers that clients hold.
+        """
+        if not self.statistics or self.sent is not None:
+            return self.held_buffers(ids)
+        return Params({**self.held_buffers(ids), **self.statistics.repeat(len(ids))})
+
+    def training_inputs(
+        self, ids: Tensor, payload: Payload, is_uploaded: Tensor, fresh: Tensor | None = None
+    ) -> ClientInputs:
+        """Return the state from which clients `ids` (C,) start training.
+
+        Args:
+            ids: numbers of the clients.
+            payload: the last payload of each, one row per client.
+            is_uploaded: (C,) see `RoundContext`.
+            fresh: (C,) whether the payload is new to the client; by default as the client received it.
+
+        """
+        rows = self.rows_of(ids)
+        inputs = ClientInputs(
+            self._add_personal(payload, self.personal.rows(rows)),
+            {k: v.rows(rows) for k, v in self.local_state.items()},
+            self.buffers.rows(rows),
+            self.fresh[rows] if fresh is None else fresh,
+            is_uploaded,
+        )
+        return self.judge.decide(ids, inputs) if self.judge else inputs
+
+    def _add_personal(self, payload: Payload, own: Params) -> Payload:
+        """Return the payload with the parameters that never left the clients."""
+        return payload._replace(
+            params=Params({k: own[k] if k in own else payload.params[k] for k in self.names})
+        )
+
+    def store_trained(self, ids: Tensor, trained: ClientOutputs) -> None:
+        """Keep the local state, personal tensors and buffers that training left on clients `ids`."""
+        rows = self.rows_of(ids)
+        for k, v in self.local_state.items():
+            v.put_rows(rows, trained.local_state[k])
+        self.personal.put_rows(rows, trained.upload.params)
+        self.buffers.put_rows(rows, trained.buffers)
+        self.fresh[rows] = False
+
+    def models(self, rule: ModelRule, ids: Tensor, make_payload: PayloadFactory) -> Params:
+        """Return the models (E, ...) that a rule gives clients.
+
+        Args:
+            rule: makes a client's model from its payload, its local state, and whether the payload is fresh.
+            ids: (E,) numbers of the clients.
+            make_payload: gives the payloads if clients keep none.
+
+        """
+        n, rows = len(self.fresh), self.rows_of(ids)
+        if self.sent is not None:
+            sent = Payload(
+                pick_rows(self.sent.params, rows, n),
+                {k: pick_rows(v, rows, n) for k, v in self.sent.extra.items()},
+            )
+            fresh = self.fresh[rows]
+        else:
+            sent, fresh = make_payload(ids), torch.ones_like(ids, dtype=torch.bool)
+        if not self.local_state and not self.personal:
+            return rule(sent, {}, fresh)  # one model for all stays one model
+        local_state = {k: pick_rows(v, rows, n) for k, v in self.local_state.items()}
+        whole = self._add_personal(sent, pick_rows(self.personal, rows, n))
+        if self.judge:
+            inputs = ClientInputs(
+                whole, local_state, self.received_buffers(ids), fresh, torch.zeros_like(fresh)
+            )
+            local_state = self.judge.decide(ids, inputs).local_state
+        models: Params = vmap(rule)(whole, local_state, fresh)
+        return models
+
+
+def copy_rows(stack: Params) -> Params:
+    """Copy a stack, so that its rows can be written one by one."""
+    return stack.map(lambda a: a.clone(memory_format=torch.contiguous_format))
+
+
+def to_cpu(stack: RowStack) -> RowStack:
+    """Return a stack in main memory; clients that share a model go on sharing it."""
+
+    def move(value: Tensor) -> Tensor:
+        is_shared = len(value) > 1 and not value.stride(0)
+        return value[:1].cpu().expand_as(value) if is_shared else value.cpu()
+
+    return stack.map(move) if isinstance(stack, Params) else stack
+
+
+def copy_payload_rows(payload: Payload) -> Payload:
+    """Copy payloads, so that their rows can be written one by one."""
+    return Payload(copy_rows(payload.params), {k: copy_rows(v) for k, v in payload.extra.items()})
+
+
+def put_payload_rows(stack: Payload, rows: Tensor, new: Payload) -> None:
+    """Write the payloads `new` in place of some rows of a stack of payloads."""
+    stack.params.put_rows(rows, new.params)
+    for key, part in stack.extra.items():
+        part.put_rows(rows, new.extra[key])
+
+
+def _make_first_payloads(make_payload: PayloadFactory, client_ids: Tensor, storage: RowStorage) -> Payload:
+    """Return the payload of each client before the first round."""
+    if not storage.is_on_disk:
+        return copy_payload_rows(make_payload(client_ids))
+    one = make_payload(client_ids[:1]).rows(0)
+    sent = _allocate_payloads(one, storage)
+    rows = torch.arange(len(client_ids), device=client_ids.device)
+    chunks: list[Tensor] = list(rows.split(FIRST_PAYLOADS_CHUNK))  # type: ignore[no-untyped-call]
+    n_different = 0
+    for number, chunk in enumerate([chunks[-1], *chunks[:-1]]):
+        payload = make_payload(client_ids[chunk])
+        n_different += _write_differing_rows(sent.params, one.params, chunk, payload.params)
+        for k, v in sent.extra.items():
+            n_different += _write_differing_rows(v, one.extra[k], chunk, payload.extra[k])
+        # A rule draws something for each client, or sends all the same at first: of 2,000, one would have shown.
+        if number == 1 and not n_different:
+            break
+    return sent
+
+
+def _allocate_payloads(one: Payload, storage: RowStorage) -> Payload:
+    """Make room for a payload of each client, which is `one` at first."""
+    return Payload(
+        cast(Params, storage.allocate("clients/sent/params", one.params)),
+        {k: cast(Params, storage.allocate(f"clients/sent/extra/{k}", v)) for k, v in one.extra.items()},
+    )
+
+
+def _write_differing_rows(stack: RowStack, first: Params, at: Tensor, rows: Params) -> int:
+    """Write the rows that differ from the first one, as equal rows take no space; return their number."""
+    differs = torch.zeros(len(at), dtype=torch.bool, device=at.device)
+    for k, v in rows.items():
+        differs |= (v != first[k]).reshape(len(at), -1).any(1)
+    if differs.any():
+        stack.put_rows(at[differs], rows.rows(differs.nonzero().flatten()))
+    return int(differs.sum())

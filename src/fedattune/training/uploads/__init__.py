@@ -1,0 +1,1 @@
+"""Steps that transform the uploads of a round before aggregation."""

@@ -1,0 +1,284 @@
+"""Attacks: clients of a simulation that lie, so that methods and defences can be tried.
+
+A model attack changes what attackers upload, a data attack the rows that they train on. Attackers otherwise follow the
+method: they train, upload and receive. They know everything that their attack needs, also the honest uploads of the
+round. The round loop corrupts uploads at the server's end, so that engines and backends see the same attack.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.errors import ConfigError, did_you_mean
+from ...core.params import Params, find_layer
+from .poisoning import DataAttack, flip_labels, plant_trigger, shift_labels
+
+
+class View(NamedTuple):
+    """What attackers see in a round of one stack of tensors: the models, or an extra that is like a model.
+
+    Attributes:
+        received: (A, ...) what each of the A attackers was sent.
+        trained: (A, ...) what each would upload if it were honest.
+        honest: (H, ...) the uploads of the honest clients of the round; of the attackers if there are none.
+        honest_received: (H, ...) what these clients were sent.
+        head: names of the tensors of the last layer that is shared.
+        victim: row of `honest` that the attack is aimed at.
+        strength: the number behind the colon of `--attack NAME:NUMBER`, or the attack's default.
+        rng: the random stream of the round.
+
+    """
+
+    received: Params
+    trained: Params
+    honest: Params
+    honest_received: Params
+    head: frozenset[str]
+    victim: int
+    strength: float
+    rng: np.random.Generator
+
+    @property
+    def n_attackers(self) -> int:
+        """Number of attackers A that upload."""
+        return len(next(iter(self.trained.values())))
+
+    def negate_head(self, models: Params) -> Params:
+        """Negate the last layer of models."""
+        return Params({k: -v if k in self.head else v for k, v in models.items()})
+
+    def repeat_victim(self) -> Params:
+        """Return the victim's upload once for each attacker."""
+        return self.honest.rows(self.victim).repeat(self.n_attackers)
+
+
+ModelAttack = Callable[[View], Params]
+"""Maps the view of a round to the uploads (A, ...) of the attackers."""
+
+
+def negate_model(view: View) -> Params:
+    """Upload -w in place of the trained model w: "sign flipping" of messages (Li et al., RSA, AAAI 2019)."""
+    return view.trained.map(torch.neg)
+
+
+def negate_update(view: View) -> Params:
+    """Upload r - (w - r) for the received model r: sign flipping of the update."""
+    return view.received + (view.received - view.trained)
+
+
+def send_noise(view: View) -> Params:
+    """Upload normal noise of `strength` times the trained model's norm (Blanchard et al., Krum, NeurIPS 2017)."""
+    noise = view.trained.map(lambda v: _draw_normal(view.rng, v))
+    scale = view.strength * _measure_norms(view.trained) / _measure_norms(noise).clamp_min(1e-12)
+    return _scale_rows(noise, scale)
+
+
+def scale_model(view: View) -> Params:
+    """Upload `strength` times the trained model."""
+    return view.trained * view.strength
+
+
+def scale_update(view: View) -> Params:
+    """Upload r + strength (w - r): "model replacement" (Bagdasaryan et al., AISTATS 2020)."""
+    return view.received + view.strength * (view.trained - view.received)
+
+
+def copy_victims(view: View) -> Params:
+    """Upload the body of an honest model with its negated head, each attacker that of another client.
+
+    Methods that mix similar models take such a model for a near relative: most of it is one.
+    """
+    n = len(next(iter(view.honest.values())))
+    rows = (torch.arange(view.n_attackers) + view.victim) % n
+    return view.negate_head(view.honest.rows(rows.to(next(iter(view.honest.values())).device)))
+
+
+def collude(view: View) -> Params:
+    """Upload, all attackers alike, the first layer of one victim of the round, and the rest of its model negated.
+
+    Copies are like each other and, in the copied layer, equal to the victim's. They draw the attention of layer-wise
+    similarity, and outvote rules that look for the densest group.
+    """
+    victim = view.repeat_victim()
+    first = find_layer(next(iter(victim)))
+    return Params({k: v if find_layer(k) == first else -v for k, v in victim.items()})
+
+
+def send_little(view: View) -> Params:
+    """Upload mean - z std of the honest uploads, value by value: "A Little Is Enough" (Baruch et al., NeurIPS 2019).
+
+    Without a strength, z is the paper's z_max (algorithm 3): the largest shift that n/2 + 1 - A honest clients exceed,
+    by a normal distribution.
+    """
+    n_honest = len(next(iter(view.honest.values())))
+    z = view.strength if view.strength > 0 else compute_z_max(n_honest, view.n_attackers)
+    crafted = view.honest.map(lambda v: v.mean(0) - z * v.std(0, correction=0))
+    return crafted.repeat(view.n_attackers)
+
+
+def compute_z_max(n_honest: int, n_attackers: int) -> float:
+    """Compute z_max of "A Little Is Enough": Phi(z) = (n - m - s) / (n - m) with s = floor(n / 2 + 1) - m.
+
+    Examples:
+        >>> round(compute_z_max(16, 4), 4)  # 7 of the 16 must be further away
+        0.1573
+
+    """
+    n = n_honest + n_attackers
+    supporters = n // 2 + 1 - n_attackers
+    share = (n_honest - supporters) / max(n_honest, 1)
+    return NormalDist().inv_cdf(min(max(share, 0.5), 0.999))
+
+
+def point_inwards(view: View) -> Params:
+    """Upload r - strength times the mean honest update: "inner product manipulation" (Xie et al., UAI 2019)."""
+    update = (view.honest - view.honest_received).map(lambda v: v.mean(0))
+    return view.received - view.strength * update.repeat(view.n_attackers)
+
+
+def ride_free(view: View) -> Params:
+    """Upload what was received, and normal noise with `strength` times its norm (Fraboni et al., AISTATS 2021)."""
+    if not view.strength:
+        return view.received.map(torch.clone)
+    noise = view.received.map(lambda v: _draw_normal(view.rng, v))
+    scale = view.strength * _measure_norms(view.received) / _measure_norms(noise).clamp_min(1e-12)
+    return view.received + _scale_rows(noise, scale)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack: a rule for uploads, a rule for training rows, or both, and a claimed number of samples.
+
+    Attributes:
+        summary: what attackers do, in a few words.
+        corrupt: makes their uploads.
+        poison: makes the rows that they train on.
+        strength: default of the number behind the colon; None if the attack takes none.
+        meaning: what that number is.
+        claims_samples: whether attackers claim `strength` training samples.
+
+    """
+
+    summary: str
+    corrupt: ModelAttack | None = None
+    poison: DataAttack | None = None
+    strength: float | None = None
+    meaning: str = ""
+    claims_samples: bool = False
+
+
+ATTACKS: dict[str, Attack] = {
+    "negated_model": Attack("send the negated model", negate_model),
+    "negated_update": Attack("send the received model minus their update", negate_update),
+    "gaussian": Attack(
+        "send noise of the same norm", send_noise, strength=1.0, meaning="norm in the model's"
+    ),
+    "scaled_model": Attack("send the model times 10", scale_model, strength=10.0, meaning="factor"),
+    "scaled_update": Attack("send ten times their update", scale_update, strength=10.0, meaning="factor"),
+    "victim_head": Attack("send an honest client's body with its head negated", copy_victims),
+    "collusion": Attack("all send the first layer of one client, and its other layers negated", collude),
+    "alie": Attack(
+        "send the honest mean, shifted within the honest spread (ALIE)",
+        send_little,
+        strength=0.0,
+        meaning="shift in deviations; 0: the paper's",
+    ),
+    "ipm": Attack(
+        "send a fraction of the mean honest update, negated (IPM)",
+        point_inwards,
+        strength=0.5,
+        meaning="factor",
+    ),
+    "free_rider": Attack(
+        "send back what they received",
+        ride_free,
+        strength=0.0,
+        meaning="norm of noise, in the received model's",
+    ),
+    "label_flip": Attack("train on labels C-1-y", poison=flip_labels),
+    "label_shift": Attack("train on labels y+1", poison=shift_labels),
+    "label_flip_count": Attack(
+        "train on labels C-1-y, and claim a million samples",
+        poison=flip_labels,
+        strength=1e6,
+        meaning="claimed samples",
+        claims_samples=True,
+    ),
+    "backdoor": Attack(
+        "train on rows with a trigger that is labelled as class 0",
+        poison=plant_trigger,
+        strength=0.5,
+        meaning="share of rows with the trigger",
+    ),
+}
+"""name -> attack."""
+
+NEEDS_CLASSES = {"label_shift", "backdoor"}
+"""Attacks without a meaning for a target that is a number."""
+
+
+class ChosenAttack(NamedTuple):
+    """An attack with its strength.
+
+    Attributes:
+        name: name of the attack.
+        attack: the attack.
+        strength: the number that it takes; 0 if it takes none.
+
+    """
+
+    name: str
+    attack: Attack
+    strength: float
+
+
+def parse_attack(text: str) -> ChosenAttack:
+    """Read `NAME` or `NAME:NUMBER`.
+
+    Raises:
+        ConfigError: there is no such attack, or it takes no such number.
+
+    Examples:
+        >>> parse_attack("scaled_update:3").strength
+        3.0
+
+    """
+    name, colon, number = text.partition(":")
+    if name not in ATTACKS:
+        raise ConfigError(f"attack: unknown attack {name!r}; {did_you_mean(name, ATTACKS)}")
+    attack = ATTACKS[name]
+    if not colon:
+        return ChosenAttack(name, attack, attack.strength or 0.0)
+    if attack.strength is None:
+        raise ConfigError(f"attack: got {text!r}, but {name} takes no number; write {name}")
+    try:
+        strength = float(number)
+    except ValueError:
+        strength = -1.0
+    most = 1.0 if attack.poison is plant_trigger else 1e15
+    if not isfinite(strength) or not 0 <= strength <= most:
+        raise ConfigError(
+            f"attack: got {text!r}, expected {name}:NUMBER with a number ({attack.meaning}) from 0 to {most:g}"
+        )
+    return ChosenAttack(name, attack, strength)
+
+
+def _draw_normal(rng: np.random.Generator, like: Tensor) -> Tensor:
+    return torch.from_numpy(rng.standard_normal(tuple(like.shape))).to(like)
+
+
+def _measure_norms(models: Params) -> Tensor:
+    """Return the norm of each model of a stack (A,)."""
+    squares = [v.reshape(len(v), -1).double().square().sum(1) for v in models.values()]
+    return torch.stack(squares).sum(0).sqrt()
+
+
+def _scale_rows(models: Params, factors: Tensor) -> Params:
+    """Multiply each model of a stack with its own factor (A,)."""
+    return models.map(lambda v: v * factors.to(v.dtype).view(-1, *[1] * (v.dim() - 1)))
