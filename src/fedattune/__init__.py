@@ -34,7 +34,7 @@ _MODULE_OF = {
     name: module
     for module, names in {
         "analysis.load": ("Runs", "read_runs"),
-        "analysis.report": ("write_report",),
+        "analysis.output.report": ("write_report",),
         "core.algorithm": ("Algorithm", "ClientUpdate", "FineTune", "Participation", "ServerUpdate"),
         "core.errors": ("ConfigError", "DataError", "FedAttuneError", "ModelError", "RunError"),
         "core.params": ("Params",),
@@ -47,7 +47,7 @@ _MODULE_OF = {
         "models.predict": ("Predictions", "predict"),
         "training.fit": ("Progress", "fit"),
         "training.newcomers": ("personalize",),
-        "training.result": ("ClientResult", "Result"),
+        "runs.result": ("ClientResult", "Result"),
     }.items()
     for name in names
 }

@@ -13,12 +13,12 @@ import fedattune
 from conformance.problems import PROBLEMS, SETTINGS
 from conformance.table import CASES, Case, Sizes
 from fedattune import Algorithm, Broadcast, Federation, Params, Payload, Result, Settings
+from fedattune import engine as engines
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build, list_options
 from fedattune.core.selectors import Head, NoParameters
 from fedattune.engine import base as engines_base
 from fedattune.engine import vectorized
-from fedattune.training import engine as engines
 from fedattune.training.sampling import sample_cohort
 
 every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

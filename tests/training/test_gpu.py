@@ -10,7 +10,7 @@ import fedattune
 from conformance.table import Case
 from conformance.test_conformance import distance, every_method, fit, fit_once
 from fedattune import Federation
-from fedattune.training import engine as engines
+from fedattune import engine as engines
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device here")
 

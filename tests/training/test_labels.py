@@ -13,8 +13,8 @@ from fedattune import Federation
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
 from fedattune.core.task import Task
-from fedattune.training import screening
 from fedattune.training.backends.base import TrainReply
+from fedattune.training.uploads import screening
 from fedattune.training.uploads.labels import (
     LARGEST_CREDIT,
     MAX_EVIDENCE,

@@ -258,7 +258,7 @@ def test_a_container_mounts_every_file_that_its_script_names(folder: Path) -> No
 
 def test_the_image_gets_flower(folder: Path) -> None:
     (extra,) = re.findall(r"tail -n 1\)\[(\w+)\]", (folder / "Dockerfile").read_text(encoding="utf-8"))
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))[
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))[
         "project"
     ]
     assert any(need.startswith("flwr") for need in project["optional-dependencies"][extra])

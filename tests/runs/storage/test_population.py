@@ -156,8 +156,8 @@ def test_of_very_many_a_thousand_are_evaluated():
 
 
 def test_large_stacks_are_evaluated_and_trained_in_turns(ragged: Federation, monkeypatch: pytest.MonkeyPatch):
-    from fedattune.training import evaluation
     from fedattune.training.backends import local as site
+    from fedattune.training.clients import evaluation
 
     made = {name: fedattune.fit(name, ragged, **RUN) for name in ("fedmcsa", "pfedme", "fedavg_ft", "fedavg")}
     for module, limit in ((evaluation, "MODEL_CHUNK_BYTES"), (site, "REQUEST_CHUNK_BYTES")):

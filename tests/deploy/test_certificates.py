@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from experiments.deploy.test_kit import run_script, written
 
 

@@ -8,8 +8,8 @@ import torch
 
 import fedattune
 from fedattune import Federation, Result
+from fedattune.runs import stopping
 from fedattune.runs.stopping import StoppingRule, compute_criterion, pick_by_others
-from fedattune.training import stopping
 from federations import make_federation
 
 RUN = {"rounds": 12, "steps": 5, "batch_size": 8, "lr": 1.0}

@@ -221,7 +221,7 @@ def test_a_run_outlives_the_superlink_and_strangers_are_refused(tmp_path: Path) 
         )
 
         # A clock that is ahead ends a node, by Flower without an error.
-        skewed = [sys.executable, str(Path(__file__).parents[2] / "flower/skewed_node.py"), "8"]
+        skewed = [sys.executable, str(Path(__file__).parents[1] / "flower/skewed_node.py"), "8"]
         address = ["--superlink", f"127.0.0.1:{deployment.port}", "--port", str(free_ports(1))]
         deployment.stop_node(1)
         deployment.start("skewed", *skewed, *address, *ca, key, "keys/node-1")

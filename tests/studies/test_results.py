@@ -21,7 +21,7 @@ from fedattune.studies.records import Records
 from fedattune.studies.render import CLAIMS_FILE, CSV_FILE, FIGURE_FILE, TABLE_FILE, to_csv
 from fedattune.studies.table import to_markdown
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 DONE = sorted(path.parent.name for path in RESULTS.glob("*/runs.json"))
 

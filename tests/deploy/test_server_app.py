@@ -68,7 +68,7 @@ def test_each_client_finds_its_model_on_its_node(name: str, ragged: Federation, 
 
 def test_a_nodes_model_predicts_for_new_rows_of_its_client(tmp_path: Path) -> None:
     """The file on the node says how rows are prepared, as that of the simulator does."""
-    table = Path(__file__).parents[3] / "examples" / "hospitals.csv"
+    table = Path(__file__).parents[2] / "examples" / "hospitals.csv"
     hospitals = load_federation(table, client_column="hospital", target="outcome")
     run_deployed(hospitals, tmp_path, algorithms="fedavg", groups=[range(6), range(6, 12)])
     run_simulated("fedavg", hospitals).export("H09", tmp_path / "m.safetensors")

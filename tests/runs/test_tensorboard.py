@@ -13,9 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import fedattune
 from fedattune import ConfigError, Federation, Result
 from fedattune.cli import main
+from fedattune.runs import tensorboard
 from fedattune.runs.storage.mixing_log import RoundMixing
 from fedattune.runs.tensorboard import mean_entropy, mean_own_weight
-from fedattune.training import tensorboard
 
 RUN: dict[str, Any] = {"rounds": 6, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1, "eval_every": 2}
 
