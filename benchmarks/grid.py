@@ -199,8 +199,8 @@ def train(unit: Unit, lr: float, seed: int) -> Run:
     started = time.perf_counter()
     try:
         result = fedattune.fit(
-            unit.method,
             data,
+            unit.method,
             cell.model,
             options=unit.options,
             model_options=cell.model_options,

@@ -188,7 +188,7 @@ def load_synthetic(level: float, clients: int) -> Callable[[int], Federation]:
             if len(rows) > TABLE_ROWS:
                 rows = np.sort(rng.choice(rows, TABLE_ROWS, replace=False))
             parts[client.name] = (whole.x[rows], whole.y[rows])
-        return fedattune.federation(
+        return fedattune.federation_from(
             parts, classes=whole.classes, validation=VALIDATION, seed=seed, small_clients="drop"
         )
 

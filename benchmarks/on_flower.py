@@ -29,7 +29,7 @@ ABOUT = {
 def images(n_clients: int) -> Federation:
     """Make clients with 100 random images of MNIST's shape each."""
     generator = torch.Generator().manual_seed(0)
-    return fedattune.federation(
+    return fedattune.federation_from(
         [(torch.randn(100, 784, generator=generator), torch.arange(100) % 10) for _ in range(n_clients)]
     )
 
@@ -66,7 +66,7 @@ def deployed(data: Federation, folder: Path, settings: dict[str, Any]) -> list[f
 def simulated(data: Federation, settings: dict[str, Any]) -> list[float]:
     """Time the rounds of the same run in the engine."""
     moments: list[float] = []
-    fedattune.fit("fedavg", data, "mlr", watch=lambda _: moments.append(time.perf_counter()), **settings)
+    fedattune.fit(data, "fedavg", "mlr", watch=lambda _: moments.append(time.perf_counter()), **settings)
     return np.diff(moments)[1:-1].tolist()
 
 

@@ -39,7 +39,7 @@ class Training:
 def images(quick: bool) -> Federation:
     """Make clients with 100 random images of CIFAR's shape each."""
     generator = torch.Generator().manual_seed(0)
-    return fedattune.federation(
+    return fedattune.federation_from(
         [
             (torch.randn(100, 3, 32, 32, generator=generator), torch.arange(100) % 10)
             for _ in range(2 if quick else 16)
@@ -50,7 +50,7 @@ def images(quick: bool) -> Federation:
 def points(quick: bool) -> Federation:
     """Make clients with 40 random points each."""
     generator = torch.Generator().manual_seed(0)
-    return fedattune.federation(
+    return fedattune.federation_from(
         [(torch.randn(40, 5, generator=generator), torch.arange(40) % 3) for _ in range(2 if quick else 10)]
     )
 
@@ -86,8 +86,8 @@ def seconds(
     """Return the seconds of the counted rounds of one run, and the seconds until its first round ended."""
     moments = [time.perf_counter()]
     fedattune.fit(
-        method,
         data,
+        method,
         training.model,
         watch=lambda _: moments.append(time.perf_counter()),
         **{**training.settings, "rounds": rounds, "eval_every": rounds, **engine},

@@ -52,8 +52,8 @@ def one(method: str, n: int, rounds: int) -> dict[str, object]:
     moments = [time.perf_counter()]
     with tempfile.TemporaryDirectory() as folder:
         fedattune.fit(
-            method,
             data,
+            method,
             "mlr",
             out=Path(folder) / "run",
             watch=lambda _: moments.append(time.perf_counter()),

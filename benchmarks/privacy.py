@@ -72,7 +72,7 @@ def make_gaussians(seed: int, clients: int = 1000, rows: int = 20) -> Federation
         labels = random.choice(10, rows, p=random.dirichlet(np.full(10, 0.5)))
         inputs = means[labels] + 1.5 * random.normal(size=(rows, 20))
         data[f"{i:04d}"] = (inputs.astype(np.float32), labels)
-    return fedattune.federation(data)
+    return fedattune.federation_from(data)
 
 
 CLIENTS = {
@@ -179,7 +179,7 @@ def _train(
     private = () if not isinf(epsilon) else (f"{level.setting}_clip", f"{level.setting}_where")
     settings = {key: value for key, value in problem.settings.items() if key not in private}
     try:
-        result = fedattune.fit(method, data, problem.model, seed=seed, **settings, **level.choose(epsilon))
+        result = fedattune.fit(data, method, problem.model, seed=seed, **settings, **level.choose(epsilon))
     except DivergedError:
         return None
     return result.metrics["acc_uniform"]
@@ -194,8 +194,8 @@ def measure_slowdown(model: str, rounds: int = 30) -> float:
     for privacy in ({}, {"dp_record_noise": 1.0}):
         seconds: list[float] = []
         fedattune.fit(
-            "fedavg",
             data,
+            "fedavg",
             model,
             rounds=2 * rounds,
             batch_size=64,

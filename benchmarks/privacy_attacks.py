@@ -86,7 +86,7 @@ def measure_membership(method: str, epsilon: float, seed: int = 0) -> tuple[floa
     work = {"rounds": 40, "epochs": 6, "batch_size": 32, "lr": 0.4, "eval_every": 40, "early_stopping": "off"}
     privacy = {} if isinf(epsilon) else {"dp_record": epsilon, "dp_delta": DELTA}
     options = {"hidden": 64}
-    result = fedattune.fit(method, data, "dnn", model_options=options, seed=seed, **work, **privacy)
+    result = fedattune.fit(data, method, "dnn", model_options=options, seed=seed, **work, **privacy)
     scores, members, right = [], [], []
     for client in range(data.n_clients):
         model = result.model(str(client)).eval()

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedattune import Federation, load_federation
 from fedattune.core.task import Task
 from fedattune.data import Client
-from fedattune.data.build import federate
+from fedattune.data.build import partition_dataset
 from fedattune.data.dataset import Dataset
 from fedattune.engine.batches import LocalTraining
 from fedattune.models import build_model
@@ -151,7 +151,7 @@ def even(n_clients: int, each: int, shape: tuple[int, ...] = (1, 28, 28)) -> Fed
 
 def dirichlet(n_clients: int, n: int, test: float = 0.25) -> Federation:
     """Deal MNIST images by class, Dirichlet(0.1), so that clients have very unequal sizes."""
-    return federate(
+    return partition_dataset(
         images(n, (1, 28, 28)), partition="dirichlet", options={"beta": 0.1}, clients=n_clients, test=test,
         validation=0.0, seed=0, small_clients="drop",
     )  # fmt: skip

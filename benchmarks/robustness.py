@@ -116,7 +116,7 @@ def measure(given: argparse.Namespace, settings: dict[str, Any]) -> Cells:
                     honest = [name for i, name in enumerate(data.names) if i not in liars]
                     more.setdefault("trusted", ",".join(honest[:TRUSTED_CLIENTS]))
                 try:
-                    result = fedattune.fit(method, data, given.model, **more, **attacked)
+                    result = fedattune.fit(data, method, given.model, **more, **attacked)
                     is_honest = ~np.isin(result.eval_ids, liars)
                     cell["accuracy"] = float(np.nanmean(result.measure_clients("accuracy")[is_honest]))
                     if "success" in result.facts.get("attack", {}):

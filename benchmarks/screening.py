@@ -73,13 +73,13 @@ def measure_row(method: str, data: Federation, column: dict[str, Any], rounds: i
     """Measure one method on one column; return the cells of its row. Found are clients refused or set apart."""
     settings = get_settings(column)
     # The first run records the steps, which takes longer.
-    fedattune.fit(method, data, column["model"], rounds=2, **settings)
+    fedattune.fit(data, method, column["model"], rounds=2, **settings)
     accuracies, refused = {}, {}
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(REPEATS):
         for way in WAYS:
             began = time.process_time()
-            run = fedattune.fit(method, data, column["model"], rounds=rounds, screening=way, **settings)
+            run = fedattune.fit(data, method, column["model"], rounds=rounds, screening=way, **settings)
             seconds[way].append(time.process_time() - began)
             accuracies[way] = 100 * run.metrics["acc_uniform"]
             refused[way] = len(run.facts.get("refused", {})) + len(run.facts.get("separated", []))
@@ -108,7 +108,7 @@ def measure_group(method: str, column: dict[str, Any], given: argparse.Namespace
         data, group = permute_labels(load(column, seed), given.permuted, seed)
         for way, rows in found.items():
             run = fedattune.fit(
-                method, data, column["model"], rounds=given.rounds, screening=way, **get_settings(column)
+                data, method, column["model"], rounds=given.rounds, screening=way, **get_settings(column)
             )
             accuracy, is_group = run.measure_clients("accuracy"), np.isin(run.eval_ids, group)
             named = {*run.facts.get("refused", {}), *run.facts.get("separated", [])}

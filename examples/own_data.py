@@ -17,10 +17,10 @@ for number, size in enumerate([60, 80, 100, 120, 160, 200]):
     x = torch.randn(size, 8, generator=generator)
     sign = 1 if number % 2 == 0 else -1
     clients.append((x, (sign * (x @ rule) > 0).long()))
-data = fedattune.federation(clients, names=["a0", "b0", "a1", "b1", "a2", "b2"], name="two rules")
+data = fedattune.federation_from(clients, names=["a0", "b0", "a1", "b1", "a2", "b2"], name="two rules")
 
 for name in ("local", "fedavg", "fedmcsa"):
-    result = fedattune.fit(name, data, "mlr", rounds=30, lr=0.1)
+    result = fedattune.fit(data, name, "mlr", rounds=30, lr=0.1)
     print(f"{name:8} {result.metrics['acc_uniform']:.3f} ({result.headline})")
 
 # `result` is FedMCSA's: numbers per client, and who learned from whom.

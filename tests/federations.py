@@ -18,7 +18,7 @@ def make_federation(sizes: list[int], *, features: int = 5, classes: int = 3, se
         y = (x @ rules[number % 2]).argmax(1)
         y[:classes] = torch.arange(classes)  # every client knows every class
         clients.append((x, y))
-    return fedattune.federation(clients)
+    return fedattune.federation_from(clients)
 
 
 def many(n: int, size: int = 6) -> Federation:

@@ -16,7 +16,7 @@ def train(folder: Path, data: Federation, methods: tuple[str, ...] = METHODS, **
     settings = {"rounds": 4, "cohort": 4, "steps": 2, "lr": 0.1, **settings}
     for name in methods:
         for seed in (0, 1):
-            fedattune.fit(name, data, seed=seed, out=folder / name / f"seed-{seed}", **settings)
+            fedattune.fit(data, name, seed=seed, out=folder / name / f"seed-{seed}", **settings)
 
 
 def train_odd(folder: Path) -> Path:

@@ -84,7 +84,9 @@ def look_at(name: str) -> Sight:
     torch.manual_seed(0)
     # Two groups of clients with other meanings of the labels: some methods send one model where there are none.
     inputs = [torch.randn(60, 5) for _ in range(4)]
-    federation = fedattune.federation([(x, (x[:, :3].argmax(1) + i % 2) % 3) for i, x in enumerate(inputs)])
+    federation = fedattune.federation_from(
+        [(x, (x[:, :3].argmax(1) + i % 2) % 3) for i, x in enumerate(inputs)]
+    )
     algorithm = build(name, ALGORITHMS[name], {"p": 0.9} if name == "l2gd" else {})
     module: nn.Module = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
     if name == "fedbn":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .core.params import Params
     from .core.payload import Broadcast, Payload
     from .core.settings import Settings
-    from .data import Federation, federation, load_federation
+    from .data import Federation, federation_from, load_federation
     from .experiments.compare import Comparison, compare
     from .experiments.tune import TunedMethod, tune
     from .models.files import load_model
@@ -42,7 +42,7 @@ _MODULE_OF = {
         "core.settings": ("Settings",),
         "experiments.compare": ("Comparison", "compare"),
         "experiments.tune": ("TunedMethod", "tune"),
-        "data": ("Federation", "federation", "load_federation"),
+        "data": ("Federation", "federation_from", "load_federation"),
         "models.files": ("load_model",),
         "models.predict": ("Predictions", "predict"),
         "training.fit": ("Progress", "fit"),
@@ -93,7 +93,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "compare",
-    "federation",
+    "federation_from",
     "fit",
     "load_federation",
     "load_model",

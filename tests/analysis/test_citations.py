@@ -122,7 +122,7 @@ def test_what_has_no_entry_is_said() -> None:
 
 def test_a_run_of_python(equal: Federation, tmp_path: Path) -> None:
     """Clients that were given have no partition to cite; the version is that of the run."""
-    fedattune.fit("fedprox", equal, "mlr", rounds=1, steps=1, out=tmp_path / "run")
+    fedattune.fit(equal, "fedprox", "mlr", rounds=1, steps=1, out=tmp_path / "run")
     environment = tmp_path / "run" / "environment.json"
     (tmp_path / "run" / "SHA256SUMS").unlink()
     environment.write_text(environment.read_text().replace(fedattune.__version__, "0.0.7"))

@@ -126,7 +126,7 @@ def test_attune_from_training_to_words(
     ragged: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The facts are the scalars of the exported models, and `explain` prints them."""
-    result = fedattune.fit("attune", ragged, rounds=2, steps=2, lr=0.1, out=tmp_path / "run")
+    result = fedattune.fit(ragged, "attune", rounds=2, steps=2, lr=0.1, out=tmp_path / "run")
     shares = result.facts["client_scalars"]["shared"]
     first = dict(result.model(0).named_parameters())["guard.share"]
     assert shares[0] == pytest.approx(first.item())

@@ -235,7 +235,7 @@ def test_a_gain_of_less_than_a_sample_is_called_so(tmp_path: Path, capsys: Said)
 
 def test_a_trained_run(ragged: Federation, tmp_path: Path, capsys: Said) -> None:
     for name in ("local", "fedmcsa"):
-        fedattune.fit(name, ragged, rounds=3, cohort=3, steps=1, out=tmp_path / name / "seed-0")
+        fedattune.fit(ragged, name, rounds=3, cohort=3, steps=1, out=tmp_path / name / "seed-0")
     text = explained(capsys, tmp_path)
     for client in ragged.names:
         assert cells(text, client)

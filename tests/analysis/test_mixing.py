@@ -69,7 +69,7 @@ def test_one_model_for_all_is_told_though_it_differs_from_round_to_round(tmp_pat
 
 def test_fedavg_of_cohorts_is_one_model_for_all(ragged: Federation, tmp_path: Path) -> None:
     for name in ("fedavg", "fedmcsa", "local"):
-        fedattune.fit(name, ragged, rounds=4, cohort=2, steps=1, out=tmp_path / name / "seed-0")
+        fedattune.fit(ragged, name, rounds=4, cohort=2, steps=1, out=tmp_path / name / "seed-0")
     assert analyse(tmp_path, "fedavg").is_one_for_all
     assert analyse(tmp_path, "fedmcsa").has_mixtures
     assert not analyse(tmp_path, "local").has_mixtures

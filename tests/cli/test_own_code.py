@@ -164,7 +164,7 @@ def test_a_module_a_yaml_file_and_python_take_the_same(
 
     data = fedattune.load_federation("digits", partition="dirichlet", clients=5)
     one = fedattune.fit(
-        "code/own.py:near", data, "code/own.py:narrow", rounds=2, options={"mu": 0.25}, out="p"
+        data, "code/own.py:near", "code/own.py:narrow", rounds=2, options={"mu": 0.25}, out="p"
     )
     assert one.algorithm == "near"
     other = fedattune.runs.result.Result.load("p")  # type: ignore[attr-defined]

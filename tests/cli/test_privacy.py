@@ -24,7 +24,7 @@ def test_a_plan_for_clients_is_what_a_run_takes(cli: Cli, ragged: Federation) ->
     words = "--target-epsilon 5 --delta 0.01 --clients 6 --cohort 3 --rounds 4 --parameters 100"
     on_sums, on_uploads = plan(cli, *words.split())
     for name, planned in (("fedavg", on_sums), ("fedmcsa", on_uploads)):
-        run = fedattune.fit(name, ragged, "mlr", rounds=4, steps=1, cohort=3, dp_client=5.0, dp_delta=0.01)
+        run = fedattune.fit(ragged, name, "mlr", rounds=4, steps=1, cohort=3, dp_client=5.0, dp_delta=0.01)
         assert run.client_privacy is not None
         assert run.client_privacy["noise_multiplier"] == planned["noise_multiplier"]
         assert run.epsilon == planned["epsilon"]

@@ -36,7 +36,7 @@ def two_heads(seed: int = 0) -> Federation:
         x += 0.2 * torch.randn(x.shape, generator=generator)
         y = (kind + marked * (1 + i % (kinds - 1))) % kinds
         clients.append({"train": (x[:train], y[:train]), "test": (x[train:], y[train:])})
-    return fedattune.federation(clients)
+    return fedattune.federation_from(clients)
 
 
 def two_groups(seed: int = 0) -> Federation:
@@ -48,7 +48,7 @@ def two_groups(seed: int = 0) -> Federation:
     rule = torch.randn(10, generator=generator)
     inputs = [torch.randn(60, 10, generator=generator) for _ in range(4)]
     first = [(x, (x @ rule > 0).long()) for x in inputs]
-    return fedattune.federation([*first, *((x, 1 - y) for x, y in first)])
+    return fedattune.federation_from([*first, *((x, 1 - y) for x, y in first)])
 
 
 def related_tasks(seed: int = 0) -> Federation:
@@ -60,7 +60,7 @@ def related_tasks(seed: int = 0) -> Federation:
         own = rule + 0.5 * torch.randn(20, generator=generator)
         x = torch.randn(220, 20, generator=generator)
         clients.append(_split(x, (x @ own > 0).long(), 20))
-    return fedattune.federation(clients)
+    return fedattune.federation_from(clients)
 
 
 def drift(seed: int = 0) -> Federation:
@@ -91,7 +91,7 @@ def _classes(
     for pair in pairs:
         y = torch.tensor(pair)[torch.randint(2, (80,), generator=generator)]
         clients.append(_split((means[y] + torch.randn(80, 20, generator=generator)) * scale, y, 40))
-    return fedattune.federation(clients)
+    return fedattune.federation_from(clients)
 
 
 def _split(x: Tensor, y: Tensor, train: int) -> dict[str, tuple[Tensor, Tensor]]:

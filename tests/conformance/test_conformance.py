@@ -28,7 +28,7 @@ RUN: dict[str, Any] = {"rounds": 4, "cohort": 3, "steps": 3, "batch_size": 16, "
 def fit(name: str, federation: Federation, model: str = "dnn", **settings: Any) -> Result:
     chosen = settings.pop("options", {})
     hidden = {"hidden": 6} if model == "dnn" else {}
-    return fedattune.fit(name, federation, model, options=chosen, model_options=hidden, **(RUN | settings))
+    return fedattune.fit(federation, name, model, options=chosen, model_options=hidden, **(RUN | settings))
 
 
 RESULTS: dict[tuple[Any, ...], Result] = {}
@@ -177,7 +177,7 @@ def test_the_mechanism_acts_and_helps_at_its_default(case: Case) -> None:
         federation = problem.make(seed)
         runs = {
             key: fedattune.fit(
-                name, federation, problem.model, options=given, seed=seed, **SETTINGS | problem.settings
+                federation, name, problem.model, options=given, seed=seed, **SETTINGS | problem.settings
             )
             for key, name, given in (("on", case.name, {}), ("off", off, options))
         }
@@ -256,7 +256,7 @@ def test_personal_tensors_never_leave_the_client(
     monkeypatch.setattr(server, "aggregate", spy_up)
     monkeypatch.setattr(server, "broadcast", spy_down)
     results = [
-        fedattune.fit(algorithm, ragged, "dnn", model_options={"hidden": 6}, engine=e, **RUN)
+        fedattune.fit(ragged, algorithm, "dnn", model_options={"hidden": 6}, engine=e, **RUN)
         for e in ("sequential", "vectorized")
     ]
     assert results[0].trained_server
@@ -329,7 +329,7 @@ def test_a_method_of_the_users_own_is_held_to_the_same(ragged: Federation) -> No
             return {"w": uploads.params.map(lambda a: a.median(0).values)}
 
     algorithm = Algorithm(ALGORITHMS["fedavg"]().client, Median(), headline="received")
-    results = [fedattune.fit(algorithm, ragged, "mlr", engine=e, **RUN) for e in ("sequential", "vectorized")]
+    results = [fedattune.fit(ragged, algorithm, "mlr", engine=e, **RUN) for e in ("sequential", "vectorized")]
     assert distance(*results) < 1e-12
     assert results[0].config["algorithm"] == "custom"
 

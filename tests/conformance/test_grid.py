@@ -62,7 +62,7 @@ def combined(client: str, server: str, personal: str) -> Algorithm:
 
 def run(algorithm: Algorithm, federation: Federation, engine: str, **settings: Any) -> Result:
     given = RUN | {"steps": 2, "model_options": {"hidden": 4}, "engine": engine} | settings
-    return fedattune.fit(algorithm, federation, "dnn", **given)
+    return fedattune.fit(federation, algorithm, "dnn", **given)
 
 
 @pytest.mark.parametrize("personal", PERSONAL)
@@ -117,7 +117,7 @@ def test_a_mixing_matrix_of_another_shape_is_named(ragged: Federation) -> None:
     with pytest.raises(
         ConfigError, match=r"Wide.weights: got a matrix \(\d, \d\), expected \(3, \d\): one row per client"
     ):
-        fedattune.fit(Algorithm(SGD(), Wide()), ragged, rounds=4, cohort=3, steps=1)
+        fedattune.fit(ragged, Algorithm(SGD(), Wide()), rounds=4, cohort=3, steps=1)
 
 
 def test_parts_that_do_not_go_together_are_named(ragged: Federation) -> None:

@@ -94,7 +94,7 @@ def test_what_a_client_did_before_it_dropped_out_is_lost(
     assert bool(gone) is run.context.has_shared_parameters  # alone, nobody is asked for anything
     monkeypatch.undo()
     results = [
-        fit(case.name, ragged, drop_out=0.5, engine=e, options=case.same)
+        fit(ragged, case.name, drop_out=0.5, engine=e, options=case.same)
         for e in ("sequential", "vectorized")
     ]
     assert distance(*results) < 1e-12
@@ -106,13 +106,13 @@ def test_clients_that_join_after_training(case: Case, ragged: Federation, tmp_pa
     """A newcomer gets a model that training made good, improves it, and changes nothing for the others."""
     new = make_federation([30, 44, 25], seed=0)
     settings = {"rounds": 8, "cohort": 6, "options": case.same, **case.learns}
-    result = fit(case.name, ragged, out=tmp_path / "run", **settings)
+    result = fit(ragged, case.name, out=tmp_path / "run", **settings)
     assert result.trained_server
     state, models = copy.deepcopy(result.trained_server.state), result.models.map(torch.clone)
     joined = fedattune.personalize(result, new, rounds=3)
     assert all(v.isfinite().all() for v in joined.models.values())
     assert [n.id for n in joined.newcomers] == list(new.names)
-    initial = fit(case.name, new, rounds=1, lr=1e-12, options=case.same)
+    initial = fit(new, case.name, rounds=1, lr=1e-12, options=case.same)
     assert joined.final["trained"]
     assert initial.final["trained"]
     assert joined.final["trained"]["loss_uniform"] < initial.final["trained"]["loss_uniform"]
@@ -132,7 +132,7 @@ def test_clients_that_join_after_training(case: Case, ragged: Federation, tmp_pa
 
 @every_method
 def test_held_out_clients_are_reported(case: Case, ragged: Federation) -> None:
-    result = fit(case.name, ragged, held_out=2, join_rounds=2, cohort=3)
+    result = fit(ragged, case.name, held_out=2, join_rounds=2, cohort=3)
     ids = {client.id for client in result.clients}
     assert len(ids) == 4
     assert {n.id for n in result.newcomers} | ids == set(ragged.names)
@@ -140,21 +140,21 @@ def test_held_out_clients_are_reported(case: Case, ragged: Federation) -> None:
 
 
 def test_every_seed_holds_out_the_same_clients(ragged: Federation) -> None:
-    names = [{n.id for n in fit("local", ragged, held_out=2, seed=s, rounds=1).newcomers} for s in range(4)]
+    names = [{n.id for n in fit(ragged, "local", held_out=2, seed=s, rounds=1).newcomers} for s in range(4)]
     assert names[1:] == names[:1] * 3
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "pfedla", "fedrod", "mocha"])
 def test_one_client_alone_can_join(name: str, ragged: Federation) -> None:
     x, y = torch.randn(30, 5), torch.arange(30) % 3
-    joined = fedattune.personalize(fit(name, ragged), {"mine": (x, y)}, rounds=2)
+    joined = fedattune.personalize(fit(ragged, name), {"mine": (x, y)}, rounds=2)
     assert [n.id for n in joined.newcomers] == ["mine"]
     assert all(v.isfinite().all() for v in joined.model("mine").parameters())
 
 
 def test_a_newcomers_model_is_saved_and_loaded(ragged: Federation, tmp_path: Any) -> None:
     for name in ("fedavg", "fedam"):
-        joined = fedattune.personalize(fit(name, ragged, rounds=1), make_federation([30, 44]), rounds=1)
+        joined = fedattune.personalize(fit(ragged, name, rounds=1), make_federation([30, 44]), rounds=1)
         (file, _) = joined.save_models(tmp_path / name)
         loaded, own = fedattune.load_model(file), joined.model(0)
         assert all(torch.equal(v, loaded.state_dict()[k]) for k, v in own.state_dict().items())
@@ -165,7 +165,7 @@ def test_newcomers_that_diverge_do_not_cost_the_run(ragged: Federation, tmp_path
     x = ragged.x.clone()
     x[ragged.clients[last].train] *= 1e300
     broken = replace(ragged, x=x.double() * 1.0)
-    result = fit("fedavg", broken, held_out=1, out=tmp_path / "run")
+    result = fit(broken, "fedavg", held_out=1, out=tmp_path / "run")
     assert result.is_finished
     assert result.newcomers == []
     assert "of the clients that join after training: round 1: training diverged" in result.notes[-1]
@@ -175,8 +175,8 @@ def test_newcomers_that_diverge_do_not_cost_the_run(ragged: Federation, tmp_path
 @pytest.mark.parametrize("name", ["scaffold", "vrl_sgd", "igfl"])
 def test_corrections_that_need_the_group_leave_newcomers_alone(name: str, ragged: Federation) -> None:
     """The server learns nothing from them, so their control variates would never balance: they take plain steps."""
-    result = fit(name, ragged, rounds=6, cohort=6)
-    plain = fit("fedavg", ragged, rounds=6, cohort=6, options={"weighting": "uniform"})
+    result = fit(ragged, name, rounds=6, cohort=6)
+    plain = fit(ragged, "fedavg", rounds=6, cohort=6, options={"weighting": "uniform"})
     assert result.trained_server
     assert plain.trained_server
     new = make_federation([30, 44])
@@ -210,18 +210,18 @@ def test_clients_that_train_unasked_keep_their_control_variates(name: str, ragge
 
 
 def test_what_is_wrong_with_new_clients_is_said(ragged: Federation) -> None:
-    result = fit("fedavg", ragged)
+    result = fit(ragged, "fedavg")
     with pytest.raises(fedattune.DataError, match=r"do not fit the run: got inputs of shape \(7,\)"):
         fedattune.personalize(result, make_federation([20, 20], features=7))
     for rounds in (0, -1, "x", 1.5):
         with pytest.raises(fedattune.ConfigError, match="rounds"):
             fedattune.personalize(result, make_federation([20, 20]), rounds=rounds)  # type: ignore[arg-type]
     with pytest.raises(fedattune.ConfigError, match="held_out: got 6, expected fewer than the 6"):
-        fit("fedavg", ragged, held_out=6)
+        fit(ragged, "fedavg", held_out=6)
 
 
 def test_all_may_drop_out_and_the_round_goes_by(ragged: Federation) -> None:
-    result = fit("fedavg", ragged, cohort=1, drop_out=0.9, rounds=12)
+    result = fit(ragged, "fedavg", cohort=1, drop_out=0.9, rounds=12)
     lost = [record for record in result._records if record.absent]
     assert len(lost) > 6
     assert result.bytes_up == 8 * result.n_parameters * (12 - len(lost))

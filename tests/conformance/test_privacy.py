@@ -34,7 +34,7 @@ def fit_private(case: Case, federation: Federation, where: str, engine: str) -> 
     key = (case.name, where, engine)
     if key not in RESULTS:
         RESULTS[key] = fit(
-            case.name, federation, engine=engine, options=options_of(case), dp_client_where=where, **NOISE
+            federation, case.name, engine=engine, options=options_of(case), dp_client_where=where, **NOISE
         )
     return RESULTS[key]
 
@@ -46,7 +46,7 @@ def test_noise_acts_and_engines_agree(case: Case, where: str, ragged: Federation
     one, two = (fit_private(case, ragged, where, engine) for engine in ("sequential", "vectorized"))
     assert distance(one, two) < 1e-12  # as without noise
     assert all(torch.isfinite(v).all() for v in one.models.values())
-    plain = fit(case.name, ragged, engine="sequential", options=options_of(case), rounds=2)
+    plain = fit(ragged, case.name, engine="sequential", options=options_of(case), rounds=2)
     if case.name == "local":
         assert distance(one, plain) == 0
         assert one.client_privacy is None
@@ -85,10 +85,10 @@ def test_resuming_repeats_noise_and_epsilon(case: Case, ragged: Federation, tmp_
     rounds: list[int] = []
     settings = {"engine": "vectorized", "options": options_of(case), "dp_client_where": "central", **NOISE}
     stopped = fit(
-        case.name, ragged, out=tmp_path, stop=lambda: True, watch=lambda p: rounds.append(p.round), **settings
+        ragged, case.name, out=tmp_path, stop=lambda: True, watch=lambda p: rounds.append(p.round), **settings
     )
     assert rounds == [1]
     assert stopped.client_privacy["epsilon"] < whole.client_privacy["epsilon"]
-    resumed = fit(case.name, ragged, out=tmp_path, resume=True, **settings)
+    resumed = fit(ragged, case.name, out=tmp_path, resume=True, **settings)
     assert distance(whole, resumed) == 0
     assert resumed.client_privacy == whole.client_privacy

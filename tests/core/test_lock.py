@@ -46,7 +46,7 @@ def test_a_second_writer_is_told_who_writes(holder: subprocess.Popen[str], tmp_p
         raise AssertionError
     data = fedattune.load_federation("digits", partition="iid", clients=3)
     with pytest.raises(RunError, match=f"written by process {holder.pid}"):
-        fedattune.fit("fedavg", data, rounds=1, out=tmp_path / "run", resume=True)
+        fedattune.fit(data, "fedavg", rounds=1, out=tmp_path / "run", resume=True)
 
 
 def test_a_lock_ends_with_its_process(holder: subprocess.Popen[str], tmp_path: Path) -> None:

@@ -51,11 +51,13 @@ def test_a_model_that_cannot_be_split_is_said(
 ) -> None:
     data = ragged
     if "Conv1d" in str(model):
-        data = fedattune.federation([(ragged.x[c.all][:, None], ragged.y[c.all]) for c in ragged.clients])
+        data = fedattune.federation_from(
+            [(ragged.x[c.all][:, None], ragged.y[c.all]) for c in ragged.clients]
+        )
     with pytest.raises(
         ModelError, match=f"the model Sequential cannot be split into body and head.*{reason}"
     ):
-        fedattune.fit(name, data, model, **RUN)
+        fedattune.fit(data, name, model, **RUN)
 
 
 @pytest.mark.parametrize("name", SPLIT)
@@ -65,7 +67,7 @@ def test_batch_normalisation_in_the_body(name: str, affine: str, ragged: Federat
     model = HeadFirst()
     options = {"noise": False} if name == "fedcp" else {}
     results = [
-        fedattune.fit(name, ragged, model, options=options, engine=e, bn_affine=affine, **RUN)
+        fedattune.fit(ragged, name, model, options=options, engine=e, bn_affine=affine, **RUN)
         for e in ("sequential", "vectorized")
     ]
     for a, b in ((results[0].models, results[1].models), (results[0].buffers, results[1].buffers)):
@@ -77,7 +79,7 @@ def test_batch_normalisation_in_the_body(name: str, affine: str, ragged: Federat
 @pytest.mark.parametrize("name", SPLIT)
 def test_models_without_body_and_models_read_back(name: str, ragged: Federation, tmp_path: Any) -> None:
     """Logistic regression is all head; and a saved model predicts as it did."""
-    result = fedattune.fit(name, ragged, "mlr", out=tmp_path / "run", **RUN)
+    result = fedattune.fit(ragged, name, "mlr", out=tmp_path / "run", **RUN)
     x = ragged.features(torch.arange(9), torch.float64)
     for number, file in enumerate(result.save_models(tmp_path / "models")):
         model = fedattune.load_model(file)
@@ -105,5 +107,5 @@ class Taught(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_users_own_model_of_any_type(name: str, dtype: torch.dtype, ragged: Federation) -> None:
     """Attributes with names of our own, a parameter without dimensions, and double precision."""
-    result = fedattune.fit(name, ragged, Taught().to(dtype), rounds=2, steps=2, dtype="float64")
+    result = fedattune.fit(ragged, name, Taught().to(dtype), rounds=2, steps=2, dtype="float64")
     assert all(v.isfinite().all() for v in result.models.values())

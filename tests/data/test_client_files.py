@@ -14,7 +14,6 @@ from fedattune.data import (
     NodeData,
     deal_clients,
     export_clients,
-    federate,
     infer_schema,
     load_table,
 )
@@ -68,7 +67,7 @@ def test_exported_clients_train_as_in_the_whole_federation(tmp_path: Path, digit
             same_client(node.federation, k, digits, u)
     together = put_together(nodes, 5)
     runs = [
-        fedattune.fit("fedavg", fed, rounds=2, batch_size=10, seed=0, epochs=1) for fed in (digits, together)
+        fedattune.fit(fed, "fedavg", rounds=2, batch_size=10, seed=0, epochs=1) for fed in (digits, together)
     ]
     for u in digits.names:
         one, other = (run.model(u).state_dict() for run in runs)
@@ -78,7 +77,7 @@ def test_exported_clients_train_as_in_the_whole_federation(tmp_path: Path, digit
 def test_exported_tables_and_names(tmp_path: Path) -> None:
     """Features of a table are exported as they are standardised, with the columns in the schema."""
     path = csv(tmp_path / "t.csv", [*rows(20, "a/ä"), *rows(30, "b", 5)])
-    fed = federate(load_table(path, client_column="ward", target="ill"))
+    fed = partition_dataset(load_table(path, client_column="ward", target="ill"))
     (folder,) = export_clients(fed, tmp_path, [[1, 0]])
     assert sorted(file.name for file in folder.iterdir()) == ["0-a_ä.safetensors", "1-b.safetensors"]
     found = loaded(fed.schema, data=folder)

@@ -5,7 +5,7 @@ import torch
 
 from data.small_sets import images
 from fedattune import Federation
-from fedattune.data import federate
+from fedattune.data import partition_dataset
 from fedattune.data.client_index import PARTS
 from fedattune.data.combine import combine_federations, select_clients, select_samples
 
@@ -19,7 +19,7 @@ def same_client(one: Federation, u: int, other: Federation, v: int) -> None:
 
 
 def test_selected_clients_are_put_together_again():
-    whole = federate(images(), partition="iid", clients=5)
+    whole = partition_dataset(images(), partition="iid", clients=5)
     pieces = [select_clients(whole, np.array(numbers)) for numbers in ([3, 0], [4])]
     assert [len(piece.y) for piece in pieces] == [80, 40]
     assert pieces[0].names == ("3", "0")
@@ -30,7 +30,7 @@ def test_selected_clients_are_put_together_again():
 
 
 def test_selected_samples_leave_the_numbers_of_the_clients():
-    whole = federate(images(), partition="iid", clients=5)
+    whole = partition_dataset(images(), partition="iid", clients=5)
     part = select_samples(whole, np.array([1, 4]))
     assert part.n_clients == 5
     assert len(part.y) == 80

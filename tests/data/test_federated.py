@@ -6,14 +6,14 @@ import torch
 
 from data.small_sets import images, owned
 from fedattune import ConfigError, DataError, Federation
-from fedattune.data import Dataset, federate
+from fedattune.data import Dataset, partition_dataset
 from fedattune.data.client_index import Client
 from fedattune.data.federated import choose_metric
 
 
 def test_federation_properties():
     data = images(shift=np.full((1, 1, 1), 10, np.float32), scale=np.full((1, 1, 1), 0.5, np.float32))
-    fed = federate(data, partition="iid", clients=4)
+    fed = partition_dataset(data, partition="iid", clients=4)
     assert (fed.n_clients, fed.n_classes, fed.input_shape) == (4, 4, (1, 2, 2))
     assert fed.names == ("0", "1", "2", "3")
     assert fed.device.type == "cpu"
@@ -32,21 +32,21 @@ def test_federation_properties():
 
 
 def test_features_leave_the_samples_alone():
-    fed = federate(owned([20, 20]), test=0.5)
+    fed = partition_dataset(owned([20, 20]), test=0.5)
     before = fed.x.clone()
     fed.features(torch.arange(4)).zero_()
     assert torch.equal(fed.x, before)
 
 
 def test_to_another_device_keeps_the_manifest():
-    fed = federate(images(), partition="iid", clients=4)
+    fed = partition_dataset(images(), partition="iid", clients=4)
     assert fed.to("cpu") is fed
     moved = fed.to("meta")
     assert moved.x.device.type == "meta"
     assert moved.shift is None
     assert moved.manifest() == fed.manifest()
-    assert federate(images(), partition="iid", clients=4).manifest() == fed.manifest()
-    other = federate(images(), partition="iid", clients=4, seed=1).manifest()
+    assert partition_dataset(images(), partition="iid", clients=4).manifest() == fed.manifest()
+    other = partition_dataset(images(), partition="iid", clients=4, seed=1).manifest()
     assert other["hash"] != fed.manifest()["hash"]
 
 
@@ -69,7 +69,7 @@ def test_federation_refuses(clients, message):
 
 
 def test_heterogeneity_of_equal_and_of_disjoint_clients():
-    same = federate(owned([40, 40])).heterogeneity()
+    same = partition_dataset(owned([40, 40])).heterogeneity()
     assert (same["label_distance"], same["label_distance_pairs"]) == (0, 0)
     assert (same["clients"], same["samples_min"], same["samples_median"], same["classes_max"]) == (
         2,
@@ -102,7 +102,7 @@ def test_the_metric_follows_the_classes_of_the_test_parts():
         data = Dataset(
             "clinics", x, np.array(y), ("invalid", "positive", "negative"), owner=owner, owners=names
         )
-        return choose_metric(federate(data))
+        return choose_metric(partition_dataset(data))
 
     assert choose(8, 12, 0.3) == "auc"
     assert choose(4, 12, 0.3) == "balanced_accuracy"

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
 
-from fedattune import ConfigError, DataError, federation
+from fedattune import ConfigError, DataError, federation_from
 
 
 def pair(n=20, seed=0, n_classes=2):
@@ -40,7 +40,7 @@ def test_all_forms_give_the_same_federation():
         Items([(x[i], int(y[i])) for i in range(20)]),
         Items([tuple(t[i] for t in tensors) for i in range(20)]),
     ]
-    made = [federation([form, pair(12, 1)], names=["a", "b"], seed=4) for form in forms]
+    made = [federation_from([form, pair(12, 1)], names=["a", "b"], seed=4) for form in forms]
     assert {fed.manifest()["hash"] for fed in made} == {made[0].manifest()["hash"]}
     fed = made[0]
     assert fed.x.dtype == torch.float32
@@ -53,7 +53,7 @@ def test_all_forms_give_the_same_federation():
 def test_own_split_is_kept():
     x, y = pair(30)
     own = {"train": (x[:20], y[:20]), "test": (x[20:], y[20:])}
-    fed = federation([own, own | {"validation": (x[:4], y[:4])}])
+    fed = federation_from([own, own | {"validation": (x[:4], y[:4])}])
     assert fed.sizes("train").tolist() == [18, 20]
     assert fed.sizes("validation").tolist() == [2, 4]
     assert fed.sizes("test").tolist() == [10, 10]
@@ -63,18 +63,18 @@ def test_own_split_is_kept():
 
 def test_text_labels_and_given_classes():
     x, _ = pair(8)
-    text = federation([(x, ["no", "yes"] * 4)] * 2)
+    text = federation_from([(x, ["no", "yes"] * 4)] * 2)
     assert text.classes == ("no", "yes")
     assert text.y.tolist() == [0, 1] * 8
-    assert federation([(x, ["no", "yes"] * 4)] * 2, classes=["yes", "no"]).y.tolist() == [1, 0] * 8
-    assert federation([(x, [True, False] * 4)] * 2, classes=["a", "b", "c"]).n_classes == 3
+    assert federation_from([(x, ["no", "yes"] * 4)] * 2, classes=["yes", "no"]).y.tolist() == [1, 0] * 8
+    assert federation_from([(x, [True, False] * 4)] * 2, classes=["a", "b", "c"]).n_classes == 3
     with pytest.raises(DataError, match="did you mean 'yes'"):
-        federation([(x, ["no", "yse"] * 4)], classes=["no", "yes"])
+        federation_from([(x, ["no", "yse"] * 4)], classes=["no", "yes"])
 
 
 def test_bytes_stay_bytes_and_are_noted():
     x = np.full((8, 1, 2, 2), 200, dtype=np.uint8)
-    fed = federation([(x, np.arange(8) % 2)] * 2)
+    fed = federation_from([(x, np.arange(8) % 2)] * 2)
     assert fed.x.dtype == torch.uint8
     assert "0 to 200" in fed.notes[0]
 
@@ -105,23 +105,23 @@ def test_bytes_stay_bytes_and_are_noted():
 )
 def test_refuses(clients, message):
     with pytest.raises(DataError, match=message):
-        federation(clients)
+        federation_from(clients)
 
 
 def test_refuses_names_classes_and_fractions():
     with pytest.raises(DataError, match="1 clients but 2 names"):
-        federation([pair()], names=["a", "b"])
+        federation_from([pair()], names=["a", "b"])
     with pytest.raises(DataError, match="client '0' has label 1, but there are 1 classes"):
-        federation([pair()], classes=["a"])
+        federation_from([pair()], classes=["a"])
     with pytest.raises(ConfigError, match="test must"):
-        federation([pair()], test=1.0)
+        federation_from([pair()], test=1.0)
 
 
 def test_small_clients_can_be_dropped():
-    fed = federation([pair(), pair(1), pair()], small_clients="drop")
+    fed = federation_from([pair(), pair(1), pair()], small_clients="drop")
     assert fed.n_clients == 2
     assert "1 of 3 clients are left out" in fed.notes[0]
     with pytest.raises(
         DataError, match="only '0' after 1 too small or of one class were left out; give these clients"
     ):
-        federation([pair(), pair(1)], small_clients="drop")
+        federation_from([pair(), pair(1)], small_clients="drop")

@@ -8,7 +8,6 @@ import torch
 from data.small_sets import images
 from fedattune import ConfigError, DataError
 from fedattune.data import (
-    federate,
     list_partitions,
     load_manifest,
     restore_federation,
@@ -22,29 +21,29 @@ def own_home(tmp_path, monkeypatch):
 
 
 def test_manifest_round_trip():
-    fed = federate(images(), partition="iid", clients=4, seed=7, validation=0.2)
+    fed = partition_dataset(images(), partition="iid", clients=4, seed=7, validation=0.2)
     path = save_manifest(fed, "mine")
     assert save_manifest(fed, "mine") == path
     assert list_partitions() == ["mine"]
     for name in ("mine", str(path)):
-        again = federate(images(), partition=name)
+        again = partition_dataset(images(), partition=name)
         assert torch.equal(again.x, fed.x)
         assert again.manifest() == fed.manifest()
-    assert federate(images(), partition="mine", clients=4).partition["seed"] == 7
+    assert partition_dataset(images(), partition="mine", clients=4).partition["seed"] == 7
     with pytest.raises(ConfigError, match="has 4 clients, not 5"):
-        federate(images(), partition="mine", clients=5)
+        partition_dataset(images(), partition="mine", clients=5)
     with pytest.raises(ConfigError, match="takes no options, got beta"):
-        federate(images(), partition="mine", options={"beta": 1})
+        partition_dataset(images(), partition="mine", options={"beta": 1})
     with pytest.raises(ConfigError, match="did you mean 'mine'"):
-        federate(images(), partition="mina")
+        partition_dataset(images(), partition="mina")
     with pytest.raises(DataError, match="another partition"):
-        save_manifest(federate(images(), partition="iid", clients=2), "mine")
+        save_manifest(partition_dataset(images(), partition="iid", clients=2), "mine")
     with pytest.raises(DataError, match="made for 'toy' with 200"):
-        federate(images(100), partition="mine")
+        partition_dataset(images(100), partition="mine")
 
 
 def test_manifest_that_is_broken_or_changed(tmp_path):
-    fed = federate(images(), partition="iid", clients=2)
+    fed = partition_dataset(images(), partition="iid", clients=2)
     path = save_manifest(fed, tmp_path / "deep" / "m.json")
     content = json.loads(path.read_text())
     content["clients"][0]["train"][0], content["clients"][0]["test"][0] = (

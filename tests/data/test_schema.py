@@ -10,8 +10,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fedattune import ConfigError, DataError, federation, load_federation
-from fedattune.data import Schema, federate, infer_schema, load_data, load_table
+from fedattune import ConfigError, DataError, federation_from, load_federation
+from fedattune.data import Schema, infer_schema, load_data, load_table, partition_dataset
 from fedattune.data.schema import merge_schemas
 
 HEAD = "ward,age,pulse,sex,grade,note,ill"
@@ -52,8 +52,8 @@ DIGITS: dict[str, Any] = {
 def test_of_data_at_hand(tmp_path: Path) -> None:
     data = made(csv(tmp_path))
     schema = infer_schema(data)
-    assert schema == Schema.model_validate(WARDS) == infer_schema(federate(data))
-    assert schema.input_shape == (2 + 1 + 2 + 4 + 4,) == federate(data).input_shape
+    assert schema == Schema.model_validate(WARDS) == infer_schema(partition_dataset(data))
+    assert schema.input_shape == (2 + 1 + 2 + 4 + 4,) == partition_dataset(data).input_shape
     assert schema.columns == ("age", "pulse", "sex", "grade", "note")
     assert (
         infer_schema(load_data("digits"))
@@ -76,7 +76,7 @@ def test_constants_are_kept_bit_for_bit_and_written_briefly() -> None:
     from dataclasses import replace
 
     mean = np.array([0.4914, 1 / 3, np.pi * 1e-20], dtype=np.float32).reshape(3, 1, 1)
-    fed = federation([(torch.rand(20, 3, 4, 4), np.array([0, 1] * 10))] * 2)
+    fed = federation_from([(torch.rand(20, 3, 4, 4), np.array([0, 1] * 10))] * 2)
     schema = infer_schema(replace(fed, shift=torch.from_numpy(mean), scale=torch.tensor(2.0)))
     assert "[[[0.4914]],[[0.33333334]],[[3.1415925e-20]]]" in schema.to_json()
     again = Schema.from_json(schema.to_json())
@@ -147,8 +147,8 @@ def test_refuses_text_that_is_no_schema(text: str, message: str) -> None:
 
 def test_a_table_is_read_the_same_with_its_own_schema(tmp_path: Path) -> None:
     path = csv(tmp_path)
-    plain = federate(made(path))
-    again = federate(made(path, infer_schema(plain)))
+    plain = partition_dataset(made(path))
+    again = partition_dataset(made(path, infer_schema(plain)))
     assert torch.equal(plain.x, again.x)
     assert torch.equal(plain.y, again.y)
     assert plain.manifest() == again.manifest()
@@ -160,10 +160,10 @@ def test_columns_come_in_the_order_of_the_schema(tmp_path: Path) -> None:
     order = [5, 2, 6, 0, 3, 1, 4]
     mixed = [",".join([*(row.split(",")[k] for k in order), "more"]) for row in ROWS]
     plain, other = made(csv(tmp_path), schema), made(csv(tmp_path, mixed, "mixed.csv"), schema)
-    assert torch.equal(federate(plain).x, federate(other).x)
+    assert torch.equal(partition_dataset(plain).x, partition_dataset(other).x)
     assert any("does not have the columns more; they are left out" in note for note in other.notes)
     pq.write_table(pa.csv.read_csv(tmp_path / "mixed.csv"), tmp_path / "t.parquet")
-    assert torch.equal(federate(made(tmp_path / "t.parquet", schema)).x, federate(plain).x)
+    assert torch.equal(partition_dataset(made(tmp_path / "t.parquet", schema)).x, partition_dataset(plain).x)
 
 
 def test_a_part_of_the_rows_gives_the_same_columns(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_part_of_the_rows_gives_the_same_columns(tmp_path: Path) -> None:
         if path.suffix == ".parquet":
             pq.write_table(pa.csv.read_csv(tmp_path / "t.csv"), path)
         data = made(path, schema)
-        fed = federate(data)
+        fed = partition_dataset(data)
         assert fed.classes == ("maybe", "n", "y")
         assert fed.input_shape == (13,)
         assert set(fed.y.tolist()) == {1, 2}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from data.labels import CIFAR10, labels_with
 from fedattune import DataError, load_federation
-from fedattune.data import Dataset, federate, restore_federation, split_parts
+from fedattune.data import Dataset, partition_dataset, restore_federation, split_parts
 
 
 def test_split_sizes_and_determinism():
@@ -25,13 +25,13 @@ def test_split_sizes_and_determinism():
 
 def test_f6_every_class_of_pfedla_is_divided_alike():
     data = Dataset("toy", np.zeros((60_000, 1), dtype=np.uint8), CIFAR10, tuple("abcdefghij"))
-    fed = federate(data, partition="pfedla", clients=10, test=0.3, validation=0.2)
+    fed = partition_dataset(data, partition="pfedla", clients=10, test=0.3, validation=0.2)
     held = fed.label_counts() > 0
     for part, each in (("train", 84), ("validation", 21), ("test", 45)):  # of 150: 0.7 x 0.8, 0.7 x 0.2, 0.3
         assert set(fed.label_counts(part)[held]) == {each}
     assert fed.partition["stratified"] is True
     assert restore_federation(data, fed.manifest()).manifest() == fed.manifest()
-    loose = federate(data, partition="pfedla", clients=10, test=0.3, validation=0.2, stratify=False)
+    loose = partition_dataset(data, partition="pfedla", clients=10, test=0.3, validation=0.2, stratify=False)
     assert len(set(loose.label_counts("test")[held])) > 1
     assert "stratified" not in loose.partition
     assert loose.sizes("test").tolist() == fed.sizes("test").tolist() == [180] * 10

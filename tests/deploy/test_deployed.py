@@ -121,7 +121,7 @@ def children_of(parent: int) -> Iterable[int]:
 
 
 def simulated(method: str, federation: Federation, **settings: Any) -> Result:
-    return fit(method, federation, "dnn", model_options={"hidden": 6}, **(RUN | settings))
+    return fit(federation, method, "dnn", model_options={"hidden": 6}, **(RUN | settings))
 
 
 def same_run(expected: Result, got: Result) -> None:

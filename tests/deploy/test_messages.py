@@ -230,7 +230,7 @@ def test_a_method_that_sends_something_beside_the_model_is_not_alone(
 ) -> None:
     (result,) = run_deployed(ragged, tmp_path, algorithms="own", custom={"own": OWN}, round_timeout=20)
     same_numbers(
-        fit(OWN, ragged, "dnn", model_options={"hidden": 6}, **(RUN | {"early_stopping": "off"})),
+        fit(ragged, OWN, "dnn", model_options={"hidden": 6}, **(RUN | {"early_stopping": "off"})),
         result,
         measured=False,
     )

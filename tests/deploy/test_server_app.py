@@ -244,7 +244,7 @@ def test_some_clients_are_evaluated_as_in_the_simulation(ragged: Federation, tmp
 def test_a_method_of_the_users_own(ragged: Federation, tmp_path: Path) -> None:
     own = {"mine": Algorithm(SGD(start="own"), Attention(unit="model", sigma=5.0))}
     (result,) = run_deployed(ragged, tmp_path, algorithms="mine", custom=own)
-    same_numbers(fit(own["mine"], ragged, "dnn", model_options={"hidden": 6}, **RUN), result)
+    same_numbers(fit(ragged, own["mine"], "dnn", model_options={"hidden": 6}, **RUN), result)
 
 
 def test_local_beside_a_method_gives_the_verdict(ragged: Federation, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ EACH = {"wide": {"is_serial": False}, "serial": {"is_serial": True}}
 
 def make_clients(sizes: list[int]) -> Federation:
     generator = torch.Generator().manual_seed(0)
-    return fedattune.federation(
+    return fedattune.federation_from(
         [
             (torch.rand(n, 1, 8, 8, generator=generator), torch.randint(0, 3, (n,), generator=generator))
             for n in sizes

@@ -184,7 +184,7 @@ def test_mixed_precision_trains_float32_weights_with_coarser_products(name: str)
 
 def test_mixed_precision_is_refused_where_it_makes_no_sense(ragged: Federation) -> None:
     with pytest.raises(fedattune.ConfigError, match="mixed_precision: bfloat16 goes with dtype float32"):
-        fedattune.fit("fedavg", ragged, dtype="float64", mixed_precision="bfloat16")
+        fedattune.fit(ragged, "fedavg", dtype="float64", mixed_precision="bfloat16")
 
 
 def test_mixed_precision_is_refused_where_the_processor_lacks_it(
@@ -192,7 +192,7 @@ def test_mixed_precision_is_refused_where_the_processor_lacks_it(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": False})
     with pytest.raises(fedattune.ConfigError, match="the cpu here has no bfloat16 arithmetic; leave it off"):
-        fedattune.fit("fedavg", ragged, device="cpu", mixed_precision="bfloat16")
+        fedattune.fit(ragged, "fedavg", device="cpu", mixed_precision="bfloat16")
 
 
 def _watched(n: int, steps: int, model: str = "mlp") -> Watch:

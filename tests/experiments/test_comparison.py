@@ -268,7 +268,7 @@ def test_tune_in_python_is_the_tuning_of_the_command(cli: Cli, work: Path) -> No
     """The same grid, split and budget: `--tune` chooses the same."""
     data = write_wards(work / "t.csv")
     options = {"client_column": "ward", "target": "outcome", "rounds": 8, "lr": 0.005}
-    chosen = fedattune.tune(["local", "fedprox"], data, budget=1, out="tuned", **options)
+    chosen = fedattune.tune(data, ["local", "fedprox"], budget=1, out="tuned", **options)
     assert [*chosen] == ["local", "fedprox"]
     argv = [*TABLE, "--algorithms", "local,fedprox", "--tune", 1, "--lr", 0.005]
     assert cli("compare", *argv).code == 0
@@ -281,7 +281,7 @@ def test_tune_in_python_is_the_tuning_of_the_command(cli: Cli, work: Path) -> No
         assert str(one).startswith(f"{name}: lr={one.lr:.3g}")
     assert json.loads((work / "tuned" / "tuning" / "log.json").read_text())["local"]
     with pytest.raises(fedattune.RunError, match="not empty"):
-        fedattune.tune("local", data, out="tuned", **options)
+        fedattune.tune(data, "local", out="tuned", **options)
 
 
 def test_tune_takes_a_federation_and_a_method_of_ones_own(work: Path) -> None:
@@ -290,7 +290,7 @@ def test_tune_takes_a_federation_and_a_method_of_ones_own(work: Path) -> None:
         "def own(*, weighting='samples'):\n    return fedavg(weighting=weighting)\n"
     )
     data = fedattune.load_federation("digits", partition="dirichlet", clients=5)
-    chosen = fedattune.tune("own.py:own", data, budget=1, rounds=3, lr=0.1, metric="log_loss")["own"]
+    chosen = fedattune.tune(data, "own.py:own", budget=1, rounds=3, lr=0.1, metric="log_loss")["own"]
     assert chosen.options == {}
     assert len(chosen.trials) == 5
     assert chosen.score == min(trial["score"] for trial in chosen.trials)

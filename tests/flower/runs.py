@@ -88,8 +88,8 @@ def run_simulated(
 ) -> Result:
     """Run the same method in the simulator; nodes keep the models of the last round."""
     return fit(
-        name,
         federation,
+        name,
         "dnn",
         options=options,
         model_options={"hidden": 6},

@@ -95,7 +95,7 @@ def runs() -> Iterator[tuple[str, Callable[[], Result]]]:
 
     def fit(kind: str, method: str, **settings: Any) -> Result:
         federation, model, options = data[kind]
-        return fedattune.fit(method, federation, model, model_options=options, **(RUN | settings))
+        return fedattune.fit(federation, method, model, model_options=options, **(RUN | settings))
 
     for kind in data:
         for engine in ("sequential", "vectorized"):

@@ -99,10 +99,10 @@ def pictures(count: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
 )
 def test_engines_train_every_network_alike(name: str, side: int, options: Any) -> None:
     """Two clients, one of whose batches is not full, for two steps in float64."""
-    data = fedattune.federation([pictures(8, side), pictures(20, side)])
+    data = fedattune.federation_from([pictures(8, side), pictures(20, side)])
     run: dict[str, Any] = {"rounds": 1, "steps": 2, "batch_size": 10, "lr": 0.05, "dtype": "float64"}
     reference, together = (
-        fedattune.fit("fedavg", data, name, model_options=options, engine=e, **run)
+        fedattune.fit(data, "fedavg", name, model_options=options, engine=e, **run)
         for e in ("sequential", "vectorized")
     )
     assert max((v - together.models[k]).abs().max().item() for k, v in reference.models.items()) < 1e-12
@@ -115,7 +115,7 @@ def test_engines_train_every_network_alike(name: str, side: int, options: Any) -
 def test_dropout_is_every_clients_own(engine: str) -> None:
     """Equal clients with full batches train the same model without dropout, and different ones with it."""
     split = {"train": pictures(6, 6), "test": pictures(3, 6)}
-    twins = fedattune.federation([split, split])
+    twins = fedattune.federation_from([split, split])
     run: dict[str, Any] = {"rounds": 1, "steps": 2, "batch_size": 50, "engine": engine, "dtype": "float64"}
     off = {"conv_dropout": 0, "fc_dropout": 0}
     for options, same in [
@@ -123,7 +123,7 @@ def test_dropout_is_every_clients_own(engine: str) -> None:
         (off | {"conv_dropout": 0.25}, False),
         (off | {"fc_dropout": 0.5}, False),
     ]:
-        models = fedattune.fit("local", twins, "reddi_cnn", model_options=options, **run).models
+        models = fedattune.fit(twins, "local", "reddi_cnn", model_options=options, **run).models
         gap = max((v[0] - v[1]).abs().max().item() for v in models.values())
         assert gap < 1e-12 if same else gap > 1e-6
 

@@ -62,7 +62,7 @@ def test_it_runs_on_every_engine(engine: Any, speakers: Federation) -> None:
     options = {"hidden": 6, "layers": 1}
     runs = [
         fedattune.fit(
-            "fedmcsa", speakers, "char_lstm", model_options=options, rounds=2, steps=3, dtype="float64", engine=one
+            speakers, "fedmcsa", "char_lstm", model_options=options, rounds=2, steps=3, dtype="float64", engine=one
         )
         for one in (engine, "sequential")
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_it_runs_on_every_engine(engine: Any, speakers: Federation) -> None:
 def test_it_learns_the_next_character(speakers: Federation, tmp_path: Path) -> None:
     options = {"hidden": 16}
     result = fedattune.fit(
-        "fedavg", speakers, "char_lstm", model_options=options, rounds=10, lr=1.0, eval_every=10
+        speakers, "fedavg", "char_lstm", model_options=options, rounds=10, lr=1.0, eval_every=10
     )
     counts = speakers.label_counts().sum(axis=0)
     assert (

@@ -54,7 +54,7 @@ class Branching(nn.Linear):
 
 def fit(name: str, data: Federation, model: Any = "dnn", **more: Any) -> Result:
     hidden = {"hidden": 6} if model == "dnn" else {}
-    return fedattune.fit(name, data, model, model_options=hidden, **(RUN | more))
+    return fedattune.fit(data, name, model, model_options=hidden, **(RUN | more))
 
 
 def outside(file: Path) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
@@ -126,9 +126,9 @@ def test_images_in_onnx(tmp_path: Path) -> None:
         (torch.randint(0, 255, (24, 1, 16, 16), generator=generator).byte(), torch.arange(24) % 3)
         for _ in range(3)
     ]
-    data = fedattune.federation(clients)
+    data = fedattune.federation_from(clients)
     options = {"width": 2, "features": 5}
-    result = fedattune.fit("fedavg", data, "cnn", model_options=options, **(RUN | {"cohort": 2}))
+    result = fedattune.fit(data, "fedavg", "cnn", model_options=options, **(RUN | {"cohort": 2}))
     check(result, "0", data, "onnx", tmp_path)
 
 

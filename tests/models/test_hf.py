@@ -50,7 +50,7 @@ def texts(table: Path, networks: dict[str, str]) -> Federation:
 @pytest.fixture(scope="module")
 def images() -> Federation:
     generator = torch.Generator().manual_seed(0)
-    return fedattune.federation(
+    return fedattune.federation_from(
         [(torch.rand(24, 1, 6, 6, generator=generator), torch.arange(24) % 3) for _ in range(3)]
     )
 
@@ -71,7 +71,7 @@ def test_lora_trains_adapters_and_the_head_alone(texts: Federation, networks: di
     assert task.params.numel() == 4 * 2 * 2 * 8 + 2 * 8 + 2
     assert not task.buffers  # position ids are constants
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    result = fedattune.fit("fedavg", texts, model, **RUN)
+    result = fedattune.fit(texts, "fedavg", model, **RUN)
     after = result.model(0).state_dict()
     changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
     assert changed <= set(task.params)
@@ -114,7 +114,7 @@ def test_new_weights_of_the_backbone_are_trained(
 @pytest.mark.parametrize("unit", ["layer", "tensor"])
 def test_fedmcsa_has_one_matrix_per_adapter(unit: str, texts: Federation, networks: dict[str, str]) -> None:
     options = {"id": networks["bert"]}
-    result = fedattune.fit("fedmcsa", texts, "hf", options={"unit": unit}, model_options=options, **RUN)
+    result = fedattune.fit(texts, "fedmcsa", "hf", options={"unit": unit}, model_options=options, **RUN)
     components = [name for name in result.mixing.last() if "classifier" not in name]
     assert components == [
         f"pretrained.bert.encoder.layer.{i}.attention.self.{one}" for i in (0, 1) for one in ("query", "value")
@@ -134,7 +134,7 @@ def test_engines_agree(kind: str, texts: Federation, networks: dict[str, str]) -
     options = {"id": networks[kind], "dropout": 0.0}
     engines: tuple[Any, ...] = ("sequential", "auto", "vectorized")
     runs = [
-        fedattune.fit("fedavg", texts, "hf", model_options=options, engine=engine, dtype="float64", **RUN)
+        fedattune.fit(texts, "fedavg", "hf", model_options=options, engine=engine, dtype="float64", **RUN)
         for engine in engines
     ]
     for run in runs[1:]:
@@ -146,7 +146,7 @@ def test_recorded_steps_are_the_same(texts: Federation, networks: dict[str, str]
     options = {"id": networks["bert"], "dropout": 0.0}
     more = {**RUN, "rounds": 1, "steps": 20}  # 80 steps of all clients: from 64 on steps are recorded
     runs = [
-        fedattune.fit("fedavg", texts, "hf", model_options=options, engine=one, dtype="float64", **more)
+        fedattune.fit(texts, "fedavg", "hf", model_options=options, engine=one, dtype="float64", **more)
         for one in ("auto", "sequential")
     ]
     for name, value in runs[0].models.items():
@@ -155,7 +155,7 @@ def test_recorded_steps_are_the_same(texts: Federation, networks: dict[str, str]
 
 @pytest.mark.parametrize("name", ["local", "fedrep", "pfedme", "ditto"])
 def test_personal_methods(name: str, texts: Federation, networks: dict[str, str]) -> None:
-    result = fedattune.fit(name, texts, "hf", model_options={"id": networks["bert"]}, **RUN)
+    result = fedattune.fit(texts, name, "hf", model_options={"id": networks["bert"]}, **RUN)
     assert 0 <= result.metrics["acc_uniform"] <= 1
 
 
@@ -163,7 +163,7 @@ def test_only_trained_weights_are_sent_and_saved(
     texts: Federation, networks: dict[str, str], tmp_path: Path
 ) -> None:
     options = {"id": networks["bert"]}
-    result = fedattune.fit("fedavg", texts, "hf", model_options=options, out=tmp_path / "run", **RUN)
+    result = fedattune.fit(texts, "fedavg", "hf", model_options=options, out=tmp_path / "run", **RUN)
     trained = Task(make(texts, networks["bert"])).params
     assert result.n_parameters == trained.numel()
     assert result.bytes_up == RUN["rounds"] * texts.n_clients * trained.nbytes()
@@ -186,7 +186,7 @@ def test_a_network_that_has_changed_is_refused(
     from transformers import AutoModelForSequenceClassification
 
     folder = make_network(tmp_path / "net", "bert")
-    result = fedattune.fit("fedavg", texts, "hf", model_options={"id": folder}, **RUN)
+    result = fedattune.fit(texts, "fedavg", "hf", model_options={"id": folder}, **RUN)
     file = result.save_models(tmp_path / "models")[0]
     torch.manual_seed(5)
     AutoModelForSequenceClassification.from_config(TEXT_CONFIGS["bert"]()).save_pretrained(folder)
@@ -198,7 +198,7 @@ def test_a_network_that_has_changed_is_refused(
 def test_exports_predict_the_same(
     kind: Any, table: Path, texts: Federation, networks: dict[str, str], tmp_path: Path
 ) -> None:
-    result = fedattune.fit("fedavg", texts, "hf", model_options={"id": networks["bert"]}, **RUN)
+    result = fedattune.fit(texts, "fedavg", "hf", model_options={"id": networks["bert"]}, **RUN)
     suffix = {"torch-export": "pt2"}.get(kind, kind)
     file = tmp_path / f"model.{suffix}"
     written = result.export(0, file, kind)
@@ -215,7 +215,7 @@ def test_exports_predict_the_same(
 
 def test_numbers_are_predicted_in_their_unit(table: Path, networks: dict[str, str], tmp_path: Path) -> None:
     data = load(table, networks["bert"], "score")
-    result = fedattune.fit("fedavg", data, "hf", model_options={"id": networks["bert"]}, **RUN)
+    result = fedattune.fit(data, "fedavg", "hf", model_options={"id": networks["bert"]}, **RUN)
     file = result.save_models(tmp_path / "models")[0]
     predictions = fedattune.predict(file, table)
     assert predictions.values is not None
@@ -227,7 +227,7 @@ def test_numbers_are_predicted_in_their_unit(table: Path, networks: dict[str, st
 def test_images(kind: str, tuning: str, images: Federation, networks: dict[str, str], tmp_path: Path) -> None:
     """Grey images of 6x6 become the three channels and the size that the network wants."""
     options = {"id": networks[kind], "tuning": tuning}
-    result = fedattune.fit("fedmcsa", images, "hf", model_options=options, **RUN)
+    result = fedattune.fit(images, "fedmcsa", "hf", model_options=options, **RUN)
     model = result.model("0")
     assert isinstance(model, ImageNetwork)
     assert model.size == ((8, 8) if kind == "vit" else (6, 6))
@@ -279,16 +279,16 @@ def test_a_network_without_a_client_axis(
 ) -> None:
     monkeypatch.setattr(TextNetwork, "_accepts_square_mask", lambda *_: False)
     options = {"id": networks["bert"]}
-    fedattune.fit("fedavg", texts, "hf", model_options=options, **RUN)
+    fedattune.fit(texts, "fedavg", "hf", model_options=options, **RUN)
     with pytest.raises(ModelError, match=r"vectorized engine \(.*use --engine sequential"):
-        fedattune.fit("fedavg", texts, "hf", model_options=options, engine="vectorized", **RUN)
+        fedattune.fit(texts, "fedavg", "hf", model_options=options, engine="vectorized", **RUN)
 
 
 def test_wrong_inputs_are_explained(
     table: Path, texts: Federation, networks: dict[str, str], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"give --set hf\.id=ID_OR_FOLDER"):
-        fedattune.fit("fedavg", texts, "hf")
+        fedattune.fit(texts, "fedavg", "hf")
     with pytest.raises(ModelError, match=r"missing' cannot be loaded for texts .*; give an id"):
         make(texts, str(tmp_path / "missing"))
     hashed = fedattune.load_federation(
@@ -298,12 +298,12 @@ def test_wrong_inputs_are_explained(
         options={"features": "text", "text_columns": "text", "text_features": 10},
     )
     with pytest.raises(ModelError, match="got fractions, expected token numbers"):
-        fedattune.fit("fedavg", hashed, "hf", model_options={"id": networks["bert"]})
+        fedattune.fit(hashed, "fedavg", "hf", model_options={"id": networks["bert"]})
     with pytest.raises(ModelError, match="at most 12 tokens"):
         build_model("hf", (13,), 2, {"id": networks["bert"]})
     letters = load(table, "characters")
     with pytest.raises(ModelError, match="but the network knows 12 tokens; give the network's own tokenizer"):
-        fedattune.fit("fedavg", letters, "hf", model_options={"id": networks["bert"]})
+        fedattune.fit(letters, "fedavg", "hf", model_options={"id": networks["bert"]})
     with pytest.raises(ModelError, match="expected token numbers"):
         build_model("hf", (3, 4), 2, {"id": networks["bert"]})
 

@@ -47,7 +47,7 @@ def hospitals() -> Federation:
 @pytest.fixture(scope="module")
 def run(hospitals: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "fedmcsa"
-    fedattune.fit("fedmcsa", hospitals, "dnn", model_options={"hidden": 6}, out=out, **RUN)
+    fedattune.fit(hospitals, "fedmcsa", "dnn", model_options={"hidden": 6}, out=out, **RUN)
     return out
 
 
@@ -140,7 +140,7 @@ def small(folder: Path) -> tuple[Result, Federation, Path]:
     data = fedattune.load_federation(
         write_rows(folder / "small.csv", rows), client_column="who", target="sick"
     )
-    result = fedattune.fit("local", data, **RUN)
+    result = fedattune.fit(data, "local", **RUN)
     result.export("b", folder / "b.safetensors")
     return result, data, folder / "b.safetensors"
 
@@ -211,7 +211,7 @@ def test_a_category_called_na_is_one(tmp_path: Path) -> None:
     rows = [{name: values[k] for name, values in content.items()} for k in range(n)]
     text = write_rows(tmp_path / "t.csv", rows)
     data = fedattune.load_federation(table, client_column="site", target="y")
-    fedattune.fit("local", data, **RUN).export("s0", tmp_path / "m.safetensors")
+    fedattune.fit(data, "local", **RUN).export("s0", tmp_path / "m.safetensors")
     found = [fedattune.predict(tmp_path / "m.safetensors", one) for one in (table, text)]
     assert np.array_equal(found[0].probabilities, found[1].probabilities)
     by_country = found[0].probabilities[0], found[0].probabilities[2]
@@ -255,7 +255,7 @@ def test_models_of_nodes_know_their_constants(hospitals: Federation, run: Path, 
 def test_digits_from_columns_of_numbers(tmp_path: Path) -> None:
     """Data without names of columns: as many numbers as a sample has values, in their order."""
     data = fedattune.load_federation("digits", clients=3, partition="iid")
-    result = fedattune.fit("fedavg", data, **RUN)
+    result = fedattune.fit(data, "fedavg", **RUN)
     result.export("1", tmp_path / "m.safetensors")
     rows = torch.arange(40)
     pixels = data.x[rows].reshape(40, -1).tolist()
@@ -290,7 +290,7 @@ def test_images(tmp_path: Path) -> None:
             tmp_path / "mnist" / f"{part}-0.parquet", x[some], {"label": y[some]}, features={"label": names}
         )
     data = fedattune.load_federation("mnist", data_dir=tmp_path, partition="iid", clients=2, test=0.4)
-    result = fedattune.fit("fedavg", data, **RUN)
+    result = fedattune.fit(data, "fedavg", **RUN)
     result.export("0", tmp_path / "m.onnx", "onnx")
     result.export("0", tmp_path / "m.safetensors")
     at = [
@@ -312,7 +312,7 @@ def test_images(tmp_path: Path) -> None:
 
 
 def test_a_model_in_float64(ragged: Federation, tmp_path: Path) -> None:
-    result = fedattune.fit("fedavg", ragged, dtype="float64", **RUN)
+    result = fedattune.fit(ragged, "fedavg", dtype="float64", **RUN)
     rows = [{f"x{k}": v for k, v in enumerate(one)} for one in ragged.x[:9].double().tolist()]
     table = write_rows(tmp_path / "new.csv", rows)
     for suffix, kind in (("safetensors", "safetensors"), ("onnx", "onnx")):
@@ -327,7 +327,7 @@ def own(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
 
 
 def test_code_is_not_run_because_a_file_names_it(ragged: Federation, tmp_path: Path) -> None:
-    result = fedattune.fit("fedavg", ragged, "test_predict:own", **RUN)
+    result = fedattune.fit(ragged, "fedavg", "test_predict:own", **RUN)
     model, table = tmp_path / "m.safetensors", tmp_path / "new.csv"
     result.export("0", model)
     write_rows(table, [{f"x{k}": k for k in range(5)}])

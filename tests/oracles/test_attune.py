@@ -32,7 +32,7 @@ NO_LOSS = 1000.0
 
 def fit(name: str, federation: Federation, model: Any = "dnn", **settings: Any) -> Result:
     hidden = {"model_options": HIDDEN} if model == "dnn" else {}
-    return fedattune.fit(name, federation, model, **(RUN | hidden | settings))
+    return fedattune.fit(federation, name, model, **(RUN | hidden | settings))
 
 
 def models_of(result: Result) -> Params:
@@ -330,7 +330,7 @@ def split(sizes: list[tuple[int, int]], *, flip: bool = False) -> Federation:
             if n:
                 parts[part] = (x, y)
         clients.append(parts)
-    return fedattune.federation(clients, classes=["a", "b", "c"], validation=0.0)
+    return fedattune.federation_from(clients, classes=["a", "b", "c"], validation=0.0)
 
 
 SIZES = [(20, 11), (33, 7), (9, 3), (16, 0)]  # batches of 8: full, incomplete and none

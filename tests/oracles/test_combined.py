@@ -95,16 +95,16 @@ def test_what_is_a_known_method_is_defined_alike(
     ],
 )
 def test_what_is_a_known_method_runs_alike(name: str, mine: dict[str, Any], ragged: Federation) -> None:
-    known = fedattune.fit(name, ragged, "mlr", **RUN)
-    result = fedattune.fit("combined", ragged, "mlr", options=mine, **RUN)
+    known = fedattune.fit(ragged, name, "mlr", **RUN)
+    result = fedattune.fit(ragged, "combined", "mlr", options=mine, **RUN)
     assert same(known, result)
 
 
 def test_fedamp_without_a_pull_is_its_server_with_sgd(ragged: Federation) -> None:
     options = {"alpha": 0.05, "sigma": 2.0}
     mine = {"server": "fedamp", "answer": True, **options}
-    result = fedattune.fit("combined", ragged, "mlr", options=mine, **RUN)
-    assert same(fedattune.fit("fedamp", ragged, "mlr", options={"lam": 0.0, **options}, **RUN), result)
+    result = fedattune.fit(ragged, "combined", "mlr", options=mine, **RUN)
+    assert same(fedattune.fit(ragged, "fedamp", "mlr", options={"lam": 0.0, **options}, **RUN), result)
 
 
 def same(a: Result, b: Result) -> bool:
@@ -151,8 +151,8 @@ def test_it_is_the_algorithm_of_its_parts(
     mine: dict[str, Any], by_hand: Algorithm, ragged: Federation
 ) -> None:
     assert replace(combined(**mine), notes=()) == by_hand
-    result = fedattune.fit("combined", ragged, "mlr", options=mine, **RUN)
-    assert same(fedattune.fit(by_hand, ragged, "mlr", **RUN), result)
+    result = fedattune.fit(ragged, "combined", "mlr", options=mine, **RUN)
+    assert same(fedattune.fit(ragged, by_hand, "mlr", **RUN), result)
 
 
 @pytest.mark.parametrize("client", CLIENT_PARTS)
@@ -177,13 +177,13 @@ def test_an_option_that_no_part_has_is_refused(ragged: Federation) -> None:
         ({"server": "median"}, "combined.server"),
     ):
         with pytest.raises(ConfigError, match=said):
-            fedattune.fit("combined", ragged, "mlr", options=options, **RUN)
+            fedattune.fit(ragged, "combined", "mlr", options=options, **RUN)
 
 
 def test_the_run_says_which_parts_it_had(ragged: Federation, tmp_path: Path) -> None:
     """With the values of all their options; and cites their papers alone."""
     options = {"server": "fedamp", "client": "prox", "lam": 0.5, "personal": "head"}
-    result = fedattune.fit("combined", ragged, "mlr", options=options, out=tmp_path / "run", **RUN)
+    result = fedattune.fit(ragged, "combined", "mlr", options=options, out=tmp_path / "run", **RUN)
     assert result.notes[0] == (
         "combined: server=fedamp, unit=model, sigma=0.25, alpha=1.0, client=prox, lam=0.5, personal=head"
     )
@@ -204,7 +204,7 @@ def test_where_nothing_is_left_to_share_clients_train_alone(
 ) -> None:
     """Logistic regression is all classifier."""
     options = {"server": server, "client": client, "personal": "head"}
-    result = fedattune.fit("combined", ragged, "mlr", options=options, **RUN)
+    result = fedattune.fit(ragged, "combined", "mlr", options=options, **RUN)
     assert (result.bytes_up, result.bytes_down) == (0, 0)
     assert any("all of this model stays on the clients" in note for note in result.notes)
 
@@ -226,7 +226,7 @@ def test_other_rules_that_the_page_lists_go_together(
         client, ControlVariateWrapper(GlobalUpdateWrapper(server)) if corrected else server, personal=Head()
     )
     reference, together = (
-        fedattune.fit(algorithm, ragged, "dnn", engine=e, **RUN) for e in ("sequential", "vectorized")
+        fedattune.fit(ragged, algorithm, "dnn", engine=e, **RUN) for e in ("sequential", "vectorized")
     )
     assert all((v - together.models[k]).abs().max() < 1e-12 for k, v in reference.models.items())
     assert all(v.isfinite().all() for v in reference.models.values())

@@ -230,18 +230,18 @@ def test_a_run_forgets_the_displacement_when_all_drop_out(
     settings: dict[str, Any] = {"steps": 2, "cohort": 6, "lr": 0.1, "dtype": "float64"}
 
     def displacement(rounds: int) -> float:
-        server = fedattune.fit(name, ragged, "mlr", rounds=rounds, **settings).trained_server
+        server = fedattune.fit(ragged, name, "mlr", rounds=rounds, **settings).trained_server
         assert server
         return max(v.abs().max().item() for v in cast(Params, server.state["D"]).values())
 
     assert displacement(1) > 0
     assert displacement(2) == 0
     assert displacement(3) > 0
-    straight = fedattune.fit(name, ragged, "mlr", rounds=4, **settings)
+    straight = fedattune.fit(ragged, name, "mlr", rounds=4, **settings)
     stops = iter([False, True])
     settings |= {"rounds": 4, "out": tmp_path / "run"}
-    fedattune.fit(name, ragged, "mlr", stop=lambda: next(stops), **settings)
-    resumed = fedattune.fit(name, ragged, "mlr", resume=True, **settings)
+    fedattune.fit(ragged, name, "mlr", stop=lambda: next(stops), **settings)
+    resumed = fedattune.fit(ragged, name, "mlr", resume=True, **settings)
     assert near(straight.models, resumed.models, 0)
 
 

@@ -20,7 +20,7 @@ BN = ("1.weight", "1.bias")
 
 def fit(name: str, federation: Federation, model: Any = "dnn", **settings: Any) -> Result:
     hidden = {"model_options": {"hidden": 4}} if model == "dnn" else {}
-    return fedattune.fit(name, federation, model, **(RUN | hidden | settings))
+    return fedattune.fit(federation, name, model, **(RUN | hidden | settings))
 
 
 def with_norm() -> nn.Module:
@@ -299,7 +299,7 @@ def test_newcomers_profit_and_leave_everybody_else_alone(name: str) -> None:
     for _ in range(9):
         x = torch.randn(50, 5, generator=generator)
         clients.append((x, (x @ rule).argmax(1)))
-    trained, newcomers = fedattune.federation(clients[:6]), fedattune.federation(clients[6:])
+    trained, newcomers = fedattune.federation_from(clients[:6]), fedattune.federation_from(clients[6:])
     result = fit(name, trained, cohort=6, rounds=30, steps=5, lr=0.2)
     assert result.trained_server
     server, everyone = result.trained_server.algorithm.server, torch.arange(6)

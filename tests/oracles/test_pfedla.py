@@ -65,7 +65,7 @@ def by_networks(rule: PFedLAServer, state: Any, G: Params, ids: Tensor = IDS) ->
 
 
 def fit(name: str, federation: Federation, **settings: Any) -> Result:
-    return fedattune.fit(name, federation, "dnn", model_options={"hidden": 4}, **(RUN | settings))
+    return fedattune.fit(federation, name, "dnn", model_options={"hidden": 4}, **(RUN | settings))
 
 
 @pytest.mark.parametrize("norm", ["softmax", "relu_sum"])

@@ -25,7 +25,7 @@ D = 5 * 3 + 3  # values of logistic regression of 5 inputs and 3 classes
 
 
 def fit(name: str, federation: Federation, options: Any = None, **more: Any) -> Result:
-    return fedattune.fit(name, federation, "mlr", options=options, **(RUN | more))
+    return fedattune.fit(federation, name, "mlr", options=options, **(RUN | more))
 
 
 def gap(a: Params, b: Params) -> float:

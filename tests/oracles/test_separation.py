@@ -34,7 +34,7 @@ def fit(name: str, federation: Federation, headline: str, *, options: Any = None
     from dataclasses import replace
 
     algorithm = replace(ALGORITHMS[name](**(options or {})), headline=headline)
-    return fedattune.fit(algorithm, federation, "dnn", model_options={"hidden": 6}, **(RUN | more))
+    return fedattune.fit(federation, algorithm, "dnn", model_options={"hidden": 6}, **(RUN | more))
 
 
 def user_model() -> tuple[nn.Module, Tensor]:
@@ -165,8 +165,8 @@ def test_d4_a_division_by_sample_follows_two_rules_at_once(name: str) -> None:
     """At the default it does. Divisions by client, or its own averaged over a client's samples, follow one."""
     problem = two_rules()
     run: dict[str, Any] = {"rounds": 50, "batch_size": 10, "lr": 0.1, "eval_every": 50}
-    acting = fedattune.fit(name, problem, "mlr", **run)
-    off = fedattune.fit(name, problem, "mlr", options={"context": "client"}, **run)
+    acting = fedattune.fit(problem, name, "mlr", **run)
+    off = fedattune.fit(problem, name, "mlr", options={"context": "client"}, **run)
     assert acting.metrics["acc_uniform"] > 0.9
     assert off.metrics["acc_uniform"] < 0.65
     right = spread = 0.0
@@ -282,9 +282,9 @@ def test_d8_classes_that_a_client_lacks() -> None:
 
 def test_d8_generic_and_personal_prediction(ragged: Federation) -> None:
     """The global model is G(f); with a personal head of zeros it is also what a client starts with."""
-    zero = fedattune.fit("fedrod", ragged, "mlr", options={"personal_init": "zeros"}, **(RUN | {"lr": 1e-12}))
+    zero = fedattune.fit(ragged, "fedrod", "mlr", options={"personal_init": "zeros"}, **(RUN | {"lr": 1e-12}))
     assert zero.history[-1]["global"]["loss_uniform"] == pytest.approx(zero.metrics["loss_uniform"], abs=1e-9)
-    copied = fedattune.fit("fedrod", ragged, "mlr", **(RUN | {"lr": 1e-12}))
+    copied = fedattune.fit(ragged, "fedrod", "mlr", **(RUN | {"lr": 1e-12}))
     x = ragged.features(torch.arange(5), torch.float64)
     assert torch.allclose(copied.model(0)(x), 2 * zero.model(0)(x), atol=1e-9)
 

@@ -161,10 +161,10 @@ def test_vrl_sgd_starts_without_a_correction_wherever_it_starts() -> None:
 def test_vrl_sgd_with_a_model_and_data(equal: Federation) -> None:
     """As SCAFFOLD, when all take part; else a note says that they should."""
     settings: dict[str, Any] = {"rounds": 4, "steps": 3, "lr": 0.1, "batch_size": 16, "dtype": "float64"}
-    one, other = (fedattune.fit(name, equal, "mlr", **settings) for name in ("vrl_sgd", "scaffold"))
+    one, other = (fedattune.fit(equal, name, "mlr", **settings) for name in ("vrl_sgd", "scaffold"))
     assert all(torch.allclose(v, other.models[k], atol=1e-13) for k, v in one.models.items())
     assert not one.notes
-    some = fedattune.fit("vrl_sgd", equal, "mlr", cohort=2, **settings)
+    some = fedattune.fit(equal, "vrl_sgd", "mlr", cohort=2, **settings)
     assert "in which all clients take part, which was not so" in some.notes[0]
 
 

@@ -74,7 +74,7 @@ def test_sample_counts_do_not_weigh(ragged: Federation) -> None:
     """With noise, weights by samples are uniform weights."""
     kwargs: dict[str, Any] = {"rounds": 2, "steps": 2, "dp_client_noise": 0.01, "dp_delta": 0.01}
     one, two = (
-        fedattune.fit("fedavg", ragged, "mlr", options={"weighting": w}, **kwargs)
+        fedattune.fit(ragged, "fedavg", "mlr", options={"weighting": w}, **kwargs)
         for w in ("samples", "uniform")
     )
     assert all(torch.equal(one.models[k], two.models[k]) for k in one.models)
@@ -87,7 +87,7 @@ def test_averaged_batch_statistics_are_noised_too(where: str, ragged: Federation
     network = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     kwargs: dict[str, Any] = {"rounds": 2, "steps": 2, "bn_buffers": "average", "batch_size": 8}
     noise = {"dp_client_noise": 20.0, "dp_delta": 0.01, "dp_client_where": where}
-    plain, private = (fedattune.fit("fedavg", ragged, network, **kwargs, **more) for more in ({}, noise))
+    plain, private = (fedattune.fit(ragged, "fedavg", network, **kwargs, **more) for more in ({}, noise))
     assert not torch.equal(plain.buffers["1.running_var"], private.buffers["1.running_var"])
     assert (private.buffers["1.running_var"] > 0).all()
 
@@ -95,13 +95,13 @@ def test_averaged_batch_statistics_are_noised_too(where: str, ragged: Federation
 @pytest.mark.parametrize("name", ["fedavg", "fedfomo"])
 def test_newcomers_upload_with_noise(name: str, ragged: Federation) -> None:
     run = fedattune.fit(
-        name, ragged, "mlr", rounds=2, steps=2, held_out=1, join_rounds=2, dp_client_noise=0.1, dp_delta=0.01
+        ragged, name, "mlr", rounds=2, steps=2, held_out=1, join_rounds=2, dp_client_noise=0.1, dp_delta=0.01
     )
     assert len(run.newcomers) == 1
 
 
 def test_facts_notes_and_table(ragged: Federation, tmp_path) -> None:
-    run = fedattune.fit("fedavg", ragged, "mlr", rounds=3, steps=2, cohort=3, out=tmp_path, **DP)
+    run = fedattune.fit(ragged, "fedavg", "mlr", rounds=3, steps=2, cohort=3, out=tmp_path, **DP)
     read = fedattune.Result.load(tmp_path)
     for one in (run, read):
         privacy = one.client_privacy
@@ -116,7 +116,7 @@ def test_facts_notes_and_table(ragged: Federation, tmp_path) -> None:
 
 
 def test_a_delta_that_promises_nothing_is_named(ragged: Federation) -> None:
-    run = fedattune.fit("fedavg", ragged, "mlr", rounds=1, steps=1, dp_client=5.0, dp_delta=0.5)
+    run = fedattune.fit(ragged, "fedavg", "mlr", rounds=1, steps=1, dp_client=5.0, dp_delta=0.5)
     assert any("delta 0.5 is no promise for 6 clients" in note for note in run.notes)
 
 
@@ -138,4 +138,4 @@ def test_impossible_settings(settings: dict[str, Any], text: str) -> None:
 def test_an_unreachable_budget_is_one_sentence() -> None:
     data = make_federation([20, 30])
     with pytest.raises(ConfigError, match="does not reach it"):
-        fedattune.fit("fedavg", data, "mlr", rounds=3, dp_client=1e-7, dp_delta=1e-9)
+        fedattune.fit(data, "fedavg", "mlr", rounds=3, dp_client=1e-7, dp_delta=1e-9)

@@ -38,7 +38,7 @@ def quiet(_: int) -> float:
 
 def make_clients(sizes: list[int], scale: float = 1.0) -> Federation:
     generator = torch.Generator().manual_seed(0)
-    return fedattune.federation(
+    return fedattune.federation_from(
         [
             (
                 scale * torch.randn(n, 6, generator=generator).double(),
@@ -168,7 +168,7 @@ def test_convolutions_agree() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3))
     task = Task(net.double())
     generator = torch.Generator().manual_seed(0)
-    data = fedattune.federation(
+    data = fedattune.federation_from(
         [(torch.rand(n, 1, 8, 8, generator=generator), torch.arange(n) % 3) for n in (20, 31)]
     )
     outputs = [

@@ -37,7 +37,7 @@ REFUSED = {
 
 
 def fit(name: str, federation: Federation, **settings: Any) -> Result:
-    return fedattune.fit(name, federation, "dnn", model_options={"hidden": 6}, **(RUN | settings))
+    return fedattune.fit(federation, name, "dnn", model_options={"hidden": 6}, **(RUN | settings))
 
 
 def fit_case(case: Case, federation: Federation, **settings: Any) -> Result:
@@ -123,7 +123,7 @@ class Recurrent(nn.Module):
 
 def test_models_without_gradients_of_single_rows_are_refused(ragged: Federation) -> None:
     with pytest.raises(ConfigError, match="Recurrent gives no gradients of single rows"):
-        fedattune.fit("fedavg", ragged, Recurrent(), dp_record=3.0, **RUN)
+        fedattune.fit(ragged, "fedavg", Recurrent(), dp_record=3.0, **RUN)
 
 
 @pytest.mark.parametrize(

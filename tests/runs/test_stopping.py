@@ -71,7 +71,7 @@ def check_judged(result: Result, data: Federation) -> None:
 @pytest.mark.parametrize("engine", ["vectorized", "sequential"])
 def test_what_is_judged_is_what_is_kept(name: str, engine: str, tmp_path: Path) -> None:
     data = make_federation([40, 60, 80, 9, 30])
-    result = fedattune.fit(name, data, "dnn", engine=engine, out=tmp_path / "run", **RUN)
+    result = fedattune.fit(data, name, "dnn", engine=engine, out=tmp_path / "run", **RUN)
     assert (result.judged_rounds < 12).any()
     check_judged(result, data)
     again = Result.load(tmp_path / "run")
@@ -83,13 +83,13 @@ def test_what_is_judged_is_what_is_kept(name: str, engine: str, tmp_path: Path) 
 @pytest.mark.parametrize("state", ["memory", "disk"])
 def test_a_resumed_run_keeps_the_same_models(state: str, tmp_path: Path) -> None:
     data = make_federation([40, 60, 80, 9, 30])
-    whole = fedattune.fit("fedmcsa", data, "dnn", **RUN)
+    whole = fedattune.fit(data, "fedmcsa", "dnn", **RUN)
     seen: list[int] = []
     out = {"out": tmp_path / "run", "client_state": state}
     fedattune.fit(
-        "fedmcsa", data, "dnn", watch=lambda p: seen.append(p.round), stop=lambda: seen[-1] == 7, **out, **RUN
+        data, "fedmcsa", "dnn", watch=lambda p: seen.append(p.round), stop=lambda: seen[-1] == 7, **out, **RUN
     )
-    resumed = fedattune.fit("fedmcsa", data, "dnn", resume=True, **out, **RUN)
+    resumed = fedattune.fit(data, "fedmcsa", "dnn", resume=True, **out, **RUN)
     np.testing.assert_array_equal(resumed.judged_rounds, whole.judged_rounds)
     np.testing.assert_allclose(
         resumed.predictions["test"].outputs, whole.predictions["test"].outputs, atol=1e-6
@@ -98,7 +98,7 @@ def test_a_resumed_run_keeps_the_same_models(state: str, tmp_path: Path) -> None
 
 def test_off_judges_the_last_round() -> None:
     data = make_federation([40, 60, 80])
-    result = fedattune.fit("local", data, "dnn", early_stopping="off", **RUN)
+    result = fedattune.fit(data, "local", "dnn", early_stopping="off", **RUN)
     assert result.judged_rounds.tolist() == [12, 12, 12]
     assert result.judged == result.metrics
     check_judged(result, data)
@@ -112,8 +112,8 @@ def test_more_rounds_do_not_make_training_alone_worse() -> None:
     for _ in range(30):
         x = random.normal(size=(40, 20)).astype(np.float32)
         clients.append((x, (x @ w + random.normal(size=40) * 6 > 0).astype(np.int64)))
-    data = fedattune.federation(clients, validation=0.3)
-    short, long = (fedattune.fit("local", data, "dnn", rounds=n, lr=0.2) for n in (10, 80))
+    data = fedattune.federation_from(clients, validation=0.3)
+    short, long = (fedattune.fit(data, "local", "dnn", rounds=n, lr=0.2) for n in (10, 80))
     assert long.metrics["loss_uniform"] > 1.3 * short.metrics["loss_uniform"]
     assert long.judged["loss_uniform"] < 1.1 * short.judged["loss_uniform"]
 

@@ -55,7 +55,7 @@ def agree(folder: Path, result: Result) -> EventAccumulator:
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "local"])
 def test_what_is_logged_is_what_the_result_has(name: str, ragged: Federation, tmp_path: Path) -> None:
-    result = fedattune.fit(name, ragged, tensorboard=tmp_path, **RUN)
+    result = fedattune.fit(ragged, name, tensorboard=tmp_path, **RUN)
     events = agree(tmp_path, result)
     final = [client.trained for client in result.clients]
     last = events.Histograms("clients/trained")[-1]
@@ -72,7 +72,7 @@ def test_what_is_logged_is_what_the_result_has(name: str, ragged: Federation, tm
 
 
 def test_lost_clients_are_counted_since_the_evaluation_before(ragged: Federation, tmp_path: Path) -> None:
-    result = fedattune.fit("fedavg", ragged, tensorboard=tmp_path, drop_out=0.5, **RUN)
+    result = fedattune.fit(ragged, "fedavg", tensorboard=tmp_path, drop_out=0.5, **RUN)
     records = {record.round: len(record.absent) for record in result.store.rounds()}
     assert scalars(read(tmp_path), "lost/absent") == {r: records[r - 1] + records[r] for r in (2, 4, 6)}
 
@@ -82,15 +82,15 @@ def test_a_resumed_run_has_every_round_once(before: bool, ragged: Federation, tm
     """Also rounds that were trained before it was asked for."""
     out, seen = tmp_path / "run", []
     fedattune.fit(
-        "fedmcsa",
         ragged,
+        "fedmcsa",
         out=out,
         tensorboard=out if before else None,
         watch=lambda p: seen.append(p.round),
         stop=lambda: seen[-1] == 5,
         **RUN,
     )
-    result = fedattune.fit("fedmcsa", ragged, out=out, resume=True, tensorboard=out, **RUN)
+    result = fedattune.fit(ragged, "fedmcsa", out=out, resume=True, tensorboard=out, **RUN)
     assert len(list(out.glob("events.out.tfevents.*"))) == 1 + before
     agree(out, result)
 
@@ -105,13 +105,13 @@ def test_a_killed_run_that_trains_rounds_again_has_them_once(ragged: Federation,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedattune.training.loop.CHECKPOINT_SHARE", 1e-9)
         with pytest.raises(KeyboardInterrupt):
-            fedattune.fit("fedavg", ragged, out=out, tensorboard=out, watch=kill, **RUN)
+            fedattune.fit(ragged, "fedavg", out=out, tensorboard=out, watch=kill, **RUN)
     assert list(scalars(read(out), "headline/acc_uniform")) == [2, 4]
-    agree(out, fedattune.fit("fedavg", ragged, out=out, resume=True, tensorboard=out, **RUN))
+    agree(out, fedattune.fit(ragged, "fedavg", out=out, resume=True, tensorboard=out, **RUN))
 
 
 def test_logging_changes_no_number(ragged: Federation, tmp_path: Path) -> None:
-    plain, logged = (fedattune.fit("fedmcsa", ragged, tensorboard=to, **RUN) for to in (None, tmp_path))
+    plain, logged = (fedattune.fit(ragged, "fedmcsa", tensorboard=to, **RUN) for to in (None, tmp_path))
     assert [e["trained"] for e in plain.history] == [e["trained"] for e in logged.history]
 
 
@@ -171,7 +171,7 @@ def test_without_it_installed_nothing_is_begun(
     assert "pip install 'fedattune[tensorboard]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="TensorBoard is not installed"):
-        fedattune.fit("fedavg", ragged, tensorboard=tmp_path / "events", **RUN)
+        fedattune.fit(ragged, "fedavg", tensorboard=tmp_path / "events", **RUN)
 
 
 def test_it_is_not_imported_unless_asked_for() -> None:

@@ -39,8 +39,8 @@ def test_who_refuses_everything_trains_alone(name: str, judging: Federation) -> 
     SCAFFOLD and VRL-SGD correct steps by what others did; after a refusal, steps are plain ones.
     """
     noise: dict[str, Any] = {"attack": "gaussian:100", "attackers": 2, "early_stopping": "off"}
-    refusing = fit(name, judging, **ACCEPT, **noise)
-    alone = fit("local", judging, **noise)
+    refusing = fit(judging, name, **ACCEPT, **noise)
+    alone = fit(judging, "local", **noise)
     trained = [client.trained for client in refusing.clients]
     assert trained == pytest.approx([client.trained for client in alone.clients])
     for one, other in zip(refusing.history, alone.history, strict=True):
@@ -58,16 +58,16 @@ def test_what_is_evaluated_is_what_was_accepted(judging: Federation) -> None:
     noise: dict[str, Any] = {
             "attack": "gaussian:100", "attackers": 2, "early_stopping": "off", "cohort": 6, "screening": "off",
         }  # fmt: skip
-    refusing = fit("fedavg", judging, accept="better", **noise)
+    refusing = fit(judging, "fedavg", accept="better", **noise)
     assert refusing.final["received"] == pytest.approx(refusing.final["trained"])
-    believing = fit("fedavg", judging, **noise)
+    believing = fit(judging, "fedavg", **noise)
     assert believing.metrics["loss_uniform"] > 10 * refusing.metrics["loss_uniform"]
 
 
 def test_clients_without_validation_rows_accept_everything() -> None:
     data = make_federation([40, 6, 40])
     assert data.sizes("validation").tolist()[1] == 0
-    result = fit("fedavg", data, accept="better", cohort=3, attack="gaussian:100", attackers=1)
+    result = fit(data, "fedavg", accept="better", cohort=3, attack="gaussian:100", attackers=1)
     assert "1" not in result.facts["refusals"]["clients"]
     assert any("clients have no validation rows and accept everything" in note for note in result.notes)
 
@@ -76,14 +76,14 @@ def test_without_any_validation_rows_there_is_an_error() -> None:
     data = make_federation([6, 6])
     assert not data.sizes("validation").any()
     with pytest.raises(ConfigError, match=r"no client has any; give --validation"):
-        fit("fedavg", data, accept="better", cohort=2)
+        fit(data, "fedavg", accept="better", cohort=2)
 
 
 @every_method
 def test_every_method_gives_the_same_on_both_engines(case: Case, judging: Federation) -> None:
     attacked: dict[str, Any] = {"attack": "negated_model", "attackers": 2, "rounds": 3, "options": case.same}
     one, other = (
-        fit(case.name, judging, **(ACCEPT | {"cohort": 4}), **attacked, engine=engine)
+        fit(judging, case.name, **(ACCEPT | {"cohort": 4}), **attacked, engine=engine)
         for engine in ("sequential", "vectorized")
     )
     same_models(one, other, 1e-7)  # sums in another order, in float64, through three rounds
@@ -116,7 +116,7 @@ def test_a_resumed_run_refuses_the_same(name: str, before: Any, judging: Federat
 
 
 def test_newcomers_refuse_too(judging: Federation) -> None:
-    result = fit("fedavg", judging, accept="better", held_out=1, join_rounds=2)
+    result = fit(judging, "fedavg", accept="better", held_out=1, join_rounds=2)
     assert len(result.facts["newcomers"]) == 1
 
 

@@ -95,7 +95,7 @@ def test_z_max_is_the_papers() -> None:
 def test_without_honest_clients_in_a_round_attackers_go_by_themselves() -> None:
     for attack in MODEL_ATTACKS:
         data = make_federation([20, 20, 20])
-        result = fit("fedavg", data, attack=attack, attackers=2, cohort=1)
+        result = fit(data, "fedavg", attack=attack, attackers=2, cohort=1)
         assert np.isfinite(result.metrics["loss_uniform"]), attack
 
 
@@ -159,7 +159,7 @@ def test_a_backdoor_opens_for_the_average_and_not_for_those_who_train_alone() ->
     data = fedattune.load_federation("digits", partition="iid", clients=5)
     success = {}
     for name in ("fedavg", "local"):
-        result = fedattune.fit(name, data, "mlr", attack="backdoor", attackers=2, rounds=15, lr=0.2)
+        result = fedattune.fit(data, name, "mlr", attack="backdoor", attackers=2, rounds=15, lr=0.2)
         success[name] = result.facts["attack"]["success"]
     assert success["fedavg"] > 0.5
     assert success["local"] < 0.2
@@ -174,7 +174,7 @@ def test_attackers_are_the_same_for_every_method_and_seed_and_are_not_judged(rag
     assert first == second
     assert len(first) == 2
     assert not set(sample_eval_ids(settings[0], ragged).tolist()) & set(first)
-    result = fit("fedavg", ragged, attack="ipm", attackers=2)
+    result = fit(ragged, "fedavg", attack="ipm", attackers=2)
     assert list(result.facts["attack"]["attackers"]) == [str(i) for i in first]
     assert len(result.clients) == 4
     assert result.n_clients == 6
@@ -203,11 +203,11 @@ def test_a_share_of_the_clients_attacks(ragged: Federation) -> None:
 )
 def test_an_impossible_attack_is_refused(settings: dict[str, Any], message: str, ragged: Federation) -> None:
     with pytest.raises(ConfigError, match=message):
-        fit("fedavg", ragged, **settings)
+        fit(ragged, "fedavg", **settings)
 
 
 def test_newcomers_are_never_attackers(ragged: Federation) -> None:
-    result = fit("fedavg", ragged, attack="negated_model", attackers=2, held_out=1, join_rounds=1)
+    result = fit(ragged, "fedavg", attack="negated_model", attackers=2, held_out=1, join_rounds=1)
     assert len(result.facts["newcomers"]) == 1
     newcomer = result.facts["newcomers"][0]["id"]
     assert newcomer not in result.facts["attack"]["attackers"].values()
@@ -225,7 +225,7 @@ def same_models(one: Result, other: Result, tolerance: float) -> None:
 @pytest.mark.parametrize("name", SOME)
 def test_engines_agree(name: str, attack: str, ragged: Federation) -> None:
     one, other = (
-        fit(name, ragged, attack=attack, attackers=2, rounds=2, engine=engine, options=BY_NAME[name].same)
+        fit(ragged, name, attack=attack, attackers=2, rounds=2, engine=engine, options=BY_NAME[name].same)
         for engine in ("sequential", "vectorized")
     )
     same_models(one, other, 1e-8)  # sums in another order, in float64
@@ -247,10 +247,10 @@ def test_remote_clients_give_the_same(name: str, attack: str, ragged: Federation
 @pytest.mark.parametrize("attack", ["negated_update", "label_flip_count"])
 def test_every_method_runs_under_attack_and_repeats(case: Case, attack: str, ragged: Federation) -> None:
     """Twice the same; and where clients share anything, not as without the attack."""
-    one, again = (fit(case.name, ragged, attack=attack, attackers=2, rounds=2) for _ in range(2))
+    one, again = (fit(ragged, case.name, attack=attack, attackers=2, rounds=2) for _ in range(2))
     same_models(one, again, 0.0)
     if case.name == "local":
-        honest = fit(case.name, ragged, rounds=2)
+        honest = fit(ragged, case.name, rounds=2)
         kept = [i for i in range(6) if str(i) not in one.facts["attack"]["attackers"]]
         for name, values in one.models.items():
             assert torch.equal(values, honest.models[name][kept])
@@ -273,7 +273,7 @@ def test_a_false_count_outweighs_all_others(ragged: Federation) -> None:
     weights, models = {}, {}
     for weighting in ("samples", "uniform"):
         for attack in ("label_flip", "label_flip_count"):
-            run = fit("fedavg", ragged, attack=attack, options={"weighting": weighting}, **attacked)
+            run = fit(ragged, "fedavg", attack=attack, options={"weighting": weighting}, **attacked)
             (attacker,) = map(int, run.facts["attack"]["attackers"])
             assert run.trained_server
             p = run.trained_server.state["p"]
@@ -295,8 +295,8 @@ def test_the_strength_of_an_attack_can_be_chosen() -> None:
 
 def test_extras_like_the_model_are_attacked_too(ragged: Federation) -> None:
     """SCAFFOLD's changes of variates are negated with the model; a mean over few clients shows it."""
-    lies = fit("scaffold", ragged, attack="negated_update", attackers=2, rounds=1, cohort=6)
-    honest = fit("scaffold", ragged, rounds=1, cohort=6)
+    lies = fit(ragged, "scaffold", attack="negated_update", attackers=2, rounds=1, cohort=6)
+    honest = fit(ragged, "scaffold", rounds=1, cohort=6)
     assert lies.trained_server
     assert honest.trained_server
     c, c_honest = lies.trained_server.state["c"], honest.trained_server.state["c"]

@@ -24,7 +24,7 @@ def network() -> nn.Module:
 
 
 def fit(federation: Federation, name: str = "fedavg", **settings: Any) -> Result:
-    return fedattune.fit(name, federation, network(), **(RUN | settings))
+    return fedattune.fit(federation, name, network(), **(RUN | settings))
 
 
 def alike(stack: torch.Tensor) -> bool:
@@ -81,7 +81,7 @@ def test_the_global_model_is_evaluated_on_all_test_parts(ragged: Federation) -> 
     assert fit(ragged, "local").global_accuracy is None
     assert fit(ragged, "fedmcsa").global_accuracy is None
     assert fit(ragged, bn_affine="local").global_accuracy is None
-    moreau = fedattune.fit("pfedme", ragged, "mlr", **RUN)
+    moreau = fedattune.fit(ragged, "pfedme", "mlr", **RUN)
     assert moreau.final["received"]
     assert moreau.global_accuracy == moreau.final["received"]["acc_pooled"]
     assert moreau.global_accuracy != moreau.metrics["acc_pooled"]
@@ -146,6 +146,6 @@ def test_no_batch_of_one_sample(name: str, options: dict[str, Any], engine: str)
 
 
 def test_policies_without_effect_are_said(ragged: Federation) -> None:
-    result = fedattune.fit("fedavg", ragged, "mlr", bn_buffers="average", **RUN)
+    result = fedattune.fit(ragged, "fedavg", "mlr", bn_buffers="average", **RUN)
     assert result.notes == ["this model has no BatchNorm layers: --bn-affine and --bn-buffers change nothing"]
     assert not fit(ragged, bn_buffers="average").notes

@@ -43,7 +43,7 @@ def test_the_proximal_term_on_a_quadratic() -> None:
 @pytest.mark.parametrize("name", ["scaffold", "fedamp", "igfl", "perfedavg", "fedala", "fedam", "pfedla"])
 def test_engines_agree(name: str, ragged: Federation) -> None:
     one, two = (
-        fedattune.fit(name, ragged, "dnn", model_options={"hidden": 6}, engine=engine, **RUN)
+        fedattune.fit(ragged, name, "dnn", model_options={"hidden": 6}, engine=engine, **RUN)
         for engine in ("sequential", "vectorized")
     )
     assert one.effects
@@ -54,9 +54,9 @@ def test_engines_agree(name: str, ragged: Federation) -> None:
 def test_a_run_is_the_same_with_and_without_measuring(
     ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = fedattune.fit("scaffold", ragged, "mlr", **RUN)
+    measured = fedattune.fit(ragged, "scaffold", "mlr", **RUN)
     monkeypatch.setattr(SGD, "mechanisms", ())
-    plain = fedattune.fit("scaffold", ragged, "mlr", **RUN)
+    plain = fedattune.fit(ragged, "scaffold", "mlr", **RUN)
     assert measured.effects
     assert not plain.effects
     assert all(torch.equal(measured.models[k], plain.models[k]) for k in plain.models)
@@ -64,7 +64,7 @@ def test_a_run_is_the_same_with_and_without_measuring(
 
 
 def test_a_term_of_strength_zero_is_idle_and_a_note_says_so(ragged: Federation) -> None:
-    result = fedattune.fit("fedprox", ragged, "mlr", options={"mu": 0.0}, **RUN)
+    result = fedattune.fit(ragged, "fedprox", "mlr", options={"mu": 0.0}, **RUN)
     mechanism = Mechanism("steps", "steps without the proximal term", "one without the proximal term")
     assert result.effects == [Effect(mechanism, 0.0)]
     assert f"fedprox: {result.effects[0].sentence}" in result.notes
@@ -72,16 +72,16 @@ def test_a_term_of_strength_zero_is_idle_and_a_note_says_so(ragged: Federation) 
 
 
 def test_stored_with_the_run_and_absent_before_its_end(ragged: Federation, tmp_path: Any) -> None:
-    part = fedattune.fit("fedprox", ragged, "mlr", out=tmp_path, stop=lambda: True, **RUN)
+    part = fedattune.fit(ragged, "fedprox", "mlr", out=tmp_path, stop=lambda: True, **RUN)
     assert not part.effects
-    whole = fedattune.fit("fedprox", ragged, "mlr", out=tmp_path, resume=True, **RUN)
-    assert whole.effects == fedattune.fit("fedprox", ragged, "mlr", **RUN).effects
+    whole = fedattune.fit(ragged, "fedprox", "mlr", out=tmp_path, resume=True, **RUN)
+    assert whole.effects == fedattune.fit(ragged, "fedprox", "mlr", **RUN).effects
     assert Result.load(tmp_path).effects == whole.effects
 
 
 def test_a_method_without_a_mechanism_has_no_effects(ragged: Federation) -> None:
     for name in ("local", "fedavg", "fedper"):
-        assert fedattune.fit(name, ragged, "mlr", **RUN).effects == []
+        assert fedattune.fit(ragged, name, "mlr", **RUN).effects == []
 
 
 def test_a_correction_of_ones_own_is_measured_by_its_name(ragged: Federation) -> None:
@@ -91,7 +91,7 @@ def test_a_correction_of_ones_own_is_measured_by_its_name(ragged: Federation) ->
         def __call__(self, g: Params, w: Params, local: Any) -> Params:
             return 2 * g
 
-    result = fedattune.fit(Algorithm(SGD((Shrink(0.0),)), Average()), ragged, "mlr", **RUN)
+    result = fedattune.fit(ragged, Algorithm(SGD((Shrink(0.0),)), Average()), "mlr", **RUN)
     (effect,) = result.effects
     assert effect.mechanism.reference == "steps without Shrink"
     assert effect.value == pytest.approx(1.0)
@@ -104,7 +104,7 @@ def test_clients_without_training_samples_are_not_measured(name: str) -> None:
     first, second = two.clients
     run = RUN | {"cohort": 1.0}
     alone, beside = (
-        fedattune.fit(name, replace(two, clients=clients), "dnn", **run).effects
+        fedattune.fit(replace(two, clients=clients), name, "dnn", **run).effects
         for clients in ([first], [first, replace(second, train=second.train[:0])])
     )
     assert alone[0].value > 0
@@ -114,14 +114,14 @@ def test_clients_without_training_samples_are_not_measured(name: str) -> None:
 @pytest.mark.parametrize("name", ["fedavgm", "fedamp"])
 def test_methods_run_where_nothing_is_shared(name: str, ragged: Federation) -> None:
     """The head is the whole of `mlr`: then nothing is averaged or mixed, and no mechanism acts."""
-    result = fedattune.fit(replace(ALGORITHMS[name](), personal=Head()), ragged, "mlr", **RUN)
+    result = fedattune.fit(ragged, replace(ALGORITHMS[name](), personal=Head()), "mlr", **RUN)
     assert [effect.value for effect in result.effects] == [0]
 
 
 def test_the_pull_of_pfedme_acts_in_a_single_local_step(ragged: Federation) -> None:
     """theta starts at w in every round, so there is no pull before the first of the K inner steps."""
     run = RUN | {"steps": 1}
-    many, one = (fedattune.fit("pfedme", ragged, "mlr", options={"K": K}, **run).effects for K in (5, 1))
+    many, one = (fedattune.fit(ragged, "pfedme", "mlr", options={"K": K}, **run).effects for K in (5, 1))
     assert many[0].value > 0.1
     assert one[0].value == 0
 

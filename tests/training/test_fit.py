@@ -30,12 +30,12 @@ def test_a_client_that_diverges_is_dropped_named_and_harms_nobody(ragged: Federa
 
     broken = replace(ragged, x=x)
     for engine in ("sequential", "vectorized"):
-        result = fedattune.fit("fedavg", broken, "mlr", **(RUN | {"cohort": 6, "engine": engine}))
+        result = fedattune.fit(broken, "fedavg", "mlr", **(RUN | {"cohort": 6, "engine": engine}))
         assert {name for entry in result.history for name in entry["diverged"]} == {ragged.names[2]}
         assert f"training diverged on clients ({ragged.names[2]})" in result.notes[0]
         assert all(v.isfinite().all() for v in result.models.values())
-        without = fedattune.fit("local", ragged, "mlr", **RUN)
-        alone = fedattune.fit("local", broken, "mlr", **RUN)
+        without = fedattune.fit(ragged, "local", "mlr", **RUN)
+        alone = fedattune.fit(broken, "local", "mlr", **RUN)
         for k, v in alone.models.items():
             assert torch.equal(v[[0, 1, 3, 4, 5]], without.models[k][[0, 1, 3, 4, 5]])
             assert torch.equal(v[2], alone.models[k][2])
@@ -47,34 +47,34 @@ def test_when_all_diverge_the_run_says_what_to_do_and_keeps_finished_rounds(
     with pytest.raises(
         RunError, match=r"round 1: training diverged on every client .*lower the learning rate"
     ):
-        fedattune.fit("fedavg", ragged, "dnn", **(RUN | {"lr": 1e38, "out": tmp_path / "run"}))
+        fedattune.fit(ragged, "fedavg", "dnn", **(RUN | {"lr": 1e38, "out": tmp_path / "run"}))
 
 
 def test_an_infinite_loss_is_null_in_json(ragged: Federation) -> None:
-    result = fedattune.fit("fedavg", ragged, "mlr", **(RUN | {"lr": 2e37, "rounds": 1}))
+    result = fedattune.fit(ragged, "fedavg", "mlr", **(RUN | {"lr": 2e37, "rounds": 1}))
     text = json.dumps(result.to_json(), allow_nan=False)
     assert "Infinity" not in text
 
 
 def test_options_models_and_settings_are_checked(ragged: Federation) -> None:
     with pytest.raises(ConfigError, match="did you mean 'fedavg'"):
-        fedattune.fit("fedavgg", ragged)
+        fedattune.fit(ragged, "fedavgg")
     with pytest.raises(ConfigError, match="no option 'sigm'; did you mean 'sigma'"):
-        fedattune.fit("fedmcsa", ragged, options={"sigm": 1})
+        fedattune.fit(ragged, "fedmcsa", options={"sigm": 1})
     with pytest.raises(ConfigError, match=r"fedmcsa.sigma.*greater than or equal to 0.*-1"):
-        fedattune.fit("fedmcsa", ragged, options={"sigma": -1})
+        fedattune.fit(ragged, "fedmcsa", options={"sigma": -1})
     with pytest.raises(ConfigError, match="unknown setting 'round'; did you mean 'rounds'"):
-        fedattune.fit("fedavg", ragged, round=3)
+        fedattune.fit(ragged, "fedavg", round=3)
     with pytest.raises(ConfigError, match="not both"):
-        fedattune.fit("fedavg", ragged, steps=3, epochs=1)
+        fedattune.fit(ragged, "fedavg", steps=3, epochs=1)
     with pytest.raises(ConfigError, match="at most the 6"):
-        fedattune.fit("fedavg", ragged, cohort=7)
+        fedattune.fit(ragged, "fedavg", cohort=7)
     with pytest.raises(ModelError, match="does not fit the data"):
-        fedattune.fit("fedavg", ragged, nn.Linear(4, 3))
+        fedattune.fit(ragged, "fedavg", nn.Linear(4, 3))
     with pytest.raises(ModelError, match="expected 3 scores"):
-        fedattune.fit("fedavg", ragged, nn.Linear(5, 2))
+        fedattune.fit(ragged, "fedavg", nn.Linear(5, 2))
     with pytest.raises(ConfigError, match=r"package\.module:factory"):
-        fedattune.fit("fedavg", ragged, "resnet")
+        fedattune.fit(ragged, "fedavg", "resnet")
 
 
 def test_cohorts_are_drawn_from_the_seed() -> None:
@@ -94,7 +94,7 @@ def test_cohorts_are_drawn_from_the_seed() -> None:
 
 def test_a_run_folder_is_read_back_and_not_taken_twice(ragged: Federation, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    made = fedattune.fit("fedmcsa", ragged, "dnn", model_options={"hidden": 4}, out=out, **RUN)
+    made = fedattune.fit(ragged, "fedmcsa", "dnn", model_options={"hidden": 4}, out=out, **RUN)
     read = Result.load(out)
     assert read.to_json() == made.to_json()
     assert json.loads((out / "result.json").read_text())["final"] == made.final
@@ -109,28 +109,28 @@ def test_a_run_folder_is_read_back_and_not_taken_twice(ragged: Federation, tmp_p
     with pytest.raises(KeyError, match="no mixing matrices of round 77"):
         made.mixing[77]
     with pytest.raises(RunError, match="holds a run already"):
-        fedattune.fit("fedmcsa", ragged, "dnn", model_options={"hidden": 4}, out=out, **RUN)
+        fedattune.fit(ragged, "fedmcsa", "dnn", model_options={"hidden": 4}, out=out, **RUN)
     with pytest.raises(RunError, match=r"lr was 0\.1 and is 0\.2"):
         fedattune.fit(
-            "fedmcsa", ragged, "dnn", model_options={"hidden": 4}, out=out, resume=True, **(RUN | {"lr": 0.2})
+            ragged, "fedmcsa", "dnn", model_options={"hidden": 4}, out=out, resume=True, **(RUN | {"lr": 0.2})
         )
     other = fedattune.algorithms.fedmcsa(sigma=7.0)  # the text of its definition is cut around this value
     with pytest.raises(RunError, match=r"definition was \.\.\..*sigma=.* and is .*sigma=7\.0"):
-        fedattune.fit(other, ragged, "dnn", model_options={"hidden": 4}, out=out, resume=True, **RUN)
+        fedattune.fit(ragged, other, "dnn", model_options={"hidden": 4}, out=out, resume=True, **RUN)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "thesis.txt").write_text("mine")
     with pytest.raises(RunError, match="not empty"):
-        fedattune.fit("local", ragged, out=tmp_path / "used", **RUN)
+        fedattune.fit(ragged, "local", out=tmp_path / "used", **RUN)
     with pytest.raises(RunError, match="no finished run"):
         Result.load(tmp_path)
 
 
 def test_a_damaged_checkpoint_is_said(ragged: Federation, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    fedattune.fit("fedavg", ragged, out=out, stop=lambda: True, **RUN)
+    fedattune.fit(ragged, "fedavg", out=out, stop=lambda: True, **RUN)
     (out / "checkpoints" / "000001.safetensors").write_bytes(b"\x00" * 50)
     with pytest.raises(RunError, match=r"is damaged .* expected an undamaged one; remove"):
-        fedattune.fit("fedavg", ragged, out=out, resume=True, **RUN)
+        fedattune.fit(ragged, "fedavg", out=out, resume=True, **RUN)
 
 
 KILLED = """
@@ -163,8 +163,8 @@ def test_killed_at_any_moment_it_ends_with_the_same_numbers(tmp_path: Path) -> N
     assert kills == 3
     settings = RUN | {"rounds": 150}
     data = make_federation([14, 20, 31, 41, 50, 60])
-    resumed = fedattune.fit(name, data, "mlr", out=out, resume=True, **settings)
-    whole = fedattune.fit(name, data, "mlr", **settings)
+    resumed = fedattune.fit(data, name, "mlr", out=out, resume=True, **settings)
+    whole = fedattune.fit(data, name, "mlr", **settings)
     for key in ("final", "best_test", "best_validation", "clients", "bytes", "local_steps"):
         assert resumed.to_json()[key] == whole.to_json()[key]
     assert all(torch.equal(v, whole.models[k]) for k, v in resumed.models.items())
@@ -175,7 +175,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_numbers(tmp_path: Path) -> N
 
 def test_eval_every_and_progress(ragged: Federation) -> None:
     seen: list[fedattune.Progress] = []
-    result = fedattune.fit("fedavg", ragged, **(RUN | {"rounds": 7, "eval_every": 3}), watch=seen.append)
+    result = fedattune.fit(ragged, "fedavg", **(RUN | {"rounds": 7, "eval_every": 3}), watch=seen.append)
     assert [entry["round"] for entry in result.history] == [3, 6, 7]
     assert [p.round for p in seen] == list(range(1, 8))
     assert seen[0].accuracy is None
@@ -183,7 +183,7 @@ def test_eval_every_and_progress(ragged: Federation) -> None:
 
 
 def test_personal_models_are_saved_and_loaded(ragged: Federation, tmp_path: Path) -> None:
-    result = fedattune.fit("fedmcsa", ragged, "dnn", model_options={"hidden": 4}, **RUN)
+    result = fedattune.fit(ragged, "fedmcsa", "dnn", model_options={"hidden": 4}, **RUN)
     files = result.save_models(tmp_path / "models")
     assert len(files) == ragged.n_clients
     x = ragged.features(torch.arange(9))
@@ -196,7 +196,7 @@ def test_personal_models_are_saved_and_loaded(ragged: Federation, tmp_path: Path
     with pytest.raises(RunError, match="no client 6 "):
         result.model(6)
     own = nn.Sequential(nn.Linear(5, 3))
-    mine = fedattune.fit("fedavg", ragged, own, out=tmp_path / "run", **RUN)
+    mine = fedattune.fit(ragged, "fedavg", own, out=tmp_path / "run", **RUN)
     file = mine.save_models(tmp_path / "own")[0]
     with pytest.raises(RunError, match="of your own; give one as `module`"):
         fedattune.load_model(file)
@@ -230,7 +230,7 @@ def test_batch_normalisation_on_both_engines(work: dict[str, Any], ragged: Feder
     torch.manual_seed(0)
     net = Normed()
     results = [
-        fedattune.fit("fedmcsa", ragged, net, **(RUN | work | {"engine": engine, "dtype": "float64"}))
+        fedattune.fit(ragged, "fedmcsa", net, **(RUN | work | {"engine": engine, "dtype": "float64"}))
         for engine in ("sequential", "vectorized")
     ]
     for a, b in ((results[0].models, results[1].models), (results[0].buffers, results[1].buffers)):
@@ -250,7 +250,7 @@ def test_dropout_repeats_with_the_seed(ragged: Federation) -> None:
     net = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.5), nn.Linear(16, 3))
     for engine in ("sequential", "vectorized"):
         a, b, c = (
-            fedattune.fit("fedavg", ragged, net, **(RUN | {"engine": engine, "seed": s})) for s in (1, 1, 2)
+            fedattune.fit(ragged, "fedavg", net, **(RUN | {"engine": engine, "seed": s})) for s in (1, 1, 2)
         )
         assert torch.equal(a.models["0.weight"], b.models["0.weight"])
         assert not torch.equal(a.models["0.weight"], c.models["0.weight"])
@@ -259,11 +259,11 @@ def test_dropout_repeats_with_the_seed(ragged: Federation) -> None:
 def test_convolutions_on_both_engines() -> None:
     generator = torch.Generator().manual_seed(0)
     clients = [(torch.randn(30, 1, 16, 16, generator=generator), torch.arange(30) % 3) for _ in range(3)]
-    images = fedattune.federation(clients)
+    images = fedattune.federation_from(clients)
     small = {"width": 2, "features": 8}
     results = [
         fedattune.fit(
-            "fedmcsa", images, "cnn", model_options=small, **(RUN | {"engine": e, "dtype": "float64"})
+            images, "fedmcsa", "cnn", model_options=small, **(RUN | {"engine": e, "dtype": "float64"})
         )
         for e in ("sequential", "vectorized", "auto")
     ]
@@ -294,7 +294,7 @@ def test_frozen_layers_stay_and_tied_ones_stay_tied(ragged: Federation, tmp_path
     before = net.body.weight.clone()
     net.eval()
     for name in ("local", "fedmcsa"):
-        result = fedattune.fit(name, ragged, net, **RUN)
+        result = fedattune.fit(ragged, name, net, **RUN)
         assert result.n_parameters == 25 + 18
         assert set(result.models) == {"a.weight", "head.weight", "head.bias"}
         model = result.model(1)
@@ -321,13 +321,13 @@ class Recurrent(nn.Module):
 
 
 def test_models_that_cannot_be_batched_run_one_by_one(ragged: Federation) -> None:
-    assert fedattune.fit("fedavg", ragged, Recurrent(), **RUN).is_finished
+    assert fedattune.fit(ragged, "fedavg", Recurrent(), **RUN).is_finished
     # A GRU trains as one batch, but does not predict so.
-    assert fedattune.fit("local", ragged, Recurrent(nn.GRU), **RUN).is_finished
+    assert fedattune.fit(ragged, "local", Recurrent(nn.GRU), **RUN).is_finished
     with pytest.raises(ModelError, match=r"cannot be trained by the vectorized engine.*--engine sequential"):
-        fedattune.fit("fedavg", ragged, Recurrent(), **(RUN | {"engine": "vectorized"}))
+        fedattune.fit(ragged, "fedavg", Recurrent(), **(RUN | {"engine": "vectorized"}))
     with pytest.raises(ModelError, match="cannot be trained on batches of 1 samples"):
-        fedattune.fit("fedavg", ragged, Normed(), **(RUN | {"batch_size": 1}))
+        fedattune.fit(ragged, "fedavg", Normed(), **(RUN | {"batch_size": 1}))
 
 
 def test_what_a_newcomer_sees(ragged: Federation, tmp_path: Path) -> None:
@@ -335,14 +335,14 @@ def test_what_a_newcomer_sees(ragged: Federation, tmp_path: Path) -> None:
     assert repr(ragged) == "Federation('own data', 6 clients, 216 samples, 3 classes)"
     pairs = [(ragged.x[c.train], ragged.y[c.train]) for c in ragged.clients]
     with pytest.raises(ConfigError, match=r"needs a Federation, got list.*fedattune\.federation"):
-        fedattune.fit("fedavg", pairs)  # type: ignore[arg-type]
-    named = fedattune.federation({"north": pairs[3], "south": pairs[4]})
+        fedattune.fit(pairs, "fedavg")  # type: ignore[arg-type]
+    named = fedattune.federation_from({"north": pairs[3], "south": pairs[4]})
     assert named.names == ("north", "south")
-    stopped = fedattune.fit("fedavg", ragged, stop=lambda: True, **RUN)
+    stopped = fedattune.fit(ragged, "fedavg", stop=lambda: True, **RUN)
     assert repr(stopped).startswith(
         "Result('fedavg', 6 clients, round 1 of 3, not finished, mean accuracy 0."
     )
-    done = fedattune.fit("fedavg", ragged, **RUN)
+    done = fedattune.fit(ragged, "fedavg", **RUN)
     assert "not finished" not in repr(done)
     done.save_models(tmp_path / "models")
     with pytest.raises(RunError, match="no file is overwritten"):
@@ -350,10 +350,10 @@ def test_what_a_newcomer_sees(ragged: Federation, tmp_path: Path) -> None:
 
 
 def test_without_validation_data_nothing_is_chosen_on_it(ragged: Federation) -> None:
-    data = fedattune.federation(
+    data = fedattune.federation_from(
         [(ragged.x[c.train], ragged.y[c.train]) for c in ragged.clients], validation=0.0
     )
-    result = fedattune.fit("fedavg", data, **RUN)
+    result = fedattune.fit(data, "fedavg", **RUN)
     assert result.best_validation is None
     assert result.validation is None
     assert result.history[-1]["validation"] is None

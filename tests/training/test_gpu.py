@@ -24,7 +24,7 @@ def picture_clients(n: int = 3, samples: int = 24) -> Federation:
         x = torch.randn(samples, 3, 16, 16, generator=generator) + y[:, None, None, None]
         half = samples // 2
         clients.append({"train": (x[:half], y[:half]), "test": (x[half:], y[half:])})
-    return fedattune.federation(clients)
+    return fedattune.federation_from(clients)
 
 
 @every_method
@@ -35,10 +35,10 @@ def test_methods_agree_with_the_cpu(
     """Steps are captured as graphs, however few they are."""
     monkeypatch.setattr(engines, "MIN_RECORDED_STEPS", 0)
     on_cpu = fit_once(case.name, ragged, engine="sequential", options=case.same, device="cpu")
-    on_gpu = fit(case.name, ragged, engine=engine, options=case.same, device="cuda")
+    on_gpu = fit(ragged, case.name, engine=engine, options=case.same, device="cuda")
     assert distance(on_cpu, on_gpu) < 1e-9
     assert on_cpu.bytes_up == on_gpu.bytes_up
-    assert distance(on_gpu, fit(case.name, ragged, engine=engine, options=case.same, device="cuda")) < 1e-12
+    assert distance(on_gpu, fit(ragged, case.name, engine=engine, options=case.same, device="cuda")) < 1e-12
 
 
 @every_method
@@ -48,7 +48,7 @@ def test_every_method_trains_everybody(
     monkeypatch.setattr(engines, "MIN_RECORDED_STEPS", 0)
     runs: dict[str, Any] = {"train": "all", "steps": None, "epochs": 2, "options": case.same}
     on_cpu = fit_once(case.name, ragged, engine="sequential", device="cpu", **runs)
-    assert distance(on_cpu, fit(case.name, ragged, device="cuda", **runs)) < 1e-9
+    assert distance(on_cpu, fit(ragged, case.name, device="cuda", **runs)) < 1e-9
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "fedbn", "pfedla", "attune"])
@@ -61,7 +61,7 @@ def test_convolutions_and_batch_normalisation(
     runs: dict[str, Any] = {"rounds": 2, "steps": 2, "batch_size": 6, "lr": 0.05, "dtype": "float64"}
     federation = picture_clients()
     on_cpu, on_gpu = (
-        fedattune.fit(method, federation, model, model_options=options, cohort=1.0, device=device, **runs)
+        fedattune.fit(federation, method, model, model_options=options, cohort=1.0, device=device, **runs)
         for device in ("cpu", "cuda")
     )
     assert distance(on_cpu, on_gpu) < 1e-8
@@ -71,28 +71,28 @@ def test_steps_are_one_launch(ragged: Federation, monkeypatch: pytest.MonkeyPatc
     replayed = []
     replay = torch.cuda.CUDAGraph.replay
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replayed.append(1), replay(graph)))
-    fit("pfedme", ragged, device="cuda", rounds=30, steps=3)
+    fit(ragged, "pfedme", device="cuda", rounds=30, steps=3)
     assert len(replayed) >= 30 * 3
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "pfedla", "attune"])
 def test_a_stopped_run_goes_on(method: str, ragged: Federation, tmp_path: Path) -> None:
-    whole = fit(method, ragged, device="cuda")
-    fit(method, ragged, device="cuda", out=tmp_path / "run", stop=lambda: True)
-    rest = fit(method, ragged, device="cuda", out=tmp_path / "run", resume=True)
+    whole = fit(ragged, method, device="cuda")
+    fit(ragged, method, device="cuda", out=tmp_path / "run", stop=lambda: True)
+    rest = fit(ragged, method, device="cuda", out=tmp_path / "run", resume=True)
     assert distance(whole, rest) == 0
 
 
 def test_mixed_precision_learns(ragged: Federation) -> None:
-    result = fit("fedavg", ragged, device="cuda", dtype="float32", mixed_precision="bfloat16", rounds=20)
-    start = fit("fedavg", ragged, device="cuda", dtype="float32", rounds=1)
+    result = fit(ragged, "fedavg", device="cuda", dtype="float32", mixed_precision="bfloat16", rounds=20)
+    start = fit(ragged, "fedavg", device="cuda", dtype="float32", rounds=1)
     assert result.metrics["loss_uniform"] < start.metrics["loss_uniform"]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrod", "attune"])
 def test_models_come_back_to_the_cpu(method: str, ragged: Federation) -> None:
     """As those of a run that was read from its folder."""
-    result = fit(method, ragged, device="cuda")
+    result = fit(ragged, method, device="cuda")
     index = torch.as_tensor(ragged.clients[0].test)
     with torch.no_grad():
         right = result.model(0)(ragged.features(index, torch.float64)).argmax(1) == ragged.y[index]

@@ -179,7 +179,7 @@ def test_the_last_layer_is_the_head(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(screening, "find_last_layers", find)
         hidden = {"hidden": 10}
-        fedattune.fit(method, digits, "dnn", rounds=1, screening="on", options=options, model_options=hidden)
+        fedattune.fit(digits, method, "dnn", rounds=1, screening="on", options=options, model_options=hidden)
     assert seen == [expected]
 
 
@@ -203,7 +203,7 @@ def test_when_labels_are_compared(
     monkeypatch.setattr(screening, "LabelCheck", lambda layers: made.append(layers) or LabelCheck(layers))
     for how in SCREENINGS:
         made.clear()
-        fedattune.fit(method, digits, "mlr", rounds=1, screening=how, attack=attack)
+        fedattune.fit(digits, method, "mlr", rounds=1, screening=how, attack=attack)
         assert bool(made) is (how in active)
 
 
@@ -220,13 +220,13 @@ def test_liars_upload_what_a_group_with_permuted_labels_uploads(
 
     monkeypatch.setattr(Screen, "__call__", keep)
     settings: dict[str, Any] = {"rounds": 2, "lr": 0.05}
-    liars = fedattune.fit("fedavg", digits, "mlr", attack="label_flip", attackers=4, **settings)
+    liars = fedattune.fit(digits, "fedavg", "mlr", attack="label_flip", attackers=4, **settings)
     honest = {client.id for client in liars.clients}
     y = digits.y.clone()
     for client, rows in enumerate(digits.part("train")[i] for i in range(20)):
         if digits.names[client] not in honest:
             y[rows] = 9 - y[rows]
-    fedattune.fit("fedavg", replace(digits, y=y), "mlr", **settings)
+    fedattune.fit(replace(digits, y=y), "fedavg", "mlr", **settings)
     assert len(uploads) == 4
     assert torch.equal(torch.stack(uploads[:2]), torch.stack(uploads[2:]))
 
@@ -235,8 +235,8 @@ def test_liars_upload_what_a_group_with_permuted_labels_uploads(
 def test_liars_cost_one_model_nothing(attack: str, digits: Federation) -> None:
     """Without this rule, FedAvg loses 7 points to flipped labels and 28 with a false count."""
     more: dict[str, Any] = {"rounds": 25, "lr": 0.05, "eval_every": 25}
-    attacked = fedattune.fit("fedavg", digits, "dnn", attack=attack, attackers=4, **more)
-    honest = fedattune.fit("fedavg", digits, "dnn", **more)
+    attacked = fedattune.fit(digits, "fedavg", "dnn", attack=attack, attackers=4, **more)
+    honest = fedattune.fit(digits, "fedavg", "dnn", **more)
     ids = {client.id for client in attacked.clients}
     values = [getattr(c, honest.headline) for c in honest.clients if c.id in ids]
     assert attacked.metrics["acc_uniform"] > np.mean(values) - 0.02
@@ -248,7 +248,7 @@ def test_liars_cost_one_model_nothing(attack: str, digits: Federation) -> None:
 @pytest.mark.parametrize("method", ["pfedla", "heurpfedla"])
 def test_who_is_set_apart_shares_with_nobody(method: str, digits: Federation) -> None:
     """So a group of honest clients with labels of their own, who cannot be told from liars, loses nothing."""
-    run = fedattune.fit(method, digits, "dnn", rounds=12, lr=0.05, attack="label_flip", attackers=4)
+    run = fedattune.fit(digits, method, "dnn", rounds=12, lr=0.05, attack="label_flip", attackers=4)
     apart = run.facts["separated"]
     assert set(apart) == set(run.facts["attack"]["attackers"].values())
     assert not run.store.faults()  # their uploads are stored: they are what these clients receive
@@ -259,7 +259,7 @@ def test_who_is_set_apart_shares_with_nobody(method: str, digits: Federation) ->
             alone = torch.eye(20)[one].numpy()
             assert matrix[one] == pytest.approx(alone)
             assert matrix[:, one] == pytest.approx(alone)
-    honest = fedattune.fit(method, digits, "dnn", rounds=12, lr=0.05)
+    honest = fedattune.fit(digits, method, "dnn", rounds=12, lr=0.05)
     ids = {client.id for client in run.clients}
     values = [getattr(c, honest.headline) for c in honest.clients if c.id in ids]
     assert run.metrics["acc_uniform"] > np.mean(values) - 0.03
@@ -297,7 +297,7 @@ def test_clients_with_inverted_images_are_not_refused(digits: Federation) -> Non
             rows = digits.part(part)[client]
             x[rows] = x.max() - x[rows]
     run = fedattune.fit(
-        "fedavg", replace(digits, x=x), "dnn", rounds=25, lr=0.05, eval_every=25, screening="on"
+        replace(digits, x=x), "fedavg", "dnn", rounds=25, lr=0.05, eval_every=25, screening="on"
     )
     assert not run.store.faults()
 
@@ -305,17 +305,17 @@ def test_clients_with_inverted_images_are_not_refused(digits: Federation) -> Non
 @pytest.mark.parametrize(("partition", "model"), [("dirichlet", "dnn"), ("two_class", "dnn"), ("iid", "mlr")])
 def test_honest_clients_are_not_refused(partition: str, model: str) -> None:
     data = fedattune.load_federation("digits", partition=partition, clients=20)
-    run = fedattune.fit("fedavg", data, model, rounds=25, lr=0.05, eval_every=25, screening="on")
+    run = fedattune.fit(data, "fedavg", model, rounds=25, lr=0.05, eval_every=25, screening="on")
     assert not run.store.faults()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedla"])
 def test_a_resumed_run_does_as_the_whole_run_does(method: str, digits: Federation, tmp_path: Any) -> None:
     more: dict[str, Any] = {"rounds": 9, "lr": 0.05, "attack": "label_flip", "attackers": 4}
-    whole = fedattune.fit(method, digits, "dnn", **more)
+    whole = fedattune.fit(digits, method, "dnn", **more)
     seen = iter([False] * 5 + [True])
-    fedattune.fit(method, digits, "dnn", out=tmp_path / "run", stop=lambda: next(seen), **more)
-    resumed = fedattune.fit(method, digits, "dnn", out=tmp_path / "run", resume=True, **more)
+    fedattune.fit(digits, method, "dnn", out=tmp_path / "run", stop=lambda: next(seen), **more)
+    resumed = fedattune.fit(digits, method, "dnn", out=tmp_path / "run", resume=True, **more)
     assert resumed.store.faults() == whole.store.faults()
     assert resumed.facts.get("separated") == whole.facts.get("separated")
     assert resumed.store.faults() or resumed.facts["separated"]

@@ -140,4 +140,4 @@ def test_a_server_rule_that_sends_a_payload_alone_is_told_what_to_return(ragged:
     with pytest.raises(
         ConfigError, match=r"Old.broadcast: got Payload, expected a Broadcast; return Broadcast\("
     ):
-        fedattune.fit(Algorithm(SGD(), Old()), ragged, rounds=1)
+        fedattune.fit(ragged, Algorithm(SGD(), Old()), rounds=1)

@@ -149,7 +149,13 @@ def test_clients_with_inverted_images_are_not_refused(method: str, model: str, s
     parts = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).split(150)
     clients = [(1 - inputs[i] if n < 3 else inputs[i], labels[i]) for n, i in enumerate(parts)]
     run = fedattune.fit(
-        method, fedattune.federation(clients), model, rounds=25, lr=0.05, eval_every=25, screening=screening
+        fedattune.federation_from(clients),
+        method,
+        model,
+        rounds=25,
+        lr=0.05,
+        eval_every=25,
+        screening=screening,
     )
     assert "refused" not in run.facts
 
@@ -200,7 +206,7 @@ def test_simulations_without_an_attack_are_not_screened(digits: Federation) -> N
     """Who is refused there is honest. A hypernetwork that lets three clients diverge at first learns them later."""
     data = fedattune.load_federation("digits", partition="iid", clients=20, seed=1)
     runs = [
-        fedattune.fit("pfedhn", data, "dnn", rounds=8, lr=0.05, eval_every=8, screening=screening)
+        fedattune.fit(data, "pfedhn", "dnn", rounds=8, lr=0.05, eval_every=8, screening=screening)
         for screening in ("auto", "off", "on")
     ]
     assert not runs[0].store.faults()
@@ -223,7 +229,7 @@ def test_simulations_without_an_attack_are_not_screened(digits: Federation) -> N
 def test_no_honest_upload_is_refused(name: str, cohort: float, digits: Federation) -> None:
     runs = [
         fedattune.fit(
-            name, digits, "dnn", rounds=12, lr=0.05, eval_every=12, screening=screening, cohort=cohort
+            digits, name, "dnn", rounds=12, lr=0.05, eval_every=12, screening=screening, cohort=cohort
         )
         for screening in ("on", "off")
     ]
@@ -246,8 +252,8 @@ def test_no_honest_upload_is_refused(name: str, cohort: float, digits: Federatio
 def test_liars_cost_honest_clients_little(name: str, attack: str, digits: Federation) -> None:
     """The target is 2 points after 50 rounds; 15 rounds are noisier, and without screening 10 to 80 are lost."""
     more: dict[str, Any] = {"rounds": 15, "lr": 0.05, "eval_every": 5}
-    attacked = fedattune.fit(name, digits, "dnn", attack=attack, attackers=4, **more)
-    honest = fedattune.fit(name, digits, "dnn", **more)
+    attacked = fedattune.fit(digits, name, "dnn", attack=attack, attackers=4, **more)
+    honest = fedattune.fit(digits, name, "dnn", **more)
     ids = {client.id for client in attacked.clients}
     values = [getattr(c, honest.headline) for c in honest.clients if c.id in ids]
     assert len(ids) == 16
@@ -259,10 +265,10 @@ def test_liars_cost_honest_clients_little(name: str, attack: str, digits: Federa
 
 def test_a_resumed_run_refuses_as_the_whole_run_does(digits: Federation, tmp_path: Path) -> None:
     more: dict[str, Any] = {"rounds": 8, "lr": 0.05, "attack": "negated_update", "attackers": 4}
-    whole = fedattune.fit("pfedla", digits, "dnn", **more)
+    whole = fedattune.fit(digits, "pfedla", "dnn", **more)
     seen = iter([False, False, True])
-    fedattune.fit("pfedla", digits, "dnn", out=tmp_path / "run", stop=lambda: next(seen), **more)
-    resumed = fedattune.fit("pfedla", digits, "dnn", out=tmp_path / "run", resume=True, **more)
+    fedattune.fit(digits, "pfedla", "dnn", out=tmp_path / "run", stop=lambda: next(seen), **more)
+    resumed = fedattune.fit(digits, "pfedla", "dnn", out=tmp_path / "run", resume=True, **more)
     assert resumed.store.faults() == whole.store.faults() != []
     assert resumed.metrics == whole.metrics
 
@@ -290,17 +296,17 @@ def _models(rule: Any, state: Any) -> list[torch.Tensor]:
 
 
 def test_rules_say_if_they_do_nothing(digits: Federation) -> None:
-    mixed = fedattune.fit("fedmcsa", digits, "mlr", rounds=1, robust="median")
+    mixed = fedattune.fit(digits, "fedmcsa", "mlr", rounds=1, robust="median")
     assert any("robust=median has no effect" in note and "rows works" in note for note in mixed.notes)
-    average = fedattune.fit("fedavg", digits, "mlr", rounds=1, robust="rows", max_share=0.1)
+    average = fedattune.fit(digits, "fedavg", "mlr", rounds=1, robust="rows", max_share=0.1)
     assert any("robust=rows has no effect" in note for note in average.notes)
     assert any("max_share has no effect" in note for note in average.notes)
     with pytest.raises(ConfigError, match="needs the names of trusted clients"):
-        fedattune.fit("fedavg", digits, "mlr", rounds=1, robust="trust")
+        fedattune.fit(digits, "fedavg", "mlr", rounds=1, robust="trust")
     with pytest.raises(ConfigError, match="needs robust trust"):
         Settings.from_keywords(robust="median", trusted="0")
     with pytest.raises(ConfigError, match="no client is called nobody"):
-        fedattune.fit("fedavg", digits, "mlr", rounds=1, robust="trust", trusted="nobody")
+        fedattune.fit(digits, "fedavg", "mlr", rounds=1, robust="trust", trusted="nobody")
 
 
 @pytest.mark.parametrize(
@@ -316,7 +322,7 @@ def test_a_trimmed_mean_that_cuts_nothing_is_the_plain_mean(
     name: str, options: dict[str, Any], digits: Federation
 ) -> None:
     more: dict[str, Any] = {"rounds": 3, "lr": 0.05, "options": options, "dtype": "float64"}
-    plain = fedattune.fit(name, digits, "mlr", **more)
-    robust = fedattune.fit(name, digits, "mlr", robust="trimmed_mean", robust_share=0.0, **more)
+    plain = fedattune.fit(digits, name, "mlr", **more)
+    robust = fedattune.fit(digits, name, "mlr", robust="trimmed_mean", robust_share=0.0, **more)
     # Sums in another order differ in the last of 16 digits.
     assert robust.metrics["loss_uniform"] == pytest.approx(plain.metrics["loss_uniform"], rel=1e-9)

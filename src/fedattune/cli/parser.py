@@ -74,7 +74,7 @@ class Command(NamedTuple):
 
 
 EXPERIMENT, SETTINGS = "experiments.config:Experiment", "core.settings:Settings"
-OUTPUT, DEPLOY = "experiments.output:OutputOptions", "experiments.deploy.config"
+OUTPUT, DEPLOY = "experiments.output:OutputOptions", "deploy.config"
 METHOD_OPTIONS = Options(EXPERIMENT, "model and methods", ("model", "algorithms", "set", "seeds"))
 VERDICT_OPTIONS = Options(EXPERIMENT, "verdict", ("metric", "splits", "tune", "baseline"))
 TRAINING = (
@@ -98,7 +98,7 @@ DEPLOYMENT = (
     Options(f"{DEPLOY}:KitOptions", "folder"),
     Options(OUTPUT, "folder", ("allow_code",)),
 )
-STUDY = "experiments.studies.cells:StudyOptions"
+STUDY = "studies.cells:StudyOptions"
 
 
 def _make_argument(name: str, help_: str, **more: Any) -> dict[str, Any]:

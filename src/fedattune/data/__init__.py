@@ -1,11 +1,11 @@
 """Data: known sets and tables, ways to divide them among clients, and the result, a `Federation`."""
 
-from .build import federate, load_federation, restore_federation
+from .build import load_federation, partition_dataset, restore_federation
 from .client_files import deal_clients, export_clients
 from .client_index import Client, ClientIndex, Part, RaggedIndex
 from .dataset import Dataset
 from .federated import Federation, infer_schema
-from .from_objects import federation
+from .from_objects import federation_from
 from .manifest import find_home, list_partitions, load_manifest, save_manifest
 from .node import NodeData, load_node
 from .partitions import DEFAULT_SEEDS, PARTITIONS
@@ -30,8 +30,7 @@ __all__ = [
     "SmallClients",
     "deal_clients",
     "export_clients",
-    "federate",
-    "federation",
+    "federation_from",
     "find_home",
     "infer_schema",
     "is_table",
@@ -41,6 +40,7 @@ __all__ = [
     "load_manifest",
     "load_node",
     "load_table",
+    "partition_dataset",
     "resolve_source_name",
     "restore_federation",
     "save_manifest",

@@ -25,7 +25,7 @@ from .types import Array, Index, Scaling, TargetScale
 from .usable import SmallClients, check_two_clients, select_usable_clients, settle_small_clients
 
 
-def federate(
+def partition_dataset(
     dataset: Dataset,
     *,
     partition: str | None = None,
@@ -331,7 +331,7 @@ def load_federation(
     dataset = load_data(
         data, data_dir=data_dir, options=source_options, client_column=client_column, target=target
     )
-    return federate(
+    return partition_dataset(
         dataset,
         partition=partition,
         options=partition_options,

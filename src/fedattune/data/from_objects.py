@@ -19,7 +19,7 @@ LabelledSamples = tuple[Array, Array]
 """Samples and labels of one part of a client."""
 
 
-def federation(
+def federation_from(
     clients: Sequence[Any] | Mapping[str, Any],
     *,
     classes: Sequence[str] | None = None,
@@ -55,7 +55,7 @@ def federation(
 
     Examples:
         >>> x, y = torch.arange(80.0).reshape(40, 2), torch.arange(40) % 2
-        >>> data = federation({"north": (x[:24], y[:24]), "south": (x[24:], y[24:])}, classes=["no", "yes"])
+        >>> data = federation_from({"north": (x[:24], y[:24]), "south": (x[24:], y[24:])}, classes=["no", "yes"])
         >>> list(data.names), data.classes, data.sizes("test").tolist()
         (['north', 'south'], ('no', 'yes'), [6, 4])
 

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, ValidationError
 
 from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.options import Count, StrictSchema, describe_errors
-from .build import federate, load_federation
+from .build import load_federation, partition_dataset
 from .client_files import CLIENT_SUFFIX, read_client
 from .combine import combine_federations, fit_to_schema, select_clients
 from .federated import Federation
@@ -31,7 +31,7 @@ NON_DATA_KEYS = (
 
 
 class Split(TypedDict):
-    """The split of a client's samples into parts: the arguments of `federate` that decide it."""
+    """The split of a client's samples into parts: the arguments of `partition_dataset` that decide it."""
 
     test: float
     validation: float
@@ -263,7 +263,7 @@ def _read_tables(node: NodeConfig, files: Sequence[Path], schema: Schema | None,
             for data, name in zip(tables, names, strict=True)
         ]
     pieces = [
-        federate(data, partition="by_column", small_clients="error", min_clients=1, **split)
+        partition_dataset(data, partition="by_column", small_clients="error", min_clients=1, **split)
         for data in tables
     ]
     federation = combine_federations(node.data, pieces)

@@ -262,8 +262,8 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
     if BASELINE in plan.tuned:  # the same rate as for the model on a client's own rows
         changed["lr"] = plan.tuned[BASELINE].lr
     result = fit(
-        "local",
         replace(federation, clients=ClientIndex.from_clients([everybody])),
+        "local",
         experiment.model,
         model_options=plan.model_options,
         settings=experiment.settings(experiment.seed).model_copy(update=changed),

@@ -316,7 +316,7 @@ def _train_tiny_run() -> Finding:
 def _run_self_test() -> int:
     import torch
 
-    from ..data import federation
+    from ..data import federation_from
     from ..runs.result import Result
     from ..training.fit import fit
 
@@ -328,5 +328,5 @@ def _run_self_test() -> int:
     with tempfile.TemporaryDirectory(prefix="fedattune-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with contextlib.redirect_stdout(io.StringIO()):
-            fit("fedmcsa", federation(clients), rounds=2, steps=2, lr=0.1, out=Path(folder) / "run")
+            fit(federation_from(clients), "fedmcsa", rounds=2, steps=2, lr=0.1, out=Path(folder) / "run")
         return Result.load(Path(folder) / "run").rounds

@@ -287,10 +287,10 @@ def _federate(
     experiment: Experiment, dataset: "Dataset", assignment: AssignedOptions, split_number: int = 0
 ) -> "Federation":
     """Divide the samples among clients."""
-    from ..data import federate
+    from ..data import partition_dataset
 
     name = experiment.partition or dataset.default_partition
-    return federate(
+    return partition_dataset(
         dataset,
         partition=name,
         options=assignment["partition"][name],

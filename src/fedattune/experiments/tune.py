@@ -52,8 +52,8 @@ class TunedMethod:
 
 
 def tune(
+    data: "str | Path | Federation",
     algorithms: Sequence[str] | str,
-    data: "str | Path | Federation" = "digits",
     model: str = "mlr",
     *,
     budget: int = 5,
@@ -65,8 +65,8 @@ def tune(
     """Choose the learning rate and the own options of methods by validation data, each with the same budget.
 
     Args:
-        algorithms: names of methods, or "file.py:factory" of your own, whose learning rate is tuned.
         data: name of a data set, path of a table, or a federation made in Python.
+        algorithms: names of methods, or "file.py:factory" of your own, whose learning rate is tuned.
         model: name of the model, or "file.py:factory".
         budget: full runs that each method may spend.
         out: folder for the log of all trials, new or empty; without it, nothing is kept.
@@ -84,7 +84,7 @@ def tune(
 
     Examples:
         >>> import fedattune
-        >>> chosen = fedattune.tune("local", "digits", budget=1, partition="dirichlet", clients=5, rounds=3, lr=0.1)
+        >>> chosen = fedattune.tune("digits", "local", budget=1, partition="dirichlet", clients=5, rounds=3, lr=0.1)
         >>> chosen["local"].options, len(chosen["local"].trials), 0 < chosen["local"].score <= 1
         ({}, 5, True)
 

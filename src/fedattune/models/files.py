@@ -215,7 +215,7 @@ def load_model(file: Path | str, module: nn.Module | None = None, *, factory: st
     Examples:
         >>> import fedattune
         >>> data = fedattune.load_federation("digits", partition="dirichlet", clients=4)
-        >>> files = fedattune.fit("local", data, rounds=1).save_models("models")
+        >>> files = fedattune.fit(data, "local", rounds=1).save_models("models")
         >>> [file.name for file in files]
         ['0000-0.safetensors', '0001-1.safetensors', '0002-2.safetensors', '0003-3.safetensors']
         >>> load_model(files[0])(torch.zeros(2, 1, 8, 8)).shape

@@ -74,7 +74,7 @@ class Result(RunMetrics):
     Examples:
         >>> import fedattune
         >>> data = fedattune.load_federation("digits", partition="dirichlet", clients=4)
-        >>> result = fedattune.fit("fedavg", data, rounds=2, out="run")
+        >>> result = fedattune.fit(data, "fedavg", rounds=2, out="run")
         >>> result.clients[0].id, result.n_parameters, result.mixing.last()["model"].shape
         ('0', 650, (4, 4))
         >>> Result.load("run").metrics == result.metrics

@@ -78,8 +78,8 @@ class PreparedRun:
 
 
 def fit(
+    data: Federation,
     algorithm: Algorithm | str,
-    federation: Federation,
     model: str | nn.Module = "mlr",
     *,
     name: str | None = None,
@@ -96,9 +96,9 @@ def fit(
     """Train one algorithm on a federation.
 
     Args:
+        data: the clients' data.
         algorithm: an `Algorithm`, or the name of one with its `options`; "file.py:factory" or
-            "package.module:factory" names your own.
-        federation: the clients' data.
+            "package.module:factory" names a custom one.
         model: an `nn.Module` (its weights are every client's initial model), the name of a model with its
             `model_options`, "file.py:factory", or "package.module:factory".
         name: name of the method in tables and in the result; by default the algorithm's name.
@@ -123,7 +123,7 @@ def fit(
     Examples:
         >>> import fedattune
         >>> data = fedattune.load_federation("digits", partition="dirichlet", clients=4)
-        >>> result = fedattune.fit("fedmcsa", data, rounds=3, lr=0.1, options={"sigma": 20.0})
+        >>> result = fedattune.fit(data, "fedmcsa", rounds=3, lr=0.1, options={"sigma": 20.0})
         >>> result.rounds, result.headline, len(result.clients)
         (3, 'trained', 4)
         >>> 0.5 < result.metrics["acc_uniform"] <= 1
@@ -135,7 +135,7 @@ def fit(
         check_tensorboard()
     run = prepare_run(
         algorithm,
-        federation,
+        data,
         model,
         name=name,
         options=options,
@@ -166,7 +166,7 @@ def prepare_run(
         if not isinstance(federation, Federation):
             raise ConfigError(
                 f"fit needs a Federation, got {type(federation).__name__}; make one with "
-                "fedattune.federation(clients)"
+                "fedattune.federation_from(clients)"
             )
         check_device(settings)
         check_ray(settings)

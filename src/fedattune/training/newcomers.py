@@ -16,7 +16,7 @@ from ..core.own_code import is_reference, make_portable
 from ..core.params import Params
 from ..core.payload import Broadcast, Payload, ServerState
 from ..core.settings import RAY_DEFAULTS, Settings
-from ..data import Federation, federation
+from ..data import Federation, federation_from
 from ..models.files import SOURCE_KEY, build_algorithm, rebuild_model
 from ..runs.folder import RunFolder
 from ..runs.history import score_clients
@@ -95,7 +95,7 @@ def personalize(
 
     """
     shape, classes = tuple(result.facts["input_shape"]), tuple(result.facts["classes"])
-    clients = data if isinstance(data, Federation) else federation(data, classes=classes, min_clients=1)
+    clients = data if isinstance(data, Federation) else federation_from(data, classes=classes, min_clients=1)
     if clients.input_shape != shape or clients.classes != classes:
         raise DataError(
             f"the new clients' data do not fit the run: got inputs of shape {clients.input_shape} and the classes "

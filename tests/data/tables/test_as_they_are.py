@@ -170,7 +170,7 @@ def test_new_rows_are_read_in_the_same_way(table: Path, tmp_path: Path) -> None:
     """A model predicts the rows that it was tested on as the run did, and takes new codes for `other`."""
     options = {"max_categories": 20}
     data = fedattune.load_federation(table, client_column="clinic", target="ill", options=options)
-    result = fedattune.fit("fedavg", data, rounds=3, lr=0.1)
+    result = fedattune.fit(data, "fedavg", rounds=3, lr=0.1)
     result.export("c1", tmp_path / "m.safetensors")
     lines = rows()
     index = data.part("test")[1]
@@ -241,7 +241,7 @@ def test_scaling_keeps_what_is_constant_within_clients(tmp_path: Path, cli: Call
     for scaling in ("global", "federated"):
         np.testing.assert_allclose(data[scaling].x[:, 0], scaled, atol=1e-5)
     accuracy = {
-        name: fedattune.fit("fedavg", one, rounds=20, lr=0.5).judged["acc_pooled"]
+        name: fedattune.fit(one, "fedavg", rounds=20, lr=0.5).judged["acc_pooled"]
         for name, one in data.items()
     }
     assert accuracy["auto"] > accuracy["client"] + 0.15

@@ -11,7 +11,7 @@ import torch
 
 from data.table_files import N, columns, parquet
 from fedattune import ConfigError, DataError, load_federation
-from fedattune.data import federate, load_data, load_table
+from fedattune.data import load_data, load_table, partition_dataset
 
 
 def made(path, **more):
@@ -20,7 +20,7 @@ def made(path, **more):
 
 def test_features_of_each_kind(tmp_path):
     data = made(parquet(tmp_path, columns()))
-    fed = federate(data)
+    fed = partition_dataset(data)
     assert fed.names == ("north", "south")
     assert fed.classes == ("no", "yes")
     assert fed.x.shape == (N, 3 + 3)
@@ -39,10 +39,10 @@ def test_csv_equals_parquet_and_keeps_client_names(tmp_path):
     from pyarrow import csv
 
     csv.write_csv(pa.table(content), tmp_path / "t.csv")
-    fed = federate(made(tmp_path / "t.csv"))
+    fed = partition_dataset(made(tmp_path / "t.csv"))
     assert fed.names == ("007", "08")
     for same in (
-        federate(made(parquet(tmp_path, content))),
+        partition_dataset(made(parquet(tmp_path, content))),
         load_federation(tmp_path / "t.csv", client_column="site", target="ill"),
     ):
         assert torch.equal(same.x, fed.x)
@@ -50,13 +50,13 @@ def test_csv_equals_parquet_and_keeps_client_names(tmp_path):
 
 
 def test_scaling_uses_only_the_clients_own_training_part(tmp_path):
-    first = federate(made(parquet(tmp_path, columns())))
+    first = partition_dataset(made(parquet(tmp_path, columns())))
     north = first.clients[0]
     changed = columns()
     for row in range(20, 40):
         changed["age"][row] *= 100
     changed["age"][int(north.test[0])] = 1e6
-    second = federate(made(parquet(tmp_path, changed)))
+    second = partition_dataset(made(parquet(tmp_path, changed)))
     assert np.array_equal(second.clients[0].train, north.train)
     untouched = torch.tensor(np.concatenate([north.train, north.validation, north.test[1:]]))
     assert torch.equal(first.features(untouched), second.features(untouched))
@@ -69,7 +69,7 @@ def test_missing_values(tmp_path):
     content["visits"] = [None] * 20 + content["visits"][20:]
     content["nothing"] = pa.nulls(N)
     data = made(parquet(tmp_path, content))
-    fed = federate(data)
+    fed = partition_dataset(data)
     assert fed.x.shape == (N, 3 + 2 + 4)
     said = " ".join(data.notes)
     assert "marks them: 'age' (1), 'visits' (20)." in said
@@ -90,23 +90,23 @@ def test_missing_values(tmp_path):
 
 def test_table_without_numbers_other_types_and_pandas_index(tmp_path):
     content = columns()
-    text = federate(made(parquet(tmp_path, content), features=["ward"]))
+    text = partition_dataset(made(parquet(tmp_path, content), features=["ward"]))
     assert text.x.shape == (N, 3)
     content["ward"] = pa.array(content["ward"]).dictionary_encode()
     content["price"] = [decimal.Decimal(f"{i}.25") for i in range(N)]
     content["smoker"] = [None, *content["smoker"][1:]]
     content["__index_level_0__"] = list(range(N))
-    fed = federate(made(parquet(tmp_path, content)))
+    fed = partition_dataset(made(parquet(tmp_path, content)))
     assert fed.x.shape == (N, 4 + 1 + 3)
     assert torch.isfinite(fed.x).all()
 
 
 def test_label_partition_of_a_table(tmp_path):
     data = made(parquet(tmp_path, columns()))
-    fed = federate(data, partition="iid", clients=4)
+    fed = partition_dataset(data, partition="iid", clients=4)
     assert fed.n_clients == 4
     with pytest.raises(DataError, match="share rows"):
-        federate(data, partition="two_class", options={"protocol": "B"}, clients=2)
+        partition_dataset(data, partition="two_class", options={"protocol": "B"}, clients=2)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_text_targets_have_at_most_a_hundred_classes(tmp_path):
 
 def test_a_table_of_one_client_is_refused(tmp_path):
     with pytest.raises(DataError, match="t: a federation needs at least two clients, but there is only 'a';"):
-        federate(made(parquet(tmp_path, columns() | {"site": ["a"] * N})))
+        partition_dataset(made(parquet(tmp_path, columns() | {"site": ["a"] * N})))
 
 
 @pytest.mark.parametrize("sign", [";", "\t"])

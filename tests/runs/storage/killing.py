@@ -37,7 +37,7 @@ def start(method: str, engine: str, state: str, out: Path) -> int:
     if (child := os.fork()) == 0:
         code = 1
         try:
-            fedattune.fit(method, DATA, engine=engine, client_state=state, out=out, resume=True, **RUN)
+            fedattune.fit(DATA, method, engine=engine, client_state=state, out=out, resume=True, **RUN)
             code = 0
         finally:
             os._exit(code)
@@ -52,7 +52,7 @@ def check(child: int) -> None:
 def main(folder: Path) -> None:
     rounds.CHECKPOINT_SHARE = 1e9  # after every round, so that much of the time goes into them
     for engine in ("sequential", "vectorized"):  # what is imported now need not be imported by every child
-        fedattune.fit("fedavg", DATA, engine=engine, client_state="memory", **RUN | {"rounds": 1})
+        fedattune.fit(DATA, "fedavg", engine=engine, client_state="memory", **RUN | {"rounds": 1})
     luck = random.Random(0)
     for number, case in enumerate(CASES):
         whole, killed = folder / str(number) / "whole", folder / str(number) / "killed"

@@ -49,7 +49,7 @@ def stopped(name: str, data: Federation, out: Path, after: int = 4, **more: Any)
     seen: list[int] = []
     run = RUN | more
     fedattune.fit(
-        name, data, out=out, watch=lambda p: seen.append(p.round), stop=lambda: seen[-1] == after, **run
+        data, name, out=out, watch=lambda p: seen.append(p.round), stop=lambda: seen[-1] == after, **run
     )
     return sorted((out / "checkpoints").iterdir(), reverse=True)
 
@@ -84,7 +84,7 @@ def runs(ragged: Federation, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         for state in ("memory", "disk"):
             out = tmp_path_factory.mktemp(state) / "run"
             stopped("fedmcsa", ragged, out, client_state=state)
-            found[state] = out, fedattune.fit("fedmcsa", ragged, client_state=state, **RUN)
+            found[state] = out, fedattune.fit(ragged, "fedmcsa", client_state=state, **RUN)
     return found
 
 
@@ -98,7 +98,7 @@ def test_a_damaged_one_is_said_and_the_one_before_used(
     shutil.copytree(kept, out)
     last = out / "checkpoints" / "000004.safetensors"
     last.write_bytes(DAMAGE[how](last.read_bytes()))
-    resumed = fedattune.fit("fedmcsa", ragged, client_state=state, out=out, resume=True, **RUN)
+    resumed = fedattune.fit(ragged, "fedmcsa", client_state=state, out=out, resume=True, **RUN)
     same(resumed, whole)
     (said,) = [note for note in resumed.notes if "damaged" in note]
     assert said.startswith(f"fedmcsa: the checkpoint {last} is damaged (")
@@ -117,9 +117,9 @@ def test_what_was_damaged_is_said_at_the_end_of_a_run_that_is_resumed_twice(
     last, _ = stopped("ditto", ragged, out, client_state="disk")
     last.write_bytes(b"")
     stopped("ditto", ragged, out, after=5, client_state="disk", resume=True)
-    end = fedattune.fit("ditto", ragged, client_state="memory", out=out, resume=True, **RUN)
+    end = fedattune.fit(ragged, "ditto", client_state="memory", out=out, resume=True, **RUN)
     assert sum("went on from round 3" in note for note in end.notes) == 1
-    same(end, fedattune.fit("ditto", ragged, **RUN))
+    same(end, fedattune.fit(ragged, "ditto", **RUN))
 
 
 @pytest.mark.parametrize("states", [("disk", "memory", "disk"), ("memory", "disk", "memory"), ("disk",) * 3])
@@ -140,8 +140,8 @@ def test_the_one_before_has_its_rows_wherever_they_are_kept(
             stopped("ditto", ragged, out, after=3, client_state=states[2], resume=True)
     last = out / "checkpoints" / "000002.safetensors"
     last.write_bytes(last.read_bytes()[:-1])
-    resumed = fedattune.fit("ditto", ragged, client_state=states[2], out=out, resume=True, **RUN)
-    same(resumed, fedattune.fit("ditto", ragged, **RUN))
+    resumed = fedattune.fit(ragged, "ditto", client_state=states[2], out=out, resume=True, **RUN)
+    same(resumed, fedattune.fit(ragged, "ditto", **RUN))
     assert any("went on from round 1" in note for note in resumed.notes)
 
 
@@ -153,7 +153,7 @@ def test_if_all_are_damaged_the_run_is_left_as_it_is(ragged: Federation, tmp_pat
         with pytest.raises(
             RunError, match=r"000004.* is damaged .*000003.* is damaged .*; remove .*run, and start"
         ):
-            fedattune.fit("fedavg", ragged, out=tmp_path / "run", resume=True, **RUN)
+            fedattune.fit(ragged, "fedavg", out=tmp_path / "run", resume=True, **RUN)
     assert all(file.exists() for file in files)
 
 
@@ -166,7 +166,7 @@ def test_a_newer_format_is_no_damage(
     with pytest.raises(
         RunError, match="was written by a newer FedAttune: got format 2, expected at most 1; continue with"
     ):
-        fedattune.fit("fedavg", ragged, out=tmp_path / "run", resume=True, **RUN)
+        fedattune.fit(ragged, "fedavg", out=tmp_path / "run", resume=True, **RUN)
 
 
 def test_no_single_bit_can_be_wrong(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_old_ones_and_what_a_kill_left_are_removed(ragged: Federation, tmp_path:
     for file in left:
         file.write_bytes(b"half")
     shutil.copy(out / "checkpoints" / "000003.safetensors", out / "checkpoints" / "000002.safetensors")
-    fedattune.fit("fedavg", ragged, out=out, resume=True, **RUN)
+    fedattune.fit(ragged, "fedavg", out=out, resume=True, **RUN)
     assert {p.name for p in (out / "checkpoints").iterdir()} == {"000005.safetensors", "000006.safetensors"}
     assert not [file for file in left if file.exists()]
 
@@ -220,10 +220,10 @@ def test_a_kill_while_a_file_is_first_written(
         patch.setattr(Path, "replace", killed)
         patch.setattr(Path, "unlink", lambda *_, **__: None)  # a killed process removes nothing
         with pytest.raises(KeyboardInterrupt):
-            fedattune.fit("fedavg", ragged, out=out, **RUN)
+            fedattune.fit(ragged, "fedavg", out=out, **RUN)
     assert list(out.rglob(".*.tmp*"))
-    resumed = fedattune.fit("fedavg", ragged, out=out, resume=True, **RUN)
-    same(resumed, fedattune.fit("fedavg", ragged, **RUN))
+    resumed = fedattune.fit(ragged, "fedavg", out=out, resume=True, **RUN)
+    same(resumed, fedattune.fit(ragged, "fedavg", **RUN))
     files = (
         "SHA256SUMS",
         "config.json",

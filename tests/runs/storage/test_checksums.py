@@ -25,7 +25,7 @@ SEALED = {
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
-    fedattune.fit("fedmcsa", fedattune.load_federation("digits", clients=3), out=folder, **RUN)
+    fedattune.fit(fedattune.load_federation("digits", clients=3), "fedmcsa", out=folder, **RUN)
     return folder
 
 
@@ -79,7 +79,7 @@ def test_what_a_run_can_write_again_is_the_same_again(finished: Path, run: Path)
     for name in ("models.safetensors", "predictions.safetensors", "inputs.safetensors", "facts.json"):
         (run / name).write_bytes(b"")
     (run / "result.json").unlink()
-    fedattune.fit("fedmcsa", data, out=run, resume=True, **RUN)
+    fedattune.fit(data, "fedmcsa", out=run, resume=True, **RUN)
     assert numbers(run / "result.json") == numbers(finished / "result.json")
     for name in ("models.safetensors", "predictions.safetensors", "facts.json"):
         assert (run / name).read_bytes() == (finished / name).read_bytes()
@@ -105,7 +105,7 @@ def test_edited_numbers_are_not_signed_again(run: Path) -> None:
         db.commit()
         db.close()
         with pytest.raises(RunError, match=said):
-            fedattune.fit("fedmcsa", data, out=folder, resume=True, **RUN)
+            fedattune.fit(data, "fedmcsa", out=folder, resume=True, **RUN)
 
 
 def test_a_large_file_is_hashed_only_by_who_reads_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

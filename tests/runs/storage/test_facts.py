@@ -15,7 +15,7 @@ from fedattune.runs.result import Result
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = fedattune.load_federation("digits", clients=3)
     folder = tmp_path_factory.mktemp("runs") / "run"
-    fedattune.fit("fedavg", data, rounds=1, out=folder)
+    fedattune.fit(data, "fedavg", rounds=1, out=folder)
     (folder / "SHA256SUMS").unlink()  # as a folder of an older version, or of somebody who removed it
     return folder
 

@@ -34,8 +34,8 @@ def same(a: Result, b: Result) -> None:
     ["fedmcsa", "pfedme", "ditto", "scaffold", "igfl", "fedper", "fedrod", "igfl_s", "heurfedamp", "pfedla"],
 )
 def test_memory_and_disk_give_the_same_numbers(name: str, ragged: Federation, tmp_path: Path):
-    memory = fedattune.fit(name, ragged, client_state="memory", **RUN)
-    disk = fedattune.fit(name, ragged, client_state="disk", out=tmp_path / "run", **RUN)
+    memory = fedattune.fit(ragged, name, client_state="memory", **RUN)
+    disk = fedattune.fit(ragged, name, client_state="disk", out=tmp_path / "run", **RUN)
     same(memory, disk)
 
 
@@ -43,7 +43,7 @@ def test_memory_and_disk_give_the_same_numbers(name: str, ragged: Federation, tm
 def test_memory_and_disk_with_batch_statistics(buffers: str, ragged: Federation):
     net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
     made = [
-        fedattune.fit("fedper", ragged, net, client_state=where, bn_buffers=buffers, **RUN)
+        fedattune.fit(ragged, "fedper", net, client_state=where, bn_buffers=buffers, **RUN)
         for where in ("memory", "disk")
     ]
     same(*made)
@@ -56,10 +56,10 @@ def test_memory_and_disk_with_batch_statistics(buffers: str, ragged: Federation)
 def test_a_stopped_run_goes_on_wherever_its_rows_are(
     name: str, before: str, after: str, ragged: Federation, tmp_path: Path
 ):
-    whole = fedattune.fit(name, ragged, client_state="memory", **RUN)
+    whole = fedattune.fit(ragged, name, client_state="memory", **RUN)
     out = tmp_path / "run"
-    assert not fedattune.fit(name, ragged, client_state=before, out=out, stop=lambda: True, **RUN).is_finished
-    same(whole, fedattune.fit(name, ragged, client_state=after, out=out, resume=True, **RUN))
+    assert not fedattune.fit(ragged, name, client_state=before, out=out, stop=lambda: True, **RUN).is_finished
+    same(whole, fedattune.fit(ragged, name, client_state=after, out=out, resume=True, **RUN))
 
 
 KILLED = """
@@ -85,8 +85,8 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path):
     assert done.returncode == -signal.SIGKILL
     run = RUN | {"rounds": 6}
     same(
-        fedattune.fit("ditto", many(30), client_state="memory", **run),
-        fedattune.fit("ditto", many(30), client_state="disk", out=out, resume=True, **run),
+        fedattune.fit(many(30), "ditto", client_state="memory", **run),
+        fedattune.fit(many(30), "ditto", client_state="disk", out=out, resume=True, **run),
     )
 
 
@@ -119,7 +119,7 @@ def test_nothing_grows_with_clients_that_are_not_asked(name: str, monkeypatch: p
         monkeypatch.setattr(SlotFile, what, counted)
     with Largest() as largest:
         result = fedattune.fit(
-            name, many(n), client_state="disk", train="cohort", rounds=2, steps=2, cohort=10, eval_clients=20
+            many(n), name, client_state="disk", train="cohort", rounds=2, steps=2, cohort=10, eval_clients=20
         )
     assert largest.most <= n < n * row  # flags and weights of all clients, and no row
     assert touched["write"] <= 2 * 10 * 3  # memory, bank, mailbox
@@ -130,12 +130,12 @@ def test_nothing_grows_with_clients_that_are_not_asked(name: str, monkeypatch: p
 
 def test_what_is_evaluated_is_drawn_once_and_said(ragged: Federation):
     some = [
-        fedattune.fit(name, ragged, eval_clients=2, **RUN, seed=s)
+        fedattune.fit(ragged, name, eval_clients=2, **RUN, seed=s)
         for name, s in (("fedavg", 0), ("ditto", 1))
     ]
     assert [c.id for c in some[0].clients] == [c.id for c in some[1].clients]
     assert "numbers are of 2 of the 6 clients, drawn once for all methods (--eval-clients)" in some[0].notes
-    whole = fedattune.fit("fedavg", ragged, **RUN)
+    whole = fedattune.fit(ragged, "fedavg", **RUN)
     of = {c.id: c for c in whole.clients}
     assert all(of[c.id] == c for c in some[0].clients)
     assert whole.local_steps == some[0].local_steps
@@ -147,7 +147,7 @@ def test_what_is_evaluated_is_drawn_once_and_said(ragged: Federation):
 
 
 def test_of_very_many_a_thousand_are_evaluated():
-    result = fedattune.fit("fedavg", many(10_001), **RUN)
+    result = fedattune.fit(many(10_001), "fedavg", **RUN)
     assert len(result.clients) == 1000
     assert any("1,000 of the 10,001 clients" in note and "default" in note for note in result.notes)
     with pytest.raises(RunError, match="too large"):
@@ -159,11 +159,11 @@ def test_large_stacks_are_evaluated_and_trained_in_turns(ragged: Federation, mon
     from fedattune.training.backends import local as site
     from fedattune.training.clients import evaluation
 
-    made = {name: fedattune.fit(name, ragged, **RUN) for name in ("fedmcsa", "pfedme", "fedavg_ft", "fedavg")}
+    made = {name: fedattune.fit(ragged, name, **RUN) for name in ("fedmcsa", "pfedme", "fedavg_ft", "fedavg")}
     for module, limit in ((evaluation, "MODEL_CHUNK_BYTES"), (site, "REQUEST_CHUNK_BYTES")):
         monkeypatch.setattr(module, limit, 2 * 18 * 4)
     for name, whole in made.items():
-        parts = fedattune.fit(name, ragged, dtype="float32", **RUN)
+        parts = fedattune.fit(ragged, name, dtype="float32", **RUN)
         for a, b in zip(whole.clients, parts.clients, strict=True):
             assert (a.received, a.trained) == pytest.approx((b.received, b.trained), abs=0.08)
         assert (parts.bytes_up, parts.bytes_down, parts.local_steps) == (
@@ -176,7 +176,7 @@ def test_large_stacks_are_evaluated_and_trained_in_turns(ragged: Federation, mon
 @pytest.mark.parametrize("name", ["fedmcsa", "ditto"])
 def test_clients_join_a_run_whose_rows_are_on_disk(name: str, tmp_path: Path):
     memory, disk = (
-        fedattune.fit(name, many(12), client_state=where, held_out=3, out=tmp_path / where, **RUN)
+        fedattune.fit(many(12), name, client_state=where, held_out=3, out=tmp_path / where, **RUN)
         for where in ("memory", "disk")
     )
     assert memory.newcomers == disk.newcomers
@@ -196,10 +196,10 @@ def test_that_clients_cannot_join_is_said_before_training(monkeypatch: pytest.Mo
     asked: list[Any] = []
     with pytest.raises(ConfigError, match=r"of the models of 9 clients.*leave held_out at 0"):
         fedattune.fit(
-            "fedmcsa", many(12), client_state="disk", held_out=3, watch=asked.append, dtype="float32", **RUN
+            many(12), "fedmcsa", client_state="disk", held_out=3, watch=asked.append, dtype="float32", **RUN
         )
     assert not asked
-    result = fedattune.fit("fedmcsa", many(9), client_state="disk", dtype="float32", **RUN)
+    result = fedattune.fit(many(9), "fedmcsa", client_state="disk", dtype="float32", **RUN)
     with pytest.raises(ConfigError, match="clients cannot join after training"):
         fedattune.personalize(result, many(3), rounds=1)
-    assert fedattune.fit("ditto", many(12), client_state="disk", held_out=3, **RUN).newcomers
+    assert fedattune.fit(many(12), "ditto", client_state="disk", held_out=3, **RUN).newcomers

@@ -143,7 +143,7 @@ def test_rounds_are_seen_before_a_checkpoint_and_computed_again_after_a_kill(
     ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Committed earlier than checkpoints, a run that is killed still gives the same numbers, each round once."""
-    whole = fedattune.fit("fedmcsa", ragged, **RUN)
+    whole = fedattune.fit(ragged, "fedmcsa", **RUN)
     monkeypatch.setattr(rounds, "COMMIT_AFTER_S", 0.0)
     monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e-9)  # the first checkpoint is due at once, no other
     out, seen = tmp_path / "run", []
@@ -155,13 +155,13 @@ def test_rounds_are_seen_before_a_checkpoint_and_computed_again_after_a_kill(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedattune.fit("fedmcsa", ragged, out=out, watch=killed, **RUN)
+        fedattune.fit(ragged, "fedmcsa", out=out, watch=killed, **RUN)
     assert seen == [0, 1, 2, 3, 4, 5]
     assert [path.stem for path in (out / "checkpoints").iterdir()] == ["000001"]
     half = read_run(out)
     assert half is not None
     assert half.bytes_up == sum(half.store.traffic()["up"].values())
-    resumed = fedattune.fit("fedmcsa", ragged, out=out, resume=True, **RUN)
+    resumed = fedattune.fit(ragged, "fedmcsa", out=out, resume=True, **RUN)
     assert strip(resumed) == strip(whole)
     assert [record.round for record in resumed.store.rounds()] == list(range(1, 9))
     assert list(resumed.mixing) == list(whole.mixing)

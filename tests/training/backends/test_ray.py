@@ -108,8 +108,8 @@ def test_the_same_models_are_judged(cluster: RayCluster) -> None:
     """Early stopping keeps the model of each client's best round, wherever the client is."""
     data = make_federation([40, 60, 80, 9, 30])
     settings: dict[str, Any] = {"rounds": 12, "steps": 5, "batch_size": 8, "lr": 1.0}
-    here = fedattune.fit("fedmcsa", data, "dnn", **settings)
-    there = fedattune.fit("fedmcsa", data, "dnn", **settings, **ON_RAY)
+    here = fedattune.fit(data, "fedmcsa", "dnn", **settings)
+    there = fedattune.fit(data, "fedmcsa", "dnn", **settings, **ON_RAY)
     np.testing.assert_array_equal(there.judged_rounds, here.judged_rounds)
     np.testing.assert_allclose(there.predictions["test"].outputs, here.predictions["test"].outputs, atol=1e-5)
 
@@ -158,7 +158,7 @@ def test_a_run_that_lost_an_actor_is_resumed(
 ) -> None:
     def fit(out: str) -> Result:
         folder = tmp_path / out
-        return fedattune.fit("ditto", ragged, "mlr", out=folder, resume=folder.exists(), **(RUN | ON_RAY))
+        return fedattune.fit(ragged, "ditto", "mlr", out=folder, resume=folder.exists(), **(RUN | ON_RAY))
 
     calm = fit("calm")
     with monkeypatch.context() as patch:
@@ -194,8 +194,8 @@ def test_a_run_goes_on_with_another_engine(
     def fit(out: str, stop: int, **settings: Any) -> Result:
         rounds: list[int] = []
         return fedattune.fit(
-            "fedmcsa",
             ragged,
+            "fedmcsa",
             "mlr",
             out=tmp_path / out,
             resume=(tmp_path / out).exists(),
@@ -235,7 +235,7 @@ def test_an_address_where_nothing_answers_is_told_soon(monkeypatch: pytest.Monke
 
 def test_gpus_that_are_not_there_are_told(ragged: Federation, cluster: RayCluster) -> None:
     with pytest.raises(ConfigError, match="the cluster has 0 GPUs"):
-        fedattune.fit("fedavg", ragged, "mlr", engine="ray", ray_gpus=0.5)
+        fedattune.fit(ragged, "fedavg", "mlr", engine="ray", ray_gpus=0.5)
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
