@@ -8,6 +8,7 @@ from data.small_sets import images, owned
 from fedattune import ConfigError, DataError, load_federation
 from fedattune.data import (
     Dataset,
+    partition_dataset,
     restore_federation,
 )
 from fedattune.data.client_index import hash_manifest

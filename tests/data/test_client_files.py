@@ -16,6 +16,7 @@ from fedattune.data import (
     export_clients,
     infer_schema,
     load_table,
+    partition_dataset,
 )
 from fedattune.data.client_index import PARTS, Client
 

@@ -10,6 +10,7 @@ from fedattune import ConfigError, DataError
 from fedattune.data import (
     list_partitions,
     load_manifest,
+    partition_dataset,
     restore_federation,
     save_manifest,
 )

@@ -14,6 +14,7 @@ from fedattune.data import (
     export_clients,
     infer_schema,
     load_table,
+    partition_dataset,
 )
 from fedattune.data.client_index import PARTS
 from fedattune.data.node import find_node_problems
