@@ -11,7 +11,7 @@ from fedattune import Settings
 from fedattune.core.io import write_json
 from fedattune.core.payload import MixingMatrices
 from fedattune.engine.base import Scores
-from fedattune.runs.storage.store import RoundRecord, RunStore
+from fedattune.runs.store import RoundRecord, RunStore
 
 Rows = Sequence[Sequence[float]]
 Mixed = tuple[Sequence[int], Sequence[int], Mapping[str, Rows]]  # rows, columns, component -> weights

@@ -16,7 +16,7 @@ from fedattune.core.payload import Payload
 from fedattune.deploy.secagg.methods import find_sums
 from fedattune.models.files import wrap_model
 from fedattune.runs.context import RunContext
-from fedattune.runs.storage.rows import RowStorage
+from fedattune.runs.rows import RowStorage
 from fedattune.training.backends.base import TrainReply, TrainRequest
 from fedattune.training.backends.local import LocalBackend
 from fedattune.training.clients.state import PayloadFactory

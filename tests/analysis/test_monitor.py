@@ -10,7 +10,7 @@ import pytest
 from crafted import BETTER, HALF, craft, experiment, going
 from fedattune import RunError
 from fedattune.analysis.monitor import RunStatus, read_statuses
-from fedattune.runs.storage.store import RoundRecord, RunStore
+from fedattune.runs.store import RoundRecord, RunStore
 
 
 def shown(folder: Path) -> dict[str, RunStatus]:

@@ -25,7 +25,7 @@ from fedattune.core.io import write_json
 from fedattune.core.payload import MixingMatrices
 from fedattune.engine.base import Scores
 from fedattune.runs.metrics import RunMetrics
-from fedattune.runs.storage.store import RoundRecord, RunStore
+from fedattune.runs.store import RoundRecord, RunStore
 from reports import METHODS, train, train_odd
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}

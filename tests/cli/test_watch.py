@@ -24,7 +24,7 @@ from fedattune.analysis.monitor import RunStatus
 from fedattune.cli import watch as watching_command
 from fedattune.cli.watch import _format_duration, fit_terminal, print_changes, print_status
 from fedattune.core.io import write_json
-from fedattune.runs.storage.store import RoundRecord, RunStore
+from fedattune.runs.store import RoundRecord, RunStore
 
 Cli = Callable[..., Done]
 

@@ -24,7 +24,7 @@ from fedattune.core.selectors import AllParameters
 from fedattune.deploy import backend
 from fedattune.deploy.grid import pack_record, unpack_record
 from fedattune.deploy.server.backend import FlowerBackend
-from fedattune.runs.storage.rows import RowStorage
+from fedattune.runs.rows import RowStorage
 from fedattune.training.backends.message import WorkerMessage
 from flower.in_process import InProcessGrid
 from flower.runs import read_log, run_deployed, run_simulated

@@ -9,9 +9,8 @@ import torch
 from fedattune import ConfigError, Result
 from fedattune.core.payload import MixingMatrices
 from fedattune.engine.base import Scores
-from fedattune.runs.client_results import NewcomerResult
-from fedattune.runs.history import build_history, summarize_scores
-from fedattune.runs.storage.store import RoundRecord, RunStore
+from fedattune.runs.metrics import NewcomerResult, build_history, summarize_scores
+from fedattune.runs.store import RoundRecord, RunStore
 
 SIZES = [10, 30]
 """Test samples of the two clients: a right answer counts 1/10 or 1/30 for its client, 1/40 for all."""

@@ -14,7 +14,7 @@ import fedattune
 from fedattune import ConfigError, Federation, Result
 from fedattune.cli import main
 from fedattune.runs import tensorboard
-from fedattune.runs.storage.mixing_log import RoundMixing
+from fedattune.runs.store import RoundMixing
 from fedattune.runs.tensorboard import mean_entropy, mean_own_weight
 
 RUN: dict[str, Any] = {"rounds": 6, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1, "eval_every": 2}

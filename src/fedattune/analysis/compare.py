@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.metrics import METRICS, MetricName
-from ..runs.history import MERGED_NAME
+from ..runs.metrics import MERGED_NAME
 
 if TYPE_CHECKING:
-    from ..runs.metrics import Part, RunMetrics
+    from ..runs.metrics import Part, Point, RunMetrics
     from ..runs.predictions import RowPredictions
-    from ..runs.run_facts import Point
     from .verdict.baseline import Baseline
 
 BASELINE = "local"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.errors import RunError, summarize_error
 from ..core.io import read_json
-from ..runs.storage.checksums import CHECKSUM_FILE, read_checksums, set_checksums, verify_file
+from ..runs.folder import CHECKSUM_FILE, read_checksums, set_checksums, verify_file
 
 __all__ = ["CHECKSUM_FILE"]
 

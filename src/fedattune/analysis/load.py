@@ -10,11 +10,10 @@ from ..core.errors import RunError, did_you_mean
 from ..core.io import natural_key, read_yaml
 from ..core.metrics import METRICS, MetricName
 from ..core.own_code import get_short_name
-from ..runs.folder import CONFIG_FILE, RESUMABLE_SETTINGS, RunFolder
+from ..runs.folder import CONFIG_FILE, RESUMABLE_SETTINGS, RunFolder, check_number, check_whole
 from ..runs.metrics import RunMetrics
 from ..runs.predictions import RowPredictions, load_predictions
-from ..runs.storage.facts import check_number, check_whole
-from ..runs.storage.store import RunStore
+from ..runs.store import RunStore
 from .compare import BASELINE, MethodRow, build_rows, describe_failure, get_default_metric
 from .folder import (
     CHECKSUM_FILE,

@@ -11,7 +11,7 @@ from ..core.errors import RunError
 from ..core.io import parse_json
 from ..core.metrics import METRICS, MetricName
 from ..runs.folder import RunFolder
-from ..runs.history import summarize_scores
+from ..runs.metrics import summarize_scores
 from .compare import BASELINE
 from .load import find_run_folders, list_planned_runs, read_failures, read_run
 

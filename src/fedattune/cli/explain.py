@@ -34,7 +34,7 @@ def explain(space: Namespace, problems: list[str]) -> int:
     from ..analysis.mixing.explain import RunExplanation
     from ..core.io import write_text
     from ..experiments.output import check_output_files
-    from ..runs.history import replace_nonfinite
+    from ..runs.metrics import replace_nonfinite
 
     options = parse_options(ExplainOptions, space, problems)
     check_output_files({"--json": options.json_file}, {})

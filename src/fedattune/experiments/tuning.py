@@ -23,7 +23,7 @@ import numpy as np
 from ..analysis.folder import check_entries
 from ..core.errors import RunError
 from ..core.io import read_json, write_json
-from ..runs.storage.facts import check_number, check_whole
+from ..runs.folder import check_number, check_whole
 from .job import Combination, Job, ShouldStop
 from .plan import Plan
 

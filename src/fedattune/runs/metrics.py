@@ -1,33 +1,344 @@
 """The numbers of a run: per client and round, over clients, and the summaries that papers report."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.effect import Effect, Mechanism
 from ..core.errors import ConfigError
-from ..core.metrics import MetricName
-from .client_results import ClientResult
-from .history import (
-    JsonDict,
-    Metrics,
-    average_metrics,
-    build_history,
-    is_in_last_tenth,
-    measure_scores,
-    reaches,
-    replace_nonfinite,
-    score_clients,
-    summarize_scores,
-)
+from ..core.metrics import METRICS, Metric, MetricName
+from ..core.settings import Settings
 from .predictions import RowPredictions
-from .run_facts import Point, RunFacts
 from .stopping import StoppingRule, pick_by_others
-from .storage.mixing_log import MixingLog
-from .storage.store import RoundRecord, RunStore
+from .store import MixingLog, RoundRecord, RunStore
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """The result of one client.
+
+    Attributes:
+        id: name of the client.
+        n_train: its training samples, and `n_test` its test samples.
+        received: its test accuracy after the last communication, and `trained` after the local training before it;
+            its RMSE if the target is a number.
+
+    """
+
+    id: str
+    n_train: int
+    n_test: int
+    received: float | None
+    trained: float | None
+
+
+@dataclass(frozen=True)
+class NewcomerResult:
+    """The result of a client that joined after training; RMSE in place of accuracies if the target is a number.
+
+    Attributes:
+        id: name of the client.
+        n_train: its training samples, and `n_test` its test samples.
+        received: test accuracy with the model that the server has for it.
+        trained: test accuracy after local rounds of its own from there.
+        local: test accuracy after training alone, from the initial model, for as many steps.
+
+    """
+
+    id: str
+    n_train: int
+    n_test: int
+    received: float
+    trained: float
+    local: float
+
+
+Metrics = dict[str, float]
+"""acc_uniform, acc_pooled, acc_std, acc_worst10, loss_uniform; accuracies are fractions.
+
+If the target is a number: rmse_uniform, rmse_pooled, rmse_std and rmse_worst10 in its unit, and loss_uniform.
+"""
+
+JsonDict = dict[str, Any]
+
+MERGED_NAME = "all clients together"
+"""Name of the client that stands for all where the server learns sums only (secure aggregation)."""
+
+
+def score_clients(
+    n: NDArray[np.int64],
+    correct: NDArray[np.int64],
+    loss: NDArray[np.float64],
+    *,
+    deviation: float | None = None,
+) -> NDArray[np.float64]:
+    """Compute what curves show of each client (N,): its accuracy, or its RMSE in the unit of the target.
+
+    Args:
+        n: (N,) samples of each client, at least one.
+        correct: (N,) samples that were classified rightly.
+        loss: (N,) sum of the losses; of squared errors in deviations of the target if it is a number.
+        deviation: the deviation of a target that is a number; None for classes.
+
+    """
+    return correct / n if deviation is None else deviation * np.sqrt(loss / n)
+
+
+def measure_scores(
+    metric: MetricName, scores: NDArray[np.float64], deviation: float | None
+) -> NDArray[np.float64]:
+    """Compute a metric of each client (N,) from its scores; NaN for metrics that need more than scores.
+
+    Args:
+        metric: accuracy, log_loss or rmse.
+        scores: samples, right predictions and sums of losses, (3, N).
+        deviation: the deviation of a target that is a number; None for classes.
+
+    """
+    n, correct, loss = scores
+    values: NDArray[np.float64] = np.full(len(n), np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if metric == "accuracy" and deviation is None:
+            values = correct / n
+        elif metric == "log_loss" and deviation is None:
+            values = loss / n
+        elif metric == "rmse" and deviation is not None:
+            values = deviation * np.sqrt(loss / n)
+    return values
+
+
+def summarize_scores(
+    n: NDArray[np.int64],
+    correct: NDArray[np.int64],
+    loss: NDArray[np.float64],
+    *,
+    deviation: float | None = None,
+) -> Metrics:
+    """Summarise the scores of clients; clients without samples are left out.
+
+    Args:
+        n: (N,) samples of each client.
+        correct: (N,) samples that were classified rightly.
+        loss: (N,) sum of the losses.
+        deviation: the deviation of a target that is a number; None for classes.
+
+    Returns:
+        `acc_uniform` weighs every client alike, `acc_pooled` every sample. `acc_std` is the population standard
+        deviation over clients, `acc_worst10` the mean over the worst tenth of the clients (at least one).
+        With a deviation, the same of the RMSE: `rmse_uniform` and so on.
+
+    """
+    has = n > 0
+    n, correct, loss = n[has], correct[has], loss[has]
+    values = score_clients(n, correct, loss, deviation=deviation)
+    name, best_last = ("acc", 1) if deviation is None else ("rmse", -1)
+    worst = np.sort(values)[::best_last][: max(1, round(0.1 * len(n)))]
+    pooled = score_clients(n.sum(), correct.sum(), loss.sum(), deviation=deviation)
+    with np.errstate(invalid="ignore"):  # the spread of infinite errors is not a number
+        spread = float(values.std())
+    return {
+        f"{name}_uniform": float(values.mean()),
+        f"{name}_pooled": float(pooled),
+        f"{name}_std": spread,
+        f"{name}_worst10": float(worst.mean()),
+        "loss_uniform": float((loss / n).mean()),
+    }
+
+
+def average_metrics(entries: list[Metrics]) -> Metrics:
+    """Average every number over several rounds."""
+    return {key: float(np.mean([e[key] for e in entries])) for key in entries[0]}
+
+
+def is_in_last_tenth(round_: int, rounds: int) -> bool:
+    """Return whether a round is in the last tenth of all rounds, which has at least one round."""
+    return round_ > rounds - max(1, round(0.1 * rounds))
+
+
+def reaches(entry: Metrics, accuracy: float) -> bool:
+    """Return whether the mean over clients is at least `accuracy`."""
+    # A mean of fractions that is 0.9 on paper may be 0.8999999999999999 in memory.
+    return entry["acc_uniform"] >= accuracy - 1e-9
+
+
+def replace_nonfinite(value: Any) -> Any:
+    """Copy a nest of lists and dicts, with None for numbers that JSON cannot write."""
+    if isinstance(value, dict):
+        return {k: replace_nonfinite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [replace_nonfinite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def build_history(
+    store: RunStore, names: Mapping[int, str], deviation: float | None = None
+) -> list[JsonDict]:
+    """List the evaluated rounds: metrics at both points on both parts, traffic and time so far, and missing clients.
+
+    `diverged` and `absent` name clients since the evaluation before. Methods with one global model also have `global`.
+
+    Args:
+        store: the rounds of the run.
+        names: names of the clients by number.
+        deviation: the deviation of a target that is a number; None for classes.
+
+    """
+    points: dict[tuple[int, str], dict[str, Metrics]] = {}
+    for part in ("test", "validation"):
+        for round_, point, (n, correct, loss) in store.scores(part):
+            metrics = points.setdefault((round_, part), {})
+            metrics[point] = summarize_scores(n, correct, loss, deviation=deviation)
+    entries: list[JsonDict] = []
+    diverged: set[int] = set()
+    absent: set[int] = set()
+    for record in store.rounds():
+        diverged |= set(record.diverged)
+        absent |= set(record.absent)
+        if (test := points.get((record.round, "test"))) is not None:
+            entry = {
+                "round": record.round,
+                "received": test.get("received"),
+                "trained": test.get("trained"),
+                "validation": points.get((record.round, "validation")),
+                "bytes": {"up": record.bytes_up, "down": record.bytes_down},
+                "seconds": record.seconds,
+                "diverged": [names[i] for i in sorted(diverged)],
+                "absent": [names[i] for i in sorted(absent)],
+            }
+            entries.append(entry | ({"global": test["global"]} if "global" in test else {}))
+            diverged, absent = set(), set()
+    return entries
+
+
+Point = Literal["received", "trained"]
+"""Point of a round at which models are evaluated: after the communication, or after the local training."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RunFacts:
+    """The settings of a run, and the facts about its clients, model and notes.
+
+    Attributes:
+        config: all that defines the run.
+        facts: facts about model, clients and notes.
+
+    """
+
+    config: Mapping[str, Any]
+    facts: Mapping[str, Any]
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+        return str(self.config["algorithm"])
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the run."""
+        return Settings(**{k: v for k, v in self.config.items() if k in Settings.model_fields})
+
+    @property
+    def seed(self) -> int:
+        """The seed of initial model, cohorts and batches."""
+        return int(self.config["seed"])
+
+    @property
+    def split(self) -> int:
+        """The number of the split into training, validation and test parts; 0 is the first one."""
+        return int(self.config.get("partition", {}).get("split", 0))
+
+    @property
+    def headline(self) -> Point:
+        """The point at which the method's paper evaluates."""
+        point: Point = self.facts["headline"]
+        return point
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences that a reader of this result should know."""
+        return list(self.facts["notes"])
+
+    @property
+    def effects(self) -> list[Effect]:
+        """The effects of the method's mechanisms, at the end of the run; empty for methods without a mechanism."""
+        measured = self.facts.get("effects", ())
+        return [Effect(Mechanism(part, like, same), value) for part, like, same, value in measured]
+
+    @property
+    def client_privacy(self) -> JsonDict | None:
+        """Differential privacy of whole clients: epsilon, delta, mechanism and more; None without it."""
+        return self.facts.get("client_privacy")
+
+    @property
+    def record_privacy(self) -> JsonDict | None:
+        """Differential privacy of training rows: an epsilon and a noise multiplier per client; None without it."""
+        return self.facts.get("record_privacy")
+
+    @property
+    def epsilon(self) -> float | None:
+        """Epsilon that the run has spent for each client, or for a row of the worst client; None without noise."""
+        if self.client_privacy is not None or self.record_privacy is None:
+            return None if self.client_privacy is None else self.client_privacy["epsilon"]
+        spent = self.record_privacy["epsilon"]
+        return None if None in spent else max(spent)
+
+    @property
+    def n_parameters(self) -> int:
+        """Parameters of one client's model."""
+        return int(self.facts["n_parameters"])
+
+    @property
+    def n_clients(self) -> int:
+        """Number of clients that took part; `clients` has the evaluated ones."""
+        return int(self.facts.get("population", len(self.facts["clients"])))
+
+    @property
+    def eval_ids(self) -> Sequence[int]:
+        """The numbers of the evaluated clients."""
+        ids: Sequence[int] = self.facts.get("numbers", range(len(self.facts["clients"])))
+        return ids
+
+    @property
+    def newcomers(self) -> list[NewcomerResult]:
+        """Clients that joined after training; none unless clients were held out."""
+        return [NewcomerResult(**one) for one in self.facts.get("newcomers", ())]
+
+    @property
+    def is_regression(self) -> bool:
+        """True if the target is a number."""
+        return self.facts.get("target_scale") is not None
+
+    @property
+    def target_deviation(self) -> float | None:
+        """The standard deviation that is one unit of the model's outputs, if the target is a number."""
+        scale = self.facts.get("target_scale")
+        return None if scale is None else float(scale["deviation"])
+
+    @property
+    def curve_metric(self) -> Metric:
+        """The metric of curves over rounds: accuracy, or RMSE of a target that is a number."""
+        return METRICS["rmse" if self.is_regression else "accuracy"]
+
+    def read_curve(self, metrics: Mapping[str, float], over: str = "uniform") -> float:
+        """Return the value of a curve at one evaluation: accuracy in percent, or RMSE in the unit of the target.
+
+        Args:
+            metrics: the metrics of an evaluation.
+            over: uniform (mean over clients), pooled, or worst10.
+
+        """
+        name = "rmse" if self.is_regression else "acc"
+        return self.curve_metric.scale * metrics[f"{name}_{over}"]
+
+    @property
+    def _curve_key(self) -> str:
+        return "rmse_uniform" if self.is_regression else "acc_uniform"
+
 
 Part = Literal["test", "validation"]
 

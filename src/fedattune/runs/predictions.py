@@ -20,7 +20,7 @@ from ..core.task import Task
 from ..data import Federation
 from ..engine.base import EVALUATED_PARTS, EvalPart
 from .context import RunContext
-from .storage.rows import RowStack
+from .rows import RowStack
 
 FloatArray = NDArray[np.float64]
 

@@ -24,15 +24,11 @@ from ..models.files import (
     fill_model,
     save_model,
 )
-from .client_results import ClientResult, NewcomerResult
-from .folder import RunFolder
-from .history import JsonDict
-from .metrics import RunMetrics
+from .folder import RunFolder, check_stored
+from .metrics import ClientResult, JsonDict, NewcomerResult, Point, RunMetrics
 from .predictions import load_predictions, save_predictions
-from .run_facts import Point
-from .storage.facts import check_stored
-from .storage.rows import RowStack
-from .storage.store import RunStore
+from .rows import RowStack
+from .store import RunStore
 
 __all__ = ["ClientResult", "NewcomerResult", "Point", "Result", "TrainedServer"]
 

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from ..core.errors import ConfigError
 from .context import Progress, RunContext
-from .history import score_clients, summarize_scores
-from .storage.mixing_log import RoundMixing
-from .storage.store import RunStore
+from .metrics import score_clients, summarize_scores
+from .store import RoundMixing, RunStore
 
 FLUSH_S = 5
 """Seconds after which the event file is written."""

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..analysis.compare import MeanStd, compute_mean_std
-from ..runs.history import is_in_last_tenth
-from ..runs.run_facts import Point
+from ..runs.metrics import Point, is_in_last_tenth
 from .cells import Cell, Extent
 from .parts import Measure
 from .records import Array, Curve, Records

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from ..runs.run_facts import Point
+from ..runs.metrics import Point
 
 Over = Literal["max", "last10", "last"]
 Mean = Literal["pooled", "uniform"]

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 
 from ..core.errors import RunError
 from ..core.io import read_json, replace_atomically, write_text
-from ..runs.metrics import RunMetrics
-from ..runs.run_facts import Point
+from ..runs.metrics import Point, RunMetrics
 from .cells import CellRun
 
 RUNS_FILE, HISTORY_FILE, MIXING_FILE = "runs.json", "history.parquet", "mixing.parquet"

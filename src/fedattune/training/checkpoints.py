@@ -13,11 +13,11 @@ from typing import Any, cast
 from ..core.io import copy_tensors, flatten_tree, save_tensors
 from ..core.params import Params
 from ..core.payload import ServerState, Traffic
+from ..runs.checkpoint import Checkpoint, restore_tree
 from ..runs.context import RunContext
 from ..runs.folder import RunFolder
-from ..runs.storage.checkpoint import Checkpoint, restore_tree
-from ..runs.storage.rows import RowStack, load_rows
-from ..runs.storage.store import RoundRecord, RunStore
+from ..runs.rows import RowStack, load_rows
+from ..runs.store import RoundRecord, RunStore
 from .backends.base import Backend
 from .clients.acceptance import Refusals
 from .clients.record_privacy import RecordLedger

@@ -17,7 +17,7 @@ from ..core.params import Params
 from ..core.payload import Batch, Grad, LocalState, Loss, MixingMatrices, Payload, RoundContext
 from ..engine.base import ClientInputs, Engine
 from ..engine.batches import LocalTraining
-from ..runs.storage.mixing_log import MixingLog
+from ..runs.store import MixingLog
 
 MEASURED_CLIENTS = 8
 """Clients that are measured: they train one more round, which changes nothing."""

@@ -22,11 +22,11 @@ from ..data.input_spec import InputSpec
 from ..privacy.noise import limit_variances
 from ..runs.context import Progress, RunContext
 from ..runs.folder import RunFolder
-from ..runs.history import score_clients
+from ..runs.metrics import score_clients
 from ..runs.predictions import predict_parts
 from ..runs.result import Result
 from ..runs.stopping import StoppingRule
-from ..runs.storage.store import RoundRecord, RunStore
+from ..runs.store import RoundRecord, RunStore
 from ..server.average import average_statistics
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend

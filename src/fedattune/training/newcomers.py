@@ -18,11 +18,11 @@ from ..core.payload import Broadcast, Payload, ServerState
 from ..core.settings import RAY_DEFAULTS, Settings
 from ..data import Federation, federation_from
 from ..models.files import SOURCE_KEY, build_algorithm, rebuild_model
+from ..runs.checkpoint import restore_tree
 from ..runs.folder import RunFolder
-from ..runs.history import score_clients
+from ..runs.metrics import score_clients
 from ..runs.result import Result, TrainedServer
-from ..runs.storage.checkpoint import restore_tree
-from ..runs.storage.rows import RowStorage, count_row_bytes, load_server_rows
+from ..runs.rows import RowStorage, count_row_bytes, load_server_rows
 from .loop import RoundLoop
 from .setup import build_trained_module, init_server, make_run_context
 

@@ -14,9 +14,9 @@ from ..data import Federation
 from ..data.client_index import PARTS
 from ..data.federated import FederationInfo
 from ..runs.context import RunContext
-from ..runs.history import MERGED_NAME
-from ..runs.storage.rows import RowStack
-from ..runs.storage.store import RoundRecord, RunStore
+from ..runs.metrics import MERGED_NAME
+from ..runs.rows import RowStack
+from ..runs.store import RoundRecord, RunStore
 from .sampling import EVALUATE_ALL_UP_TO, sample_cohort
 from .setup import resolve_weight_decay
 from .uploads.attacks import parse_attack

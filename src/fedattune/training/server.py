@@ -9,9 +9,9 @@ from torch import Tensor
 from ..core.errors import RunError
 from ..core.params import Params
 from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
+from ..runs.checkpoint import restore_tree
 from ..runs.context import RunContext
-from ..runs.storage.checkpoint import restore_tree
-from ..runs.storage.rows import RowStorage, check_newcomer_memory, count_row_bytes
+from ..runs.rows import RowStorage, check_newcomer_memory, count_row_bytes
 from .backends.base import TrainReply
 from .setup import check_compatible, init_server
 

@@ -19,7 +19,7 @@ from ..data import Federation
 from ..data.federated import FederationInfo
 from ..models.files import wrap_model
 from ..runs.context import RunContext
-from ..runs.storage.rows import LazyModel, drop_laziness
+from ..runs.rows import LazyModel, drop_laziness
 from ..server.mixing import Mixing
 from ..server.rows import MixtureLimits
 from ..server.wrapper import ServerWrapper

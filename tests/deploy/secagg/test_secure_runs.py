@@ -20,7 +20,7 @@ from fedattune.deploy.grid import unpack_record
 from fedattune.deploy.operate.audit import AuditLog
 from fedattune.deploy.secagg.backend import SecureBackend
 from fedattune.deploy.secagg.node import STEPS
-from fedattune.runs.history import MERGED_NAME
+from fedattune.runs.metrics import MERGED_NAME
 from fedattune.training.backends.message import WorkerMessage
 from flower.in_process import InProcessGrid
 from flower.runs import find_models, read_log, run_deployed, run_secure, run_simulated

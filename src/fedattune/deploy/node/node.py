@@ -25,7 +25,7 @@ from ...data.client_index import PARTS
 from ...data.combine import renumber_clients
 from ...data.input_spec import make_input_card
 from ...models.files import fill_model, rebuild_model, save_model, wrap_model
-from ...runs.storage.rows import load_rows
+from ...runs.rows import load_rows
 from ...training.backends.local import LocalBackend
 from ...training.backends.message import FORMAT_VERSION, WorkerMessage, split_message
 from ...training.backends.worker import export_state, handle_message, load_state, open_backend

@@ -13,7 +13,7 @@ from filelock import FileLock
 from ...core.errors import RunError
 from ...core.io import write_text
 from ...core.params import Params
-from ...runs.storage.checkpoint import CheckpointFolder
+from ...runs.checkpoint import CheckpointFolder
 from ..logs import log_node
 
 ROUNDS_KEPT = 3

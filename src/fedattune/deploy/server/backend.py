@@ -12,8 +12,8 @@ from ...core.effect import Effect
 from ...core.io import flatten_tree
 from ...core.params import Params
 from ...core.payload import Payload
+from ...runs.checkpoint import restore_tree
 from ...runs.context import RunContext
-from ...runs.storage.checkpoint import restore_tree
 from ...training.backends.base import TrainReply, TrainRequest
 from ...training.backends.message import FORMAT_VERSION, JOINED_FORMAT, WorkerMessage, join_messages
 from ...training.backends.remote import RemoteBackend

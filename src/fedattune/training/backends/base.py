@@ -13,7 +13,7 @@ from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
 from ...core.settings import LARGEST_UPDATE
 from ...runs.context import RunContext
-from ...runs.storage.rows import RowStack
+from ...runs.rows import RowStack
 from ..clients.evaluation import PointScores
 from ..clients.state import PayloadFactory
 from ..sampling import sample_cohort, sample_dropouts

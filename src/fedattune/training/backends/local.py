@@ -16,7 +16,7 @@ from ...engine import make_engine
 from ...engine.base import ClientOutputs
 from ...engine.batches import LocalTraining
 from ...runs.context import RunContext
-from ...runs.storage.rows import RowStack, RowStorage
+from ...runs.rows import RowStack, RowStorage
 from ..clients.acceptance import REFUSAL, AcceptBetter, Judge
 from ..clients.evaluation import MODEL_CHUNK_BYTES, ClientModels, LocalEvaluation, PointScores
 from ..clients.kept import KeptModels

@@ -13,7 +13,7 @@ from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
 from ...engine.base import EvalPart, Scores
 from ...runs.context import RunContext
-from ...runs.storage.rows import RowStack
+from ...runs.rows import RowStack
 from ..clients.evaluation import PointScores
 from ..clients.state import PayloadFactory, copy_payload_rows, put_payload_rows
 from .base import Backend, TrainReply, TrainRequest

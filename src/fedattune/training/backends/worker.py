@@ -13,7 +13,7 @@ from ...core.params import select_prefix
 from ...core.payload import Payload, concatenate_payloads
 from ...core.settings import Settings
 from ...data import Federation
-from ...runs.storage.rows import RowStorage, count_row_bytes, load_rows
+from ...runs.rows import RowStorage, count_row_bytes, load_rows
 from ..clients.state import PayloadFactory
 from ..setup import make_run_context
 from .base import TrainRequest

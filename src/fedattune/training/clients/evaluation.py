@@ -15,7 +15,7 @@ from ...core.payload import Payload
 from ...data import Federation
 from ...engine.base import EVALUATED_PARTS, ClientInputs, ClientOutputs, Engine, EvalPart, Scores
 from ...engine.batches import LocalTraining
-from ...runs.storage.rows import RowStack, RowStorage
+from ...runs.rows import RowStack, RowStorage
 from .state import ClientStates, PayloadFactory
 
 PROBE_CHUNK = 32

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...core.params import Params
 from ...runs.context import RunContext
-from ...runs.storage.rows import RowStack, RowStorage
+from ...runs.rows import RowStack, RowStorage
 
 
 @dataclass

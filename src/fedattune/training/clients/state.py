@@ -13,7 +13,7 @@ from ...core.params import Params
 from ...core.payload import LocalState, Payload
 from ...engine.base import ClientInputs, ClientOutputs
 from ...runs.context import RunContext
-from ...runs.storage.rows import RowStack, RowStorage, pick_rows
+from ...runs.rows import RowStack, RowStorage, pick_rows
 from .acceptance import Judge
 
 ModelRule = Callable[[Payload, LocalState, Tensor], Params]

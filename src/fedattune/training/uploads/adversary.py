@@ -21,7 +21,7 @@ from ...core.streams import Stream
 from ...data import Federation
 from ...data.federated import FederationInfo
 from ...runs.context import RunContext
-from ...runs.storage.rows import RowStack
+from ...runs.rows import RowStack
 from ..backends.base import TrainReply
 from ..sampling import sample_attackers
 from .attacks import NEEDS_CLASSES, ModelAttack, View, parse_attack

@@ -12,7 +12,7 @@ from ...data import Federation
 from ...data.client_index import RaggedIndex
 from ...runs.context import RunContext
 from ...runs.predictions import predict_rows
-from ...runs.storage.rows import RowStack
+from ...runs.rows import RowStack
 
 TARGET_CLASS = 0
 """The class that the trigger stands for."""

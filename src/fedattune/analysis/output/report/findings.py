@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from ....core.metrics import METRICS, format_number
-from ....runs.client_results import NewcomerResult
-from ....runs.metrics import RunMetrics
+from ....runs.metrics import NewcomerResult, RunMetrics
 from ...compare import (
     BASELINE,
     Contestant,

@@ -15,7 +15,7 @@ from ....core.payload import Payload
 from ....data import Federation
 from ....data.combine import select_samples
 from ....runs.context import RunContext
-from ....runs.storage.rows import RowStack
+from ....runs.rows import RowStack
 from ...clients.state import PayloadFactory
 from ..base import TrainReply, TrainRequest
 from ..message import WorkerMessage

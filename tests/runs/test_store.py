@@ -16,8 +16,8 @@ from fedattune import Federation, RunError
 from fedattune.analysis.load import read_run
 from fedattune.core.payload import MixingMatrices
 from fedattune.engine.base import Scores
-from fedattune.runs.storage import store
-from fedattune.runs.storage.store import RoundRecord, RunStore
+from fedattune.runs import store
+from fedattune.runs.store import RoundRecord, RunStore
 from fedattune.training import loop as rounds
 
 ROUNDS, CLIENTS = 250, 30

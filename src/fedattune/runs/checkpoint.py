@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.errors import RunError
-from ...core.io import copy_tensors, flatten_tree, load_tensors, save_tensors, unfinished_files
-from ...core.params import Params
-from .rows import DiskRows, make_rows_path
-from .slot_file import KEPT_CHECKPOINTS
+from ..core.errors import RunError
+from ..core.io import copy_tensors, flatten_tree, load_tensors, save_tensors, unfinished_files
+from ..core.params import Params
+from .rows import KEPT_CHECKPOINTS, DiskRows, make_rows_path
 
 SLOTS_KEY = "@slots"
 """Name of the slots of a stack on disk, in a checkpoint."""

@@ -11,9 +11,8 @@ import pytest
 import fedattune
 from cli_helpers import Done, numbers
 from fedattune import RunError, read_runs
-from fedattune.runs.folder import RunFolder
+from fedattune.runs.folder import CHECKSUM_FILE, RunFolder, read_checksums
 from fedattune.runs.result import Result
-from fedattune.runs.storage.checksums import CHECKSUM_FILE, read_checksums
 
 RUN = {"rounds": 3, "lr": 0.1, "steps": 2}
 SEALED = {
@@ -110,9 +109,9 @@ def test_edited_numbers_are_not_signed_again(run: Path) -> None:
 
 def test_a_large_file_is_hashed_only_by_who_reads_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
-    digest = fedattune.runs.storage.checksums.hashlib.file_digest  # type: ignore[attr-defined]
+    digest = fedattune.runs.folder.hashlib.file_digest  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        "fedattune.runs.storage.checksums.hashlib.file_digest",
+        "fedattune.runs.folder.hashlib.file_digest",
         lambda file, name: hashed.append(Path(file.name).name) or digest(file, name),
     )
     for _ in range(2):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedattune import Params, RunError
-from fedattune.runs.storage.rows import DiskRows
+from fedattune.runs.rows import DiskRows
 
 FIRST = Params(
     {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(7), "none": torch.zeros(0), "b": torch.ones(2)}
@@ -106,7 +106,7 @@ def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch):
 
 def test_rows_that_wait_to_be_written_are_read(monkeypatch: pytest.MonkeyPatch):
     """Writing is held up until all that waits was read; a batch is of two rows, so that some wait and some do not."""
-    from fedattune.runs.storage import slot_file as behind
+    from fedattune.runs import rows as behind
 
     monkeypatch.setattr(behind, "QUEUE_BYTES", 2 * DiskRows(FIRST, 1).row_bytes)
     go, real = threading.Event(), os.pwrite

@@ -1,10 +1,12 @@
 """Store per-client scores, traffic and mixing matrices of one run in SQLite."""
 
+import json
+import math
 import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,23 +14,329 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...core.errors import RunError
-from ...core.io import natural_key
-from ...core.payload import MixingMatrices
-from ...engine.base import Scores
-from .database import (
-    CREATE_TABLES,
-    check_count,
-    check_seconds,
-    check_text,
-    check_version,
-    connect_reader,
-    explain_errors,
-    format_clients,
-    parse_clients,
-)
-from .mixing_log import MixingLog
-from .packing import pack_scores, pack_weights, unpack_scores
+from ..core.errors import RunError, summarize_error
+from ..core.io import natural_key, parse_json
+from ..core.payload import MixingMatrices
+from ..engine.base import Scores
+
+TABLES = ("rounds", "evaluations", "mixing", "faults", "traffic")
+
+CREATE_TABLES = """
+BEGIN;
+CREATE TABLE IF NOT EXISTS rounds (
+    round INTEGER PRIMARY KEY, seconds REAL, bytes_up INTEGER, bytes_down INTEGER, steps INTEGER, diverged TEXT,
+    absent TEXT);
+CREATE TABLE IF NOT EXISTS evaluations (
+    round INTEGER, point TEXT, part TEXT, scores BLOB, PRIMARY KEY (round, point, part)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS mixing (
+    round INTEGER, component TEXT, row_clients TEXT, column_clients TEXT, weights BLOB,
+    PRIMARY KEY (round, component)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS faults (
+    round INTEGER, client INTEGER, reason TEXT, PRIMARY KEY (round, client)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS traffic (
+    direction TEXT, part TEXT, bytes INTEGER, PRIMARY KEY (direction, part)) WITHOUT ROWID;
+COMMIT;
+"""
+"""A kill leaves all tables or none."""
+
+OF_THE_DISK = {
+    sqlite3.SQLITE_FULL: "the disk is full; free some space",
+    sqlite3.SQLITE_READONLY: "the file or its disk cannot be written to; make it writable",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; check that its folder exists and that you may use it",
+    sqlite3.SQLITE_PERM: "access is denied; check the permissions of the file",
+    sqlite3.SQLITE_IOERR: "the disk reports an error; check the disk",
+}
+"""Error of SQLite -> a sentence, where the file itself is not to blame."""
+
+OF_OTHERS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+"""Errors of SQLite by which another process holds the file."""
+
+
+def make_store_error(what: str, path: Path | None, error: Exception) -> RunError:
+    """Make the error for a store that cannot be read or written: whether the disk, a process or the file is to blame.
+
+    Args:
+        what: read or write.
+        path: the file.
+        error: the error of SQLite, or of what was read.
+
+    """
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = None if code is None else code & 0xFF  # the rest of the number tells details
+    where = path or "the metrics of the run"
+    go_on = (
+        ", then continue with --resume: all rounds to the last checkpoint are kept" if what == "write" else ""
+    )
+    if primary in OF_THE_DISK:
+        return RunError(f"cannot {what} {where}: {OF_THE_DISK[primary]}{go_on} ({error})")
+    if primary in OF_OTHERS:
+        return RunError(
+            f"cannot {what} {where}: {error}; check that the disk has space and that no halted process is reading "
+            f"it{go_on}"
+        )
+    return RunError(
+        f"cannot {what} {where}: it is damaged ({summarize_error(error)}); restore it from a copy, or train that run "
+        "again"
+    )
+
+
+@contextmanager
+def explain_errors(what: str, path: Path | None) -> Iterator[None]:
+    """Turn errors of SQLite, and of entries that are not as the run wrote them, into one sentence.
+
+    Raises:
+        RunError: there was such an error.
+
+    """
+    try:
+        yield
+    except (sqlite3.Error, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise make_store_error(what, path, error) from error
+
+
+def check_version(db: sqlite3.Connection, path: Path | None) -> None:
+    """Refuse a store of a version that kept one row per client and round, and one that lacks a table.
+
+    Raises:
+        RunError: the store is of such a version.
+        ValueError: a table is missing.
+
+    """
+    names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if "scores" in names:
+        raise RunError(
+            f"{path} was written by an older FedAttune, before 2026-11-24; read it with that version, or train again"
+        )
+    if names and (missing := [name for name in TABLES if name not in names]):
+        raise ValueError(f"the table {missing[0]} is missing")
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """Open a connection for reading, even if the writer was killed during a commit.
+
+    Raises:
+        sqlite3.Error: the file is missing, damaged or locked.
+
+    """
+    where = path.absolute().as_uri()
+    db = sqlite3.connect(f"{where}?mode=ro", uri=True)
+    try:
+        db.execute("PRAGMA schema_version")
+    except sqlite3.OperationalError as error:
+        db.close()
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+        # Only a connection that may write can roll back half a commit.
+        db = sqlite3.connect(f"{where}?mode=rw", uri=True)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def check_count(value: Any, what: str, least: int = 0) -> int:
+    """Return a whole number that was read from the store.
+
+    Raises:
+        ValueError: it is none, or below the least.
+
+    """
+    if not isinstance(value, int) or not least <= value < 2**63:
+        raise ValueError(f"{what}: expected a number from {least}, got {value!r:.40}")
+    return value
+
+
+def check_seconds(value: Any) -> float:
+    """Return a time in seconds that was read from the store.
+
+    Raises:
+        ValueError: it is none.
+
+    """
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"seconds: expected a number from 0, got {value!r:.40}")
+    return float(value)
+
+
+def check_text(value: Any, what: str) -> str:
+    """Return a text that was read from the store.
+
+    Raises:
+        ValueError: it is none.
+
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{what}: expected text, got {value!r:.40}")
+    return value
+
+
+def parse_clients(text: Any, what: str, n_clients: int | None) -> list[int]:
+    """Return numbers of clients that were stored as JSON.
+
+    Raises:
+        ValueError: the text is no list of different clients of the run.
+
+    """
+    numbers = parse_json(check_text(text, what))
+    if not isinstance(numbers, list) or len(set(numbers)) < len(numbers):
+        raise ValueError(f"{what}: expected different clients, got {text!r:.40}")
+    for number in numbers:
+        if isinstance(number, bool) or (
+            check_count(number, what) >= n_clients if n_clients is not None else False
+        ):
+            raise ValueError(f"{what}: there is no client {number!r:.40}")
+    return numbers
+
+
+def format_clients(numbers: Any) -> str:
+    """Return numbers of clients as JSON for the store."""
+    return json.dumps(numbers)
+
+
+ZLIB_LEVEL = 1
+"""The fastest compression: rows that are alike, and whole numbers, take little room already."""
+
+SCORE_BYTES = 20
+"""Bytes of one client's scores: client, samples and right predictions as int32, the sum of losses as float64."""
+
+
+def pack_scores(clients: NDArray[Any], scores: Scores) -> bytes:
+    """Pack the scores of clients (E,): column by column, and the clients' numbers as differences, to compress well."""
+    columns = [np.diff(clients, prepend=0).astype("<i4")]
+    columns += [values.cpu().numpy().astype("<i4") for values in scores[:2]]
+    loss = scores.loss.cpu().numpy().astype("<f8")
+    return zlib.compress(b"".join(one.tobytes() for one in (*columns, loss)), ZLIB_LEVEL)
+
+
+def unpack_scores(blob: bytes) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the clients (E,), and samples, right predictions and sums of losses (3, E).
+
+    Raises:
+        ValueError: the bytes are damaged.
+
+    """
+    raw = _decompress(blob)
+    n, rest = divmod(len(raw), SCORE_BYTES)
+    if rest or not n:
+        raise ValueError(f"scores of {len(raw)} bytes, expected {SCORE_BYTES} for each client")
+    whole = np.frombuffer(raw, dtype="<i4", count=3 * n).reshape(3, n)
+    loss = np.frombuffer(raw, dtype="<f8", offset=12 * n)
+    return np.cumsum(whole[0], dtype=np.int64), np.stack([whole[1], whole[2], loss]).astype(np.float64)
+
+
+def pack_weights(weights: NDArray[Any]) -> bytes:
+    """Pack a matrix of single or half precision."""
+    return zlib.compress(weights.tobytes(), ZLIB_LEVEL)
+
+
+def unpack_weights(blob: bytes, rows: int, columns: int) -> NDArray[np.float32]:
+    """Return a matrix (rows, columns) of single or half precision as float32.
+
+    Raises:
+        ValueError: the bytes are damaged, or are of another matrix.
+
+    """
+    raw = _decompress(blob)
+    dtype = np.float32 if len(raw) == 4 * rows * columns else np.float16
+    if len(raw) != np.dtype(dtype).itemsize * rows * columns:
+        raise ValueError(f"a matrix of {len(raw)} bytes, expected {rows} x {columns} weights")
+    return np.frombuffer(raw, dtype=dtype).reshape(rows, columns).astype(np.float32, copy=False)
+
+
+def _decompress(blob: Any) -> bytes:
+    """Decompress bytes of the store.
+
+    Raises:
+        ValueError: they are damaged.
+
+    """
+    if not isinstance(blob, bytes):
+        raise ValueError(f"expected bytes, got {blob!r:.40}")
+    try:
+        return zlib.decompress(blob)
+    except zlib.error as error:
+        raise ValueError(f"damaged bytes: {error}") from error
+
+
+MAX_SQUARE_CLIENTS = 5_000
+"""Clients up to which mixing matrices have a row and a column for every client."""
+
+
+class RoundMixing(NamedTuple):
+    """Matrices (R, K) of one round: the weight of the model of client `columns[k]` in the model of client `rows[i]`."""
+
+    rows: list[int]
+    columns: list[int]
+    weights: dict[str, NDArray[np.float32]]
+
+
+class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
+    """Mixing matrices by round and component, read from the store on access.
+
+    Entry (i, k) of a matrix (N, N) is the weight of client k's model in client i's model. Clients outside the round
+    have rows of NaN. `among` returns the matrices without these clients; only `among` works above
+    MAX_SQUARE_CLIENTS clients. Components are sorted by name, numbers in names by value.
+    """
+
+    def __init__(self, db: sqlite3.Connection, n_clients: int, path: Path | None = None) -> None:
+        self._db = db
+        self._n = n_clients
+        self._path = path
+
+    def __iter__(self) -> Iterator[int]:
+        with explain_errors("read", self._path):
+            rounds = self._db.execute("SELECT DISTINCT round FROM mixing ORDER BY round").fetchall()
+            return iter([check_count(r, "mixing, round", 1) for (r,) in rounds])
+
+    def __len__(self) -> int:
+        with explain_errors("read", self._path):
+            return int(self._db.execute("SELECT COUNT(DISTINCT round) FROM mixing").fetchone()[0])
+
+    def __getitem__(self, round_: int) -> dict[str, NDArray[np.float32]]:
+        rows, columns, weights = self.among(round_)
+        if self._n > MAX_SQUARE_CLIENTS:
+            raise RunError(
+                f"a mixing matrix of {self._n:,} x {self._n:,} is too large; mixing.among({round_}) returns the "
+                "rows and columns of the clients of the round"
+            )
+        out: dict[str, NDArray[np.float32]] = {}
+        for component, matrix in weights.items():
+            out[component] = np.full((self._n, self._n), np.nan, dtype=np.float32)
+            out[component][rows] = 0.0
+            out[component][np.ix_(rows, columns)] = matrix
+        return out
+
+    def among(self, round_: int) -> RoundMixing:
+        """Read the matrices of one round, for the clients of the round only.
+
+        Raises:
+            KeyError: the round has no matrices.
+            RunError: they are damaged.
+        """
+        with explain_errors("read", self._path):
+            records = self._db.execute(
+                "SELECT component, row_clients, column_clients, weights FROM mixing WHERE round = ?",
+                (round_,),
+            ).fetchall()
+        if not records:
+            raise KeyError(
+                f"no mixing matrices of round {round_}; the run has matrices of rounds {list(self)}"
+            )
+        with explain_errors("read", self._path):
+            if len({record[1:3] for record in records}) > 1:
+                raise ValueError(f"mixing, round {round_}: the components are not of the same clients")
+            rows, columns = (parse_clients(text, "mixing", self._n) for text in records[0][1:3])
+            records.sort(key=lambda record: natural_key(check_text(record[0], "mixing, component")))
+            weights = {
+                component: unpack_weights(blob, len(rows), len(columns)) for component, _, _, blob in records
+            }
+        return RoundMixing(rows, columns, weights)
+
+    def last(self) -> dict[str, NDArray[np.float32]]:
+        """Read the matrices of the last round that has any; empty if none has."""
+        rounds = list(self)
+        return self[rounds[-1]] if rounds else {}
+
 
 MAX_MIXING_BYTES = 8 << 20
 """Bytes of mixing matrices, before compression, above which rounds are thinned out."""

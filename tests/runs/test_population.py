@@ -107,7 +107,7 @@ class Largest(TorchDispatchMode):
 def test_nothing_grows_with_clients_that_are_not_asked(name: str, monkeypatch: pytest.MonkeyPatch):
     n, row = 100_000, 18
     touched = {"read": 0, "write": 0}
-    from fedattune.runs.storage.slot_file import SlotFile
+    from fedattune.runs.rows import SlotFile
 
     for what in touched:
         real = getattr(SlotFile, what)
@@ -190,7 +190,7 @@ def test_clients_join_a_run_whose_rows_are_on_disk(name: str, tmp_path: Path):
 
 
 def test_that_clients_cannot_join_is_said_before_training(monkeypatch: pytest.MonkeyPatch):
-    from fedattune.runs.storage import rows as rooms
+    from fedattune.runs import rows as rooms
 
     monkeypatch.setattr(rooms, "NEWCOMER_MEMORY_BYTES", 8 * 18 * 4)
     asked: list[Any] = []

@@ -14,8 +14,8 @@ from killing import CASES
 
 import fedattune
 from fedattune import Federation, Result, RunError
-from fedattune.runs.storage import checkpoint as checkpoints
-from fedattune.runs.storage.checkpoint import CheckpointFolder, restore_tree
+from fedattune.runs import checkpoint as checkpoints
+from fedattune.runs.checkpoint import CheckpointFolder, restore_tree
 from fedattune.training import loop as rounds
 
 RUN = {"rounds": 6, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}

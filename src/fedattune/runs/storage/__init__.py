@@ -1,1 +1,0 @@
-"""Store a run: metrics, mixing matrices, checkpoints, models, and client rows."""
