@@ -9,7 +9,7 @@ import fedattune
 from fedattune import Result
 from fedattune.analysis.mixing.explain import RunExplanation
 from fedattune.analysis.mixing.mixing import MixingAnalysis
-from fedattune.analysis.output.plots.heatmap import plot_heatmap
+from fedattune.analysis.output.plots import plot_heatmap
 from fedattune.analysis.output.report import render_report
 from fedattune.analysis.output.report.content import build_mixing
 from fedattune.cli import main

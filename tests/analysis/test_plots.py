@@ -10,9 +10,17 @@ import pytest
 from crafted import ALL, LABELS, LATE, craft
 from fedattune import read_runs
 from fedattune.analysis.mixing.mixing import MixingAnalysis
-from fedattune.analysis.output.plots.figures import plot_clients, plot_curves, plot_traffic
-from fedattune.analysis.output.plots.heatmap import choose_scale, plot_heatmap
-from fedattune.analysis.output.plots.style import CaptionedFigure, choose_line_styles, save_figure, use_style
+from fedattune.analysis.output.plots import (
+    CaptionedFigure,
+    choose_line_styles,
+    choose_scale,
+    plot_clients,
+    plot_curves,
+    plot_heatmap,
+    plot_traffic,
+    save_figure,
+    use_style,
+)
 from fedattune.cli import main
 
 Said = pytest.CaptureFixture[str]

@@ -9,8 +9,13 @@ import pytest
 from fake_results import LOCAL, Fake, results
 from fedattune import ConfigError, read_runs
 from fedattune.analysis.compare import MeanStd, build_rows
-from fedattune.analysis.output.table_formats import escape_latex, fill_cells, write_latex, write_markdown
-from fedattune.analysis.output.tables import select_columns
+from fedattune.analysis.output.tables import (
+    escape_latex,
+    fill_cells,
+    select_columns,
+    write_latex,
+    write_markdown,
+)
 from fedattune.analysis.output.tidy import (
     build_client_table,
     build_run_table,

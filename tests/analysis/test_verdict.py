@@ -7,9 +7,8 @@ import pytest
 
 from fake_results import EIGHT, LOCAL, Fake, results
 from fedattune import Settings
-from fedattune.analysis.verdict.notes import merge_notes, write_fairness_notes
 from fedattune.analysis.verdict.statistics import bootstrap_interval
-from fedattune.analysis.verdict.verdict import reach_verdict
+from fedattune.analysis.verdict.verdict import merge_notes, reach_verdict, write_fairness_notes
 from fedattune.runs.predictions import RowPredictions
 
 

@@ -21,11 +21,10 @@ from fedattune.experiments.job import ProgressCallback, StoppedError
 from fedattune.experiments.progress import ProgressDisplay
 from fedattune.models import architectures
 from fedattune.studies import STUDIES, load_study, outcome
-from fedattune.studies.cells import WHOLE, Cell, StudyOptions
 from fedattune.studies.outcome import StudyResults, choose_options
 from fedattune.studies.records import Records
-from fedattune.studies.render import CSV_FILE, TABLE_FILE
-from fedattune.studies.study import STUDY_FOLDER, Study
+from fedattune.studies.study import STUDY_FOLDER, WHOLE, Cell, Study, StudyOptions
+from fedattune.studies.table import CSV_FILE, TABLE_FILE
 from fedattune.studies.train import StudyTrainer
 
 Cli = Callable[..., Done]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import yaml
 
-from fedattune.studies.cells import Cell
 from fedattune.studies.claims import (
     CLAIM_COLUMNS,
     Answer,
@@ -21,7 +20,7 @@ from fedattune.studies.claims import (
 )
 from fedattune.studies.outcome import StudyResults
 from fedattune.studies.records import Records
-from fedattune.studies.study import Study
+from fedattune.studies.study import Cell, Study
 
 STUDY = """
 title: Made up
@@ -181,7 +180,7 @@ def rounds(n: int) -> Callable[[Records, str, str, int], None]:
         if row == "FedAvg":
             study = Study(**yaml.safe_load(STUDY), name="made-up")
             column = "one" if records.runs[run]["experiment"]["lr"] == 0.1 else "two"
-            from fedattune.studies.cells import Extent
+            from fedattune.studies.study import Extent
 
             short = study.make_run(Cell(row, column), {}, seed, Extent(n, "off"))
             records.runs[short.id] = records.runs.pop(run) | {

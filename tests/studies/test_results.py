@@ -18,8 +18,7 @@ from fedattune.studies.matching import (
 )
 from fedattune.studies.outcome import StudyResults, compute_late_change
 from fedattune.studies.records import Records
-from fedattune.studies.render import CLAIMS_FILE, CSV_FILE, FIGURE_FILE, TABLE_FILE, to_csv
-from fedattune.studies.table import to_markdown
+from fedattune.studies.table import CLAIMS_FILE, CSV_FILE, FIGURE_FILE, TABLE_FILE, to_csv, to_markdown
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

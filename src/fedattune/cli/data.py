@@ -31,8 +31,7 @@ MAX_WIDTH_NUMBERS = 140
 
 def show_data(space: Namespace, problems: list[str]) -> int:
     """Print how data is distributed over clients, and write the files that were asked for."""
-    from ..analysis.output.plots.figures import plot_label_counts
-    from ..analysis.output.plots.style import check_figure_path, save_figure, use_style
+    from ..analysis.output.plots import check_figure_path, plot_label_counts, save_figure, use_style
     from ..experiments.output import check_output_files
     from ..experiments.plan import prepare_data
     from ..experiments.session import list_input_files

@@ -98,7 +98,7 @@ DEPLOYMENT = (
     Options(f"{DEPLOY}:KitOptions", "folder"),
     Options(OUTPUT, "folder", ("allow_code",)),
 )
-STUDY = "studies.cells:StudyOptions"
+STUDY = "studies.study:StudyOptions"
 
 
 def _make_argument(name: str, help_: str, **more: Any) -> dict[str, Any]:

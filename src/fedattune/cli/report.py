@@ -8,7 +8,7 @@ from ..analysis.compare import BASELINE
 from ..analysis.load import Runs, read_runs
 from ..analysis.mixing.explain import RunExplanation
 from ..analysis.mixing.mixing import MixingAnalysis
-from ..analysis.output.plots import style as look
+from ..analysis.output import plots
 from ..analysis.output.report import write_report
 from ..analysis.output.tables import make_console
 from ..core.errors import ConfigError, RunError
@@ -53,14 +53,14 @@ def plot(space: Namespace, problems: Sequence[str]) -> int:
             raise ConfigError(
                 f"--{name.rstrip('_')} is an option of --kind {kind}, not of --kind {options.kind}"
             )
-    look.check_figure_path(options.out)
+    plots.check_figure_path(options.out)
     check_output_files({"--out": options.out}, {})
     runs = read_runs(paths, running=True)
     if not runs.results:
         raise RunError(f"{paths[0]}: no round is finished yet, so there is nothing to draw; try again later")
-    with look.use_style():
+    with plots.use_style():
         captioned_figure = _draw(runs, options)
-    complete = look.save_figure(captioned_figure.figure, options.out)
+    complete = plots.save_figure(captioned_figure.figure, options.out)
     console = make_console()
     console.print(f"{captioned_figure.caption}.")
     if not complete:
@@ -74,10 +74,8 @@ def plot(space: Namespace, problems: Sequence[str]) -> int:
     return 0
 
 
-def _draw(runs: Runs, options: PlotOptions) -> look.CaptionedFigure:
-    from ..analysis.output.plots import figures
-    from ..analysis.output.plots.figures import plot_traffic
-    from ..analysis.output.plots.heatmap import plot_heatmap
+def _draw(runs: Runs, options: PlotOptions) -> plots.CaptionedFigure:
+    from ..analysis.output.plots import plot_heatmap, plot_traffic
 
     if options.kind == "heatmap":
         return plot_heatmap(_find_mixing(runs, options), options.round_, options.component, options.width)
@@ -87,9 +85,9 @@ def _draw(runs: Runs, options: PlotOptions) -> look.CaptionedFigure:
         seed_runs = [run for run in baseline_runs if options.seed in (None, run.settings.seed)]
         selected_runs = seed_runs + selected_runs
     if options.kind == "curves":
-        return figures.plot_curves(selected_runs, options.against, options.width)
+        return plots.plot_curves(selected_runs, options.against, options.width)
     if options.kind == "clients":
-        return figures.plot_clients(selected_runs, options.width, runs.metric)
+        return plots.plot_clients(selected_runs, options.width, runs.metric)
     return plot_traffic(selected_runs, options.width)
 
 

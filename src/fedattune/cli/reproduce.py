@@ -12,14 +12,13 @@ from filelock import FileLock, Timeout
 from ..analysis.output.tables import make_console, make_table, print_whole
 from ..core.errors import ConfigError, RunError
 from ..studies import STUDIES, load_study
-from ..studies.cells import StudyOptions
 from ..studies.outcome import MAX_SEEDS
+from ..studies.study import StudyOptions
 from .main import FAILED, INTERRUPTED, print_message
 from .options import parse_options
 
 if TYPE_CHECKING:
-    from ..studies.cells import Cell
-    from ..studies.study import Study
+    from ..studies.study import Cell, Study
 
 
 def reproduce(space: Namespace, problems: list[str]) -> int:
@@ -56,7 +55,7 @@ def _run_study(name: str, study: "Study", cells: "Sequence[Cell]", options: Stud
     from ..experiments.session import InterruptHandler
     from ..studies.outcome import StudyResults
     from ..studies.records import Records
-    from ..studies.render import print_results, write_results
+    from ..studies.table import print_results, write_results
     from ..studies.train import StudyTrainer
 
     folder = options.out / study.name

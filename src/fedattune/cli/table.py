@@ -66,8 +66,7 @@ def print_table(space: Namespace, problems: Sequence[str]) -> int:
 
 def _format_rows(runs: "Runs", format_: TableFormat, columns: str | None) -> str:
     """Format the table of methods as text for a file, Markdown or LaTeX."""
-    from ..analysis.output.table_formats import write_latex, write_markdown
-    from ..analysis.output.tables import make_console, print_methods
+    from ..analysis.output.tables import make_console, print_methods, write_latex, write_markdown
 
     if format_ != "text":
         write = write_latex if format_ == "latex" else write_markdown

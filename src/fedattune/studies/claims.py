@@ -9,10 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from .cells import Cell
 from .outcome import StudyResults
-from .parts import Claim
-from .study import Study
+from .study import Cell, Claim, Study
 
 CONFIDENCE = 0.95
 HOLDS, OPPOSITE = "▲", "▼"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.io import replace_atomically
-from .cells import Cell
 from .matching import (
     WEIGHT_GROUPS,
     average_mixing,
@@ -17,8 +16,8 @@ from .matching import (
     label_counts,
     matching_rates,
 )
-from .outcome import Outcome, StudyResults
-from .table import name_cells
+from .outcome import Outcome, StudyResults, name_cells
+from .study import Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

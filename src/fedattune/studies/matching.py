@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ConfigError, did_you_mean
-from .cells import Cell
 from .outcome import Outcome, StudyResults
+from .study import Cell
 
 Matrix = np.ndarray[Any, Any]
 WEIGHT_GROUPS = ("target itself", "same labels", "all but one label", "others, mean")

@@ -8,10 +8,8 @@ import numpy as np
 
 from ..analysis.compare import MeanStd, compute_mean_std
 from ..runs.metrics import Point, is_in_last_tenth
-from .cells import Cell, Extent
-from .parts import Measure
 from .records import Array, Curve, Records
-from .study import Study
+from .study import Cell, Extent, Measure, Study
 
 MAX_SEEDS = 10
 """Seeds of a cell to look for, unless the study has more."""
@@ -278,3 +276,11 @@ def score_choices(
         curve = records.curve(run, point, "validation")
         scores.append((choice, reduce_curve(curve, late) if curve else 0.0 if "failed" in facts else None))
     return scores
+
+
+def name_cells(cells: Sequence[Cell], results: StudyResults) -> str:
+    """Name cells; a column whose cells are all among them has only its own name."""
+    if len(cells) == len(results.outcomes):
+        return "all cells"
+    whole = {c.column for c in cells} - {c.column for c in results.outcomes if c not in cells}
+    return "; ".join(dict.fromkeys(c.column if c.column in whole else str(c) for c in cells))

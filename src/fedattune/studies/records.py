@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from ..core.errors import RunError
 from ..core.io import read_json, replace_atomically, write_text
 from ..runs.metrics import Point, RunMetrics
-from .cells import CellRun
+from .study import CellRun
 
 RUNS_FILE, HISTORY_FILE, MIXING_FILE = "runs.json", "history.parquet", "mixing.parquet"
 ACCURACIES = ("acc_uniform", "acc_pooled", "acc_std", "acc_worst10")

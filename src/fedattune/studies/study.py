@@ -1,32 +1,232 @@
 """Study: one table or figure of a paper, as settings, columns (data and model), rows (methods) and printed numbers."""
 
+import hashlib
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ..core.errors import ConfigError, did_you_mean
 from ..core.io import read_yaml
-from ..core.options import describe_errors, look_up
+from ..core.options import Count, StrictSchema, check_options, describe_errors, list_options, look_up
 from ..core.own_code import confirm_references, list_references
 from ..core.settings import Settings
-from ..experiments.config import Experiment, flatten_options
-from .cells import WHOLE, Cell, CellRun, Extent
-from .parts import (
-    Claim,
-    DifferenceReason,
-    FigureSpec,
-    Grid,
-    Measure,
-    PrintedValue,
-    StudyPart,
-    StudyRow,
-    Tuning,
-)
+from ..experiments.config import NON_IDENTITY_FIELDS, Experiment, flatten_options
+from ..experiments.output import AllowCode, Processes
+from ..runs.folder import RESUMABLE_SETTINGS
+from ..runs.metrics import Point
+
+Over = Literal["max", "last10", "last"]
+Mean = Literal["pooled", "uniform"]
+Grid = dict[str, Annotated[list[Any], Field(min_length=2)]]
+"""Option or setting -> values to try."""
+
+
+RowNames = Annotated[
+    list[str],
+    Field(min_length=1),
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+]
+"""A row, or a list of rows."""
+
+
+PrintedValue = float | tuple[float, float] | None
+"""A number of the paper, or the number and its spread; None where the paper's cell is empty."""
+
+
+class StudyPart(BaseModel):
+    """Base of the parts of a study: unknown keys are errors, values cannot change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Measure(StudyPart):
+    """Rule that reduces a run to one number, an accuracy in percent.
+
+    Attributes:
+        over: max (the best evaluated round, as papers report), last10 (mean over the last tenth) or last.
+        mean: pooled (over all test samples) or uniform (over clients).
+        called: the paper's word for the number.
+
+    """
+
+    over: Over
+    mean: Mean
+    called: str
+
+
+class StudyRow(StudyPart):
+    """A line of the table: a method with its options.
+
+    Attributes:
+        algorithm: name of the method.
+        options: its options.
+        settings: settings of the experiment; settings of the column go before them.
+        grid: options or settings to choose on validation data; every combination is tried.
+        grids: column -> a grid of its own.
+        point: the model to score; None for the method's headline point.
+        like: name of a row whose runs this row shows at another point.
+        columns: columns that have this row; None for all columns.
+        match: True if its numbers should match the paper's.
+
+    """
+
+    algorithm: str = ""
+    options: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    grid: Grid = {}
+    grids: dict[str, Grid] = {}
+    point: Point | None = None
+    like: str | None = None
+    columns: list[str] | None = None
+    match: bool = True
+
+
+class Tuning(StudyPart):
+    """Search of a grid, with fewer rounds and with validation data from the training data.
+
+    Attributes:
+        rounds: communication rounds of each combination.
+        validation: share of each client's training samples to hold out for the choice.
+
+    """
+
+    rounds: Annotated[int, Field(ge=1)]
+    validation: Annotated[float, Field(gt=0, lt=1)]
+
+
+class DifferenceReason(StudyPart):
+    """Reason why cells differ by more than a point; patterns as for `--cells`."""
+
+    cells: list[str]
+    text: str
+
+
+class Claim(StudyPart):
+    """A sentence of the paper that compares methods. Runs answer it, so no answer stands in the study.
+
+    Attributes:
+        text: the sentence.
+        better: the rows that are better by the sentence.
+        than: the rows that each of them is compared with.
+        columns: columns to compare in; None for every column that has both rows.
+        by: points that the better row should be ahead; a negative number allows a loss.
+        measure: number of a run to compare; None for the measure of the study.
+
+    """
+
+    text: Annotated[str, Field(min_length=1)]
+    better: RowNames
+    than: RowNames
+    columns: Annotated[list[str], Field(min_length=1)] | None = None
+    by: float = 0.0
+    measure: Measure | None = None
+
+
+class FigureSpec(StudyPart):
+    """Kind of figure: curves of accuracy over rounds, bars of our and the paper's numbers, or mixing matrices."""
+
+    kind: Literal["bars", "curves", "sweep", "matching", "weights", "heat_map"] = "bars"
+    caption: str = ""
+    component: str | None = None
+    x: str = ""
+
+
+Precision = Literal["off", "bfloat16"]
+
+
+class Extent(NamedTuple):
+    """The part of a study to train: at most `rounds`, in one precision. None stands for the study's own value."""
+
+    rounds: int | None = None
+    mixed_precision: Precision | None = None
+
+
+WHOLE = Extent()
+
+
+class Cell(NamedTuple):
+    """One cell of the table."""
+
+    row: str
+    column: str
+
+    def __str__(self) -> str:
+        return f"{self.column} / {self.row}"
+
+
+class CellRun(NamedTuple):
+    """One training run of a cell: its experiment, and the chosen values of the grid."""
+
+    cell: Cell
+    choice: dict[str, Any]
+    experiment: Experiment
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options of the method; options that the study does not name have their defaults."""
+        from ..algorithms import ALGORITHMS
+
+        (name,) = self.experiment.algorithms
+        option_names = {option.name for option in list_options(ALGORITHMS[name])}
+        values = {
+            option: value
+            for owner, _, option, value in ((*k.rpartition("."), v) for k, v in self.experiment.set.items())
+            if owner == name and option in option_names  # a partition can have the name of a method
+        }
+        return check_options(name, ALGORITHMS[name], values)
+
+    @property
+    def id(self) -> str:
+        """Twelve hex digits. Runs with equal results have equal ids, in whatever study they are."""
+        excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS | {"early_stopping", "small_clients"}
+        values = self.experiment.model_dump(mode="json", exclude_defaults=True, exclude=excluded)
+        (name,) = self.experiment.algorithms
+        values["set"] = self.experiment.set | {f"{name}.{key}": value for key, value in self.options.items()}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+class StudyOptions(StrictSchema):
+    """The options of `fedattune reproduce`."""
+
+    cells: str = Field(
+        "*",
+        description='only these cells: columns, rows, or "column/row"; * matches anything; separate by commas',
+    )
+    rounds: Count | None = Field(None, description="maximum number of rounds (default: the paper's)")
+    mixed_precision: Precision | None = Field(
+        None, description="type of matrix products and convolutions in training (default: the study's)"
+    )
+    seeds: Count | None = Field(None, description="runs of each cell (default: the study's)")
+    no_search: bool = Field(False, description="do not search the grids: take the middle value of each")
+    resume: bool = Field(False, description="continue with the results in the folder")
+    show: bool = Field(False, description="train nothing; print the stored results")
+    out: Path = Field(Path("results"), description="folder of all studies; each study has a subfolder")
+    allow_code: AllowCode = ()
+    data_dir: Path | None = Field(
+        None, description="folder with the files of the data sets, instead of a download"
+    )
+    processes: Processes = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live")
+    quiet: bool = Field(False, description="show no progress, only the result")
+
+    @property
+    def extent(self) -> Extent:
+        """The part of the study to train."""
+        return Extent(self.rounds, self.mixed_precision)
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Settings of every experiment that change no number of a paper: where data are, and which models are kept."""
+        return {"device": self.device, "early_stopping": "off"} | (
+            {"data_dir": self.data_dir} if self.data_dir else {}
+        )
+
 
 STUDY_FOLDER = Path(__file__).parent
 

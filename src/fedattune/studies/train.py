@@ -12,10 +12,9 @@ from ..core.settings import Settings
 from ..experiments.config import Experiment
 from ..runs.folder import RunFolder
 from ..runs.result import Result
-from .cells import Cell, CellRun, StudyOptions
 from .outcome import choose_options
 from .records import Records
-from .study import Study
+from .study import Cell, CellRun, Study, StudyOptions
 
 if TYPE_CHECKING:
     from ..data import Federation

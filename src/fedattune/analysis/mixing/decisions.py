@@ -11,8 +11,7 @@ import numpy as np
 from ...core.errors import list_some
 from ..compare import FloatArray
 from ..output.tables import format_percent
-from .agreement import FLAT_WEIGHT
-from .mixing import ROUNDS_BACK
+from .mixing import FLAT_WEIGHT, ROUNDS_BACK
 
 if TYPE_CHECKING:
     from ...runs.metrics import RunMetrics

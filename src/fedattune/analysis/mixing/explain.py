@@ -10,10 +10,8 @@ from ...core.metrics import METRICS, Metric
 from ...runs.metrics import RunMetrics
 from ..compare import BASELINE, compute_gap, group_by_algorithm
 from ..load import Runs
-from .agreement import LabelAgreement
 from .decisions import Decisions, read_decisions
-from .mixing import MixingAnalysis
-from .partners import MixtureShares
+from .mixing import LabelAgreement, MixingAnalysis, MixtureShares
 
 MAX_KNOWN_CLIENTS = 60
 """Clients up to which the message on an unknown client lists all."""

@@ -1,17 +1,411 @@
-"""Mixing matrices of one run: who learns from whom, beside the similarity of the clients' labels."""
+"""Mixing matrices of one run: partners, clusters, and their agreement with the similarity of the clients' labels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...runs.metrics import RunMetrics
 from ..compare import BoolArray, FloatArray
-from .agreement import FLAT_WEIGHT, LabelAgreement, compute_label_similarity, measure_agreement
-from .clusters import Clusters, find_clusters
-from .partners import ComponentTrace, MixtureShares, build_trace, compute_shares
+
+NEAREST_SHARE = 0.25
+"""Share of the other clients that count as alike."""
+FLAT_WEIGHT = 1e-6
+"""Largest difference of weights that still counts as none."""
+MIN_OTHERS_SHARE = 0.01
+"""Share of others in a mixture below which a client learned from nobody."""
+
+
+def compute_label_similarity(labels: FloatArray) -> FloatArray:
+    """Compute how alike label distributions are: 1 minus the total variation distance.
+
+    Args:
+        labels: samples of each class (N, classes).
+
+    Returns:
+        (N, N): 1 for the same shares of every class, 0 for no class in common.
+
+    """
+    shares = labels / np.maximum(labels.sum(1, keepdims=True), 1)
+    # Rounding keeps ties: ranks and nearest clients depend on them.
+    return np.stack([np.round(1 - np.abs(shares - row).sum(1) / 2, 12) for row in shares])
+
+
+@dataclass(frozen=True)
+class LabelAgreement:
+    """Agreement of weights with label similarity, over the clients that received anything from others.
+
+    Attributes:
+        correlation: Spearman's rank correlation; None if weights or similarities are constant.
+        share: part of the weights of others that came from the nearest quarter of the offered clients. None if no
+            client received anything from others, or no client had a choice.
+        chance: the same part if all others had equal weights.
+
+    """
+
+    correlation: float | None
+    share: float | None
+    chance: float
+
+
+def measure_agreement(
+    weights: FloatArray,
+    similarity: FloatArray,
+    rows: Sequence[int] | None = None,
+    offered: BoolArray | None = None,
+) -> LabelAgreement:
+    """Compare weights with label similarity, without the diagonal.
+
+    Args:
+        weights: (N, N), rows receive; NaN rows are skipped.
+        similarity: label similarity (N, N).
+        rows: the receiving clients to look at; default: all.
+        offered: (N, N), whose models there were to give to each client; default: everybody's.
+
+    """
+    from scipy.stats import spearmanr
+
+    n = len(weights)
+    offered = np.ones((n, n), dtype=bool) if offered is None else offered
+    all_weights: list[FloatArray] = []
+    all_similarities: list[FloatArray] = []
+    shares: list[float] = []
+    chances: list[float] = []
+    for i in range(n) if rows is None else rows:
+        others = np.flatnonzero(offered[i] & (np.arange(n) != i))
+        row, alike = weights[i, others], similarity[i, others]
+        if len(others) < 2 or np.isnan(row).any() or row.sum() < MIN_OTHERS_SHARE:
+            continue
+        all_weights.append(row)
+        all_similarities.append(alike)
+        # Ties at the border of the nearest share its places.
+        count = max(1, round(NEAREST_SHARE * len(others)))
+        nearest = np.zeros(len(others))
+        border = np.sort(alike)[-count]
+        inside, edge = alike > border, alike == border
+        nearest[inside] = 1
+        nearest[edge] = (count - inside.sum()) / edge.sum()
+        shares.append(float(row @ nearest / row.sum()))
+        chances.append(count / len(others))
+    if not shares:
+        return LabelAgreement(None, None, 1.0)
+    a, b = np.concatenate(all_weights), np.concatenate(all_similarities)
+    varies = len(a) > 2 and np.ptp(a) > FLAT_WEIGHT and np.ptp(b) > FLAT_WEIGHT
+    correlation = float(spearmanr(a, b).statistic) if varies else None
+    return LabelAgreement(correlation, float(np.mean(shares)), float(np.mean(chances)))
+
+
+N_TOP_PARTNERS = 3
+EVEN_SPREAD = 0.1
+"""Spread of the others' weights, in their mean, up to which no partner stands out."""
+MIN_PARTNER_RATIO = 0.1
+"""Share of a top partner, in the largest partner's share."""
+MIN_UNSEEN_SHARE = 1e-4
+"""Share of clients that are not looked at, below which it counts as none."""
+
+
+@dataclass(frozen=True)
+class Partner:
+    """A client and its share of another client's mixture: 0.1 is a tenth of the model."""
+
+    client: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class MixtureShares:
+    """One client's mixture of one component in one round, in shares.
+
+    Attributes:
+        round: the round.
+        own: share of the client's own model.
+        others: sum of the shares of the other clients.
+        unseen: sum of the shares of clients that are not looked at, without attackers.
+        attackers: sum of the shares of attackers that are not looked at.
+        is_even: no partner stands out.
+        partners: the other clients with a share, the largest first.
+
+    """
+
+    round: int
+    own: float
+    others: float
+    unseen: float
+    is_even: bool
+    partners: list[Partner]
+    attackers: float = 0.0
+
+    @property
+    def top(self) -> list[Partner]:
+        """The partners with the largest shares; partners that hardly count beside the first are left out."""
+        smallest = MIN_PARTNER_RATIO * self.partners[0].weight if self.partners else 0.0
+        return [one for one in self.partners[:N_TOP_PARTNERS] if one.weight >= smallest]
+
+
+@dataclass(frozen=True)
+class ComponentTrace:
+    """One client's mixtures of one component over the rounds.
+
+    Attributes:
+        name: the component.
+        last: the last mixture.
+        before: the mixtures of the first and of a middle round.
+        stable_since: first round looked at since which the top partners are the same; None if no partner stands out.
+        agreement: of the last weights with label similarity; None if labels are not known.
+
+    """
+
+    name: str
+    last: MixtureShares
+    before: list[MixtureShares]
+    stable_since: int | None
+    agreement: LabelAgreement | None
+
+
+def compute_shares(
+    names: Sequence[str],
+    i: int,
+    round_: int,
+    row: FloatArray,
+    total: float | None = None,
+    attackers: float = 0.0,
+) -> MixtureShares:
+    """Compute the shares of client `i` in a round.
+
+    Args:
+        names: of the clients looked at (N).
+        i: position of the client among them.
+        round_: the round.
+        row: weights that the client was given (N,).
+        total: sum of its weights over all clients; default: the sum of the row.
+        attackers: sum of its weights over attackers that are not looked at.
+
+    """
+    others = np.delete(np.arange(len(row)), i)
+    order = others[np.argsort(-row[others], kind="stable")]
+    weights = row[others]
+    mean = abs(float(weights.mean())) if len(weights) else 0.0
+    is_even = len(weights) > 1 and float(np.ptp(weights)) <= EVEN_SPREAD * mean + FLAT_WEIGHT
+    rest = 0.0 if total is None else total - float(row.sum()) - attackers
+    return MixtureShares(
+        round_,
+        float(row[i]),
+        float(weights.sum()),
+        rest if abs(rest) > MIN_UNSEEN_SHARE else 0.0,
+        is_even,
+        [Partner(names[k], float(row[k])) for k in order if row[k] > FLAT_WEIGHT],
+        attackers,
+    )
+
+
+def build_trace(
+    name: str, shares: Sequence[MixtureShares], agreement: LabelAgreement | None
+) -> ComponentTrace:
+    """Build the trace of a component.
+
+    Args:
+        name: the component.
+        shares: a client's mixtures in ascending rounds, at least one.
+        agreement: of the last weights with label similarity.
+
+    """
+    last = shares[-1]
+    before = [shares[0], shares[(len(shares) - 1) // 2]] if len(shares) > 2 else list(shares[:-1])
+    stable_since = None
+    if last.partners and not last.is_even:
+        top = {partner.client for partner in last.top}
+        for one in reversed(shares):
+            if {partner.client for partner in one.top} != top:
+                break
+            stable_since = one.round
+    return ComponentTrace(name, last, before, stable_since, agreement)
+
+
+MAX_ORDERED_CLIENTS = 600
+"""Clients up to which the order within the tree is optimised; more take too long."""
+MAX_CLUSTERS = 30
+MIN_TIMES_CHANCE = 1.2
+"""Least ratio of the share that clusters keep to the share by chance; both are shares of the weights of others."""
+N_SHUFFLES = 39
+"""Shuffled mixtures that must all keep less: one in 40 clusters by chance."""
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Clusters of clients that learn from each other.
+
+    Attributes:
+        clients: names of the clients of each cluster.
+        share: part of the weights of others that came from the client's own cluster, mean over clients.
+        chance: the same part if all others had equal weights. Clients that are alone in their cluster do not count.
+        similarity_inside: mean label similarity (0 to 1) of two clients of one cluster; None without labels.
+        similarity_between: the same of two clients of different clusters.
+
+    """
+
+    clients: list[list[str]]
+    share: float
+    chance: float
+    similarity_inside: float | None
+    similarity_between: float | None
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """An order of clients and their clusters.
+
+    Attributes:
+        order: positions of the clients; clients that learn from each other are neighbours.
+        clusters: number of the cluster of each client; all 0 if there are no clusters.
+        share: as in `Clusters`; None if there are none.
+        chance: as in `Clusters`; None if there are none.
+
+    """
+
+    order: list[int]
+    clusters: list[int]
+    share: float | None = None
+    chance: float | None = None
+
+
+def find_clusters(
+    weights: FloatArray, offered: BoolArray, names: Sequence[str], similarity: FloatArray | None
+) -> Clusters | None:
+    """Find clusters that keep more than chance; None if there are none.
+
+    Args:
+        weights: (N, N), rows receive.
+        offered: (N, N), whose models there were to give.
+        names: of the clients (N).
+        similarity: label similarity (N, N), where labels are known.
+
+    """
+    arrangement = arrange_clients(weights, offered)
+    if arrangement.share is None or arrangement.chance is None:
+        return None
+    numbers = np.array(arrangement.clusters)
+    same = (numbers[:, None] == numbers) & ~np.eye(len(numbers), dtype=bool)
+    apart = numbers[:, None] != numbers
+    in_order = dict.fromkeys(arrangement.clusters[i] for i in arrangement.order)
+    clients = [[names[i] for i in np.flatnonzero(numbers == number).tolist()] for number in in_order]
+    means = [None if similarity is None else float(similarity[pairs].mean()) for pairs in (same, apart)]
+    return Clusters(clients, arrangement.share, arrangement.chance, *means)
+
+
+def arrange_clients(weights: FloatArray, offered: BoolArray) -> Arrangement:
+    """Order clients so that neighbours learn from each other, and find their clusters, if any.
+
+    Clusters are found in noise, too. They count only if they keep more than the clusters of mixtures whose weights
+    are shuffled among the clients that were offered.
+
+    Args:
+        weights: (N, N), rows receive.
+        offered: (N, N), whose models there were to give.
+
+    """
+    order, clusters = seriate(weights)
+    without = Arrangement(order, [0] * len(order))
+    score = _measure_clusters(weights, offered, np.array(clusters))
+    if score is None or score[0] < MIN_TIMES_CHANCE * score[1]:
+        return without
+    for shuffled in _shuffle_rows(weights, offered):
+        by_chance = _measure_clusters(shuffled, offered, cut_clusters(shuffled, len(set(clusters))))
+        if by_chance is not None and by_chance[0] - by_chance[1] >= score[0] - score[1] - 1e-9:
+            return without
+    return Arrangement(order, clusters, *score)
+
+
+def seriate(similarity: FloatArray) -> tuple[list[int], list[int]]:
+    """Order clients so that alike ones are neighbours, and number their clusters.
+
+    Average linkage over 1 minus the symmetric similarity; the number of clusters, 2 to 30, has the largest
+    silhouette. Clients that are all alike are one cluster.
+
+    Args:
+        similarity: (N, N).
+
+    Returns:
+        Positions in order (N), and the number of each client's cluster (N).
+
+    """
+    from scipy.cluster.hierarchy import fcluster, leaves_list, optimal_leaf_ordering
+    from sklearn.metrics import silhouette_score
+
+    n = len(similarity)
+    if n < 3:
+        return list(range(n)), [0] * n
+    distance = _compute_distance(similarity)
+    if np.ptp(distance[~np.eye(n, dtype=bool)]) < 1e-12:
+        return list(range(n)), [0] * n
+    pairs, tree = _link(distance)
+    if n <= MAX_ORDERED_CLIENTS:
+        tree = optimal_leaf_ordering(tree, pairs)
+    cuts = [fcluster(tree, k, "maxclust") for k in range(2, min(MAX_CLUSTERS, n - 1) + 1)]
+    cuts = [cut for cut in cuts if 1 < len(set(cut)) < n]
+    scores = [float(silhouette_score(distance, cut, metric="precomputed")) for cut in cuts]
+    best = cuts[int(np.argmax(scores))] if cuts else np.ones(n, dtype=int)
+    order = [int(i) for i in leaves_list(tree)]
+    numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(int(best[i]) for i in order))}
+    return order, [numbers[int(cluster)] for cluster in best]
+
+
+def cut_clusters(similarity: FloatArray, count: int) -> NDArray[np.int_]:
+    """Cut the tree of `seriate` over three or more clients into `count` clusters; return the cluster of each (N,)."""
+    from scipy.cluster.hierarchy import fcluster
+
+    _, tree = _link(_compute_distance(similarity))
+    clusters: NDArray[np.int_] = fcluster(tree, count, "maxclust")
+    return clusters
+
+
+def _link(distance: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the distances of all pairs, and the tree of average linkage over them."""
+    from scipy.cluster.hierarchy import linkage
+    from scipy.spatial.distance import squareform
+
+    pairs = squareform(distance, checks=False)
+    return pairs, linkage(pairs, "average")
+
+
+def _compute_distance(similarity: FloatArray) -> FloatArray:
+    """Compute how far clients are apart (N, N), 0 for the two that are most alike."""
+    symmetric = np.nan_to_num((similarity + similarity.T) / 2)
+    # A client's own weight does not say how alike two others are, so the largest is over pairs.
+    largest = symmetric[~np.eye(len(symmetric), dtype=bool)].max()
+    distance: FloatArray = np.maximum(largest - symmetric, 0)
+    np.fill_diagonal(distance, 0)
+    return distance
+
+
+def _measure_clusters(
+    weights: FloatArray, offered: BoolArray, clusters: NDArray[np.int_]
+) -> tuple[float, float] | None:
+    """Measure the share of others' weights kept in clusters, and by chance; None where nobody had a choice."""
+    others = offered & ~np.eye(len(clusters), dtype=bool)
+    same = others & (clusters[:, None] == clusters)
+    totals = np.where(others, weights, 0).sum(1)
+    # A client by itself has nobody to learn from in its cluster.
+    has_choice = same.any(1) & ~np.isnan(weights).any(1) & (totals >= MIN_OTHERS_SHARE)
+    if not has_choice.any() or not (others & ~same)[has_choice].any():
+        return None
+    share = np.where(same, weights, 0).sum(1)[has_choice] / totals[has_choice]
+    chance = same.sum(1)[has_choice] / others.sum(1)[has_choice]
+    return float(share.mean()), float(chance.mean())
+
+
+def _shuffle_rows(weights: FloatArray, offered: BoolArray) -> Iterator[FloatArray]:
+    """Shuffle the weights of each row among the others that were offered to it."""
+    generator = np.random.default_rng(0)
+    choices = [np.flatnonzero(row) for row in offered & ~np.eye(len(weights), dtype=bool)]
+    for _ in range(N_SHUFFLES):
+        shuffled = weights.copy()
+        for i, columns in enumerate(choices):
+            shuffled[i, columns] = generator.permutation(weights[i, columns])
+        yield shuffled
+
 
 MAX_MIXING_CLIENTS = 1_000
 """Clients looked at: matrices grow with their square."""

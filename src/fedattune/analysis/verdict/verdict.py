@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ...core.metrics import METRICS, Metric, MetricName
+from ...core.metrics import METRICS, Metric, MetricName, compute_row_losses, format_number
 from ..compare import (
     BASELINE,
     Contestant,
@@ -22,12 +22,13 @@ from ..compare import (
     pair_runs,
 )
 from ..mixing.decisions import describe_decisions
-from .choice import Choice, find_excluded, score_methods
-from .harm import Harm, measure_harm
+from .choice import Choice, count_steps, find_excluded, score_methods
+from .predicted import write_prediction_notes
 from .statistics import (
     MIN_CLIENTS,
     adjust_by_holm,
     bootstrap_interval,
+    compute_row_p,
     compute_split_interval,
     compute_wilcoxon_p,
     resample_rows,
@@ -36,6 +37,105 @@ from .statistics import (
 if TYPE_CHECKING:
     from ...runs.metrics import RunMetrics
     from .baseline import Baseline
+
+SURE_LOSS = 0.05
+"""Holm's adjusted p value up to which a client's loss is more than chance explains."""
+
+
+@dataclass(frozen=True)
+class Harm:
+    """The clients that are worse with a method than with its reference.
+
+    Attributes:
+        n_clients: clients whose gain is known.
+        n_losing: of these, the clients with a loss.
+        n_sure: of these, the clients whose test rows show more than chance explains; None if rows are not known.
+        worst: name of the client that loses most.
+        worst_loss: its loss in words: rows, or the unit of the metric.
+        worst_chance: the probability that chance alone makes a client lose so much; None if rows are not known.
+
+    """
+
+    n_clients: int
+    n_losing: int
+    n_sure: int | None = None
+    worst: str = ""
+    worst_loss: str = ""
+    worst_chance: float | None = None
+
+    def describe(self) -> str:
+        """Say how many clients would lose, and which one loses most."""
+        if not self.n_losing:
+            return f"none of the {self.n_clients} clients would lose"
+        text = f"{self.n_losing} of {self.n_clients} clients would lose"
+        if self.n_sure is not None:
+            sure = {0: "none of them", self.n_losing: "all of them"}.get(
+                self.n_sure, f"{self.n_sure} of them"
+            )
+            text += f", {sure} by more than chance explains"
+        who = f"client {self.worst}" if self.n_losing == 1 else f"most of all client {self.worst}"
+        return f"{text}; {who} with {self.worst_loss}{self._describe_chance()}"
+
+    def _describe_chance(self) -> str:
+        if self.worst_chance is None:
+            return ""
+        n = max(2, round(1 / max(self.worst_chance, 1e-9)))
+        if self.worst_chance > 2 / 3:
+            return " (by chance most clients would look so)"
+        return f" (by chance 1 in {n:,} clients would look so)" if n <= 1000 else " (hardly by chance)"
+
+
+def measure_harm(
+    pairs: Sequence[tuple[Contestant, Contestant]], gains: FloatArray, metric: Metric, ids: Sequence[str]
+) -> Harm:
+    """Find the clients that lose.
+
+    Args:
+        pairs: runs of the method and of its reference with the same seed and split.
+        gains: of each client (N,), in points or in the unit of the metric; NaN where not known.
+        metric: the metric.
+        ids: names of the clients.
+
+    """
+    losing = np.flatnonzero(gains < 0)
+    n_clients = int(np.isfinite(gains).sum())
+    if not len(losing):
+        return Harm(n_clients, 0)
+    worst = int(np.nanargmin(gains))
+    loss = f"{gains[worst]:.2f} points" if metric.is_percent else metric.format_gap(gains[worst], signed=True)
+    if not metric.is_higher_better:
+        loss = f"{metric.label} higher by {format_number(-gains[worst], 3)}"
+    with_rows = [
+        (a.predictions["test"], b.predictions["test"])
+        for a, b in pairs
+        if "test" in a.predictions and "test" in b.predictions
+    ]
+    if not with_rows or len(with_rows) < len(pairs):
+        return Harm(n_clients, len(losing), None, ids[worst], loss)
+    # Splits and seeds share rows, so each test takes one of them; the median is what a typical one shows.
+    chance = {
+        int(client): float(np.median([compute_row_p(a, b, int(client), metric.name) for a, b in with_rows]))
+        for client in losing
+    }
+    # Any client could have lost, so all of them are tested, those with a gain with p = 1.
+    n_sure = sum(
+        p <= SURE_LOSS for p in adjust_by_holm([*chance.values(), *[1.0] * (n_clients - len(chance))])
+    )
+    if metric.name == "accuracy":
+        rows = with_rows[0][0].rows(worst)
+        n = rows.stop - rows.start
+        wrong = [
+            int(compute_row_losses(one.y[rows], one.outputs[rows].astype(np.float64), "accuracy").sum())
+            for one in with_rows[0]
+        ]
+        is_one = len(with_rows) == 1
+        loss = (
+            f"{wrong[0] - wrong[1]} of {n} test rows more wrong"
+            if is_one
+            else f"{loss} on {n} test row{'s' * (n > 1)}"
+        )
+    return Harm(n_clients, len(losing), n_sure, ids[worst], loss, chance[worst])
+
 
 SIGNIFICANCE = 0.05
 
@@ -343,3 +443,118 @@ def _find_missing(methods: set[str], has_failures: bool) -> str | None:
     if has_failures:
         return f"{BASELINE}, with which the others are compared, did not finish"
     return f"there is no run of {BASELINE}, training alone, with which the others are compared"
+
+
+MAX_LISTED_METHODS = 5
+"""Methods with the same value that a note lists by name."""
+EQUAL_LOSSES = 1e-5
+"""Relative difference of two losses that rounding alone explains."""
+
+
+def describe_seed_differences(results: Sequence["RunMetrics"]) -> dict[str, str]:
+    """Describe, by method, how its seeds differ from the seeds of `local`, so that chance is not taken for a gain."""
+    groups = group_by_algorithm(results)
+    seeds = {name: {run.settings.seed for run in runs} for name, runs in groups.items()}
+    notes = {}
+    for name in groups if BASELINE in groups else ():
+        common = seeds[name] & seeds[BASELINE]
+        both = (
+            f"{name} (seeds {_join_seeds(seeds[name])}) and {BASELINE} (seeds {_join_seeds(seeds[BASELINE])})"
+        )
+        if not common:
+            notes[name] = (
+                f"{both} have no seed in common: a part of what seems to be a gain may come from other seeds"
+            )
+        elif seeds[name] != seeds[BASELINE]:
+            notes[name] = f"{both} are compared over seeds {_join_seeds(common)} alone, which both have"
+    return notes
+
+
+def write_fairness_notes(results: Sequence["RunMetrics"]) -> list[str]:
+    """Describe what the methods were not given alike, so that a gap is not misread."""
+    if not results:
+        return []
+    notes = []
+    groups = group_by_algorithm(results)
+    if excluded := find_excluded(groups):
+        notes.append(f"left out of the conclusion on collaborating: {join_reasons(excluded)}")
+    notes += describe_seed_differences(results).values()
+    notes += [
+        f"{', '.join(names)}: the same loss at every evaluation, so they are one method under these settings"
+        for names in find_equal_methods(groups)
+    ]
+    steps = count_steps(groups)
+    counts = {name: f"{count:,.0f}" for name, count in steps.items()}
+    apart = max(steps.values()) - min(steps.values()) > 0.005 * max(steps.values())
+    if apart and len(set(counts.values())) > 1:
+        settings = results[0].settings
+        reasons = []
+        if settings.cohort_size(results[0].n_clients) < results[0].n_clients:
+            reasons.append(
+                "some train only the clients asked in a round (--train all or --train cohort: all alike)"
+            )
+        if settings.epochs:
+            reasons.append("with --epochs, a step of several batches is counted once")
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        notes.append(
+            f"the methods did different numbers of local steps per client ({_group_names(counts)}){why}"
+        )
+    decay = {name: f"{runs[0].facts['weight_decay']:g}" for name, runs in groups.items()}
+    if len(set(decay.values())) > 1:
+        notes.append(
+            f"the methods' weight decay differs ({_group_names(decay)}); --weight-decay gives all methods the same"
+        )
+    return notes
+
+
+def find_equal_methods(groups: Mapping[str, Sequence["RunMetrics"]]) -> list[list[str]]:
+    """Group methods with equal losses, up to rounding, at every evaluation and seed; only groups of several."""
+    found: list[tuple[FloatArray, list[str]]] = []
+    for name, runs in groups.items():
+        losses = np.array(
+            [
+                (run.settings.seed, e["round"], e[run.headline]["loss_uniform"])
+                for run in runs
+                for e in run.history
+            ]
+        )
+        for like, names in found:
+            if losses.shape == like.shape and np.allclose(losses, like, rtol=EQUAL_LOSSES, atol=0):
+                names.append(name)
+                break
+        else:
+            found.append((losses, [name]))
+    return [names for _, names in found if len(names) > 1]
+
+
+def merge_notes(
+    results: Sequence["RunMetrics"], baselines: Sequence["Baseline"] = (), metric: MetricName | None = None
+) -> list[str]:
+    """Collect the notes of all runs, each once, with the methods that it is about; then notes on the comparison."""
+    methods_of: dict[str, list[str]] = {}  # note -> its methods; none if it is about all
+    for result in results:
+        name = f"{result.algorithm}: "
+        for note in result.notes:
+            text = note.removeprefix(name)
+            methods_of.setdefault(text, []).extend([result.algorithm] * (text != note))
+    notes = [
+        f"{', '.join(dict.fromkeys(names))}: {note}" if names else note for note, names in methods_of.items()
+    ]
+    notes += [note for baseline in baselines for note in baseline.notes]
+    return [*notes, *write_prediction_notes(results, baselines, metric), *write_fairness_notes(results)]
+
+
+def _join_seeds(seeds: set[int]) -> str:
+    return ", ".join(map(str, sorted(seeds)))
+
+
+def _group_names(values: dict[str, str]) -> str:
+    """Join methods that share a value: `local, fedavg: 20; pfedme: 40`; the largest group may be `the others`."""
+    shared: dict[str, list[str]] = {}
+    for name, value in values.items():
+        shared.setdefault(value, []).append(name)
+    largest = max(shared, key=lambda value: len(shared[value]))
+    if len(shared[largest]) > MAX_LISTED_METHODS:
+        del shared[largest]
+        shared[largest] = ["the others"]
+    return "; ".join(f"{', '.join(names)}: {value}" for value, names in shared.items())

@@ -17,9 +17,9 @@ from ....runs.folder import RunFolder
 from ...compare import build_rows, group_by_algorithm
 from ...load import Runs
 from ...mixing.mixing import MixingAnalysis
-from ...verdict.notes import describe_seed_differences, merge_notes
+from ...verdict.verdict import describe_seed_differences, merge_notes
 from ..tables import choose_columns, format_points, write_legend
-from . import content, findings
+from . import content
 
 MAX_DATA_BYTES = 3_200_000
 """Bytes of data in a report; the page and its chart library take a million and a half."""
@@ -70,13 +70,13 @@ def render_report(runs: Runs) -> str:
     table = build_rows(results, rounds_to, metric=runs.metric, baselines=runs.baselines)
     groups = group_by_algorithm(results)
     data, matrices = _fit_data(runs)
-    joined = findings.summarize_newcomers(results)
+    joined = content.summarize_newcomers(results)
     return environment.get_template("report.html").render(
         title=runs.title + (f", {len(joined)} of them joining after training" if joined else ""),
-        head=findings.build_answer(runs),
+        head=content.build_answer(runs),
         live=not runs.is_finished,
         reference=runs.verdict.reference,
-        warnings=findings.list_warnings(runs),
+        warnings=content.list_warnings(runs),
         tables=[
             {
                 "columns": list(group),
@@ -91,7 +91,7 @@ def render_report(runs: Runs) -> str:
         methods=list(groups),
         mixes=bool(data["mixing"]),
         notes=_collect_notes(runs),
-        config=findings.describe_configuration(results),
+        config=content.describe_configuration(results),
         environments=_collect_environments(runs),
         version=__version__,
         date=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
