@@ -50,7 +50,7 @@ def count_lines(text: str) -> Counter[str]:
     )
 
 
-def find_imports(root: Path, files: dict[str, Path]) -> dict[str, set[str]]:
+def find_imports(files: dict[str, Path]) -> dict[str, set[str]]:
     """Find the package's modules that each module imports."""
     found: dict[str, set[str]] = {}
     for name, path in files.items():
@@ -104,7 +104,7 @@ def main() -> int:
         total += count_lines(text)
     print(f"modules: {len(files)}")
     print(f"lines: {total.total()} ({', '.join(f'{kind} {n}' for kind, n in sorted(total.items()))})")
-    imports = find_imports(root, files)
+    imports = find_imports(files)
     inside = [name for name in files if name.startswith("training.")]
     arrows = sum(
         len({t for t in imports[name] if t.startswith("training.") and t != name}) for name in inside
