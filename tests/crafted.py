@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from fedattune import Settings
+from fedattune.analysis.folder import seal_experiment
 from fedattune.core.io import write_json
 from fedattune.core.payload import MixingMatrices
 from fedattune.engine.base import Scores
+from fedattune.runs.folder import CHECKSUM_FILE, RunFolder, read_checksums, set_checksums
 from fedattune.runs.store import RoundRecord, RunStore
 
 Rows = Sequence[Sequence[float]]
@@ -63,8 +65,21 @@ def craft(
     store.commit()
     store.close()
     if finished:
-        write_json(path / "result.json", {"facts": told})
+        RunFolder(path).finish({"facts": told})
     return folder
+
+
+def finish_comparison(folder: Path, failed: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Write the result of a comparison, with the runs that failed."""
+    write_json(folder / "result.json", {"failed": list(failed)})
+    seal_experiment(folder, is_finished=True)
+
+
+def seal(folder: Path) -> None:
+    """Write the checksums of a folder anew, as a stranger does who edits or removes its files."""
+    for sums in folder.rglob(CHECKSUM_FILE):
+        names = {"environment.json", *(read_checksums(sums.parent) or ())}
+        set_checksums(sums.parent, [sums.parent / name for name in names])
 
 
 ALL = (0, 1, 2, 3)
@@ -157,4 +172,5 @@ def craft_hostile(folder: Path) -> Path:
     environment = {"fedattune": HOSTILE, "platform": HOSTILE, "packages": {HOSTILE: HOSTILE}}
     (run / "environment.json").write_text(json.dumps(environment), "utf-8")
     (folder / "notes.json").write_text(json.dumps([f"tuned {HOSTILE}"]), "utf-8")
+    seal(folder)
     return folder

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedattune
+from crafted import seal
 from fedattune import Federation
 from fedattune.algorithms import ALGORITHMS, METHODS
 from fedattune.analysis import citations
@@ -124,8 +125,8 @@ def test_a_run_of_python(equal: Federation, tmp_path: Path) -> None:
     """Clients that were given have no partition to cite; the version is that of the run."""
     fedattune.fit(equal, "fedprox", "mlr", rounds=1, steps=1, out=tmp_path / "run")
     environment = tmp_path / "run" / "environment.json"
-    (tmp_path / "run" / "SHA256SUMS").unlink()
     environment.write_text(environment.read_text().replace(fedattune.__version__, "0.0.7"))
+    seal(tmp_path / "run")
     used, version = citations.collect_used_items([tmp_path / "run"])
     assert used == [UsedItem("method", "fedprox"), UsedItem("data", equal.name), UsedItem("model", "mlr")]
     assert version == "0.0.7"

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from crafted import compared, craft
+from crafted import compared, craft, finish_comparison
 from fedattune import RunError, Runs, read_runs
 from fedattune.analysis.folder import find_run_folder
 from fedattune.analysis.load import read_run
+from fedattune.runs.folder import RunFolder
 
 SCORES = {1: (5, 10, 5, 20)}
 
@@ -36,7 +37,7 @@ def test_a_comparison_is_in_the_order_asked_for_with_local_first(tmp_path: Path)
         craft(tmp_path, "fedmcsa", {4: SCORES[1]}, seed=seed)
     (tmp_path / "experiment.yaml").write_text("algorithms: [fedmcsa, fedavg, local]\n")
     failed = [{"algorithm": "ditto", "seed": 1, "error": "it diverged"}]
-    (tmp_path / "result.json").write_text(json.dumps({"failed": failed}))
+    finish_comparison(tmp_path, failed)
     runs = read_runs([tmp_path, tmp_path])
     mixing = [("fedmcsa", seed) for seed in (0, 1, 2, 10)]
     assert names(runs) == [("local", 0), ("local", 1), *mixing, ("fedavg", 0), ("fedavg", 1)]
@@ -50,6 +51,7 @@ def test_the_same_run_in_two_folders_counts_once_and_further_seeds_join(tmp_path
     shutil.copytree(tmp_path / "one", tmp_path / "copy")
     config = tmp_path / "copy" / "fedavg" / "seed-0" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"device": "cuda"}))  # changes no result
+    RunFolder(config.parent).finish(json.loads(config.with_name("result.json").read_text()))
     craft(tmp_path / "more", "fedavg", SCORES, seed=1)
     paths = [tmp_path / name for name in ("one", "copy", "more")]
     assert names(read_runs(paths)) == [("fedavg", 0), ("fedavg", 1)]
@@ -168,9 +170,10 @@ def test_files_of_runs_are_known_and_others_are_not(tmp_path: Path) -> None:
 def test_the_verdict_knows_of_failed_and_unfinished_runs(tmp_path: Path) -> None:
     craft(tmp_path, "local", SCORES)
     failed = [{"algorithm": "fedavg", "seed": 0, "error": "it diverged"}]
-    (tmp_path / "result.json").write_text(json.dumps({"failed": failed}))
+    finish_comparison(tmp_path, failed)
     assert read_runs([tmp_path]).verdict.text == "Nothing to compare: only local finished."
-    (tmp_path / "result.json").unlink()
+    for name in ("result.json", "SHA256SUMS"):
+        (tmp_path / name).unlink()
     assert "give at least one method beside local" in read_runs([tmp_path]).verdict.text
     craft(tmp_path, "fedavg", SCORES, finished=False, moved=1, rounds=9)
     runs = read_runs([tmp_path], running=True)

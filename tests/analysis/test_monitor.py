@@ -1,13 +1,12 @@
 """The status of runs that wait, train, were stopped, failed or finished."""
 
-import json
 import os
 import time
 from pathlib import Path
 
 import pytest
 
-from crafted import BETTER, HALF, craft, experiment, going
+from crafted import BETTER, HALF, craft, experiment, finish_comparison, going
 from fedattune import RunError
 from fedattune.analysis.monitor import RunStatus, read_statuses
 from fedattune.runs.store import RoundRecord, RunStore
@@ -80,7 +79,7 @@ def test_a_failed_run_is_failed_until_it_goes_on(tmp_path: Path) -> None:
     out = going(experiment(tmp_path / "out"), "fedavg", BETTER)
     craft(out, "local", HALF, rounds=2)
     failed = [{"algorithm": "fedavg", "seed": 0, "error": "it diverged"}]
-    (out / "result.json").write_text(json.dumps({"failed": failed}))
+    finish_comparison(out, failed)
     line = shown(out)["fedavg"]
     assert (line.state, line.failure) == ("failed", "fedavg failed with seed 0: it diverged")
     before = time.time() - 20

@@ -15,13 +15,12 @@ import pytest
 import torch
 
 import fedattune
-from crafted import craft, craft_hostile
+from crafted import craft, craft_hostile, finish_comparison
 from fedattune import Federation, Runs, read_runs
 from fedattune.analysis.mixing.mixing import thin_out
 from fedattune.analysis.output.report import content as frames
 from fedattune.analysis.output.report import render_report
 from fedattune.cli import main
-from fedattune.core.io import write_json
 from fedattune.core.payload import MixingMatrices
 from fedattune.engine.base import Scores
 from fedattune.runs.metrics import RunMetrics
@@ -190,7 +189,7 @@ def test_of_hundreds_of_clients_some_are_in_the_pictures_and_all_in_the_table() 
 def test_warnings_name_harm_divergence_lost_uploads_and_failures(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "runs")
     failed = [{"algorithm": "pfedme", "seed": 0, "error": "training diverged"}]
-    write_json(tmp_path / "runs" / "result.json", {"failed": failed})
+    finish_comparison(tmp_path / "runs", failed)
     runs = read_runs([tmp_path / "runs"])
     store = runs.results[-1].store
     store.add_round(RoundRecord(5, 1e3, 10**9, 10**9, 10**6, [0, 1], [2]))

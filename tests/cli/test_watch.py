@@ -19,11 +19,12 @@ from rich.console import Console
 
 import fedattune.analysis.output.report
 from cli_helpers import Done
-from crafted import BETTER, HALF, craft, experiment, going
+from crafted import BETTER, HALF, craft, experiment, finish_comparison, going
 from fedattune.analysis.monitor import RunStatus
 from fedattune.cli import watch as watching_command
 from fedattune.cli.watch import _format_duration, fit_terminal, print_changes, print_status
 from fedattune.core.io import write_json
+from fedattune.runs.folder import RunFolder
 from fedattune.runs.store import RoundRecord, RunStore
 
 Cli = Callable[..., Done]
@@ -207,7 +208,7 @@ def test_it_ends_by_itself_and_renews_the_report_when_something_is_new(
         store.close()
         if len(looks) == 3:
             facts = json.loads((out / "local" / "seed-0" / "facts.json").read_text())
-            write_json(out / "local" / "seed-0" / "result.json", {"facts": facts})
+            RunFolder(out / "local" / "seed-0").finish({"facts": facts})
 
     monkeypatch.setattr(watching_command.time, "sleep", later)
     monkeypatch.setattr(watching_command, "REPORT_TIME_SHARE", 1e9)  # at every look
@@ -226,7 +227,7 @@ def test_a_failed_run_gives_exit_code_1_as_of_compare(cli: Cli, work: Path) -> N
     out = experiment(work / "out")
     craft(out, "local", HALF, rounds=2)
     failed = [{"algorithm": "fedavg", "seed": 0, "error": "it diverged"}]
-    (out / "result.json").write_text(json.dumps({"failed": failed}))
+    finish_comparison(out, failed)
     done = cli("watch", out)
     assert done.code == 1
     assert "note: fedavg failed with seed 0: it diverged" in done.out

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import fedattune
 from conformance.table import CASES, Case
+from crafted import seal
 from fedattune import ConfigError, Federation, Result, RunError
 from fedattune.analysis.verdict.verdict import Verdict
 from fedattune.cli import export as command
@@ -329,12 +330,12 @@ def test_runs_that_cannot_be_exported(
     ragged: Federation, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit("fedavg", ragged, out="old")
-    for file in ("inputs.safetensors", "SHA256SUMS"):  # as an older version left it
-        (here / "old" / file).unlink()
+    (here / "old" / "inputs.safetensors").unlink()
+    seal(here / "old")
     assert "does not say how inputs are prepared" in failed(capsys, here / "old")
     fit("fedavg", ragged, out="server")
-    for file in ("models.safetensors", "SHA256SUMS"):
-        (here / "server" / file).unlink()
+    (here / "server" / "models.safetensors").unlink()
+    seal(here / "server")
     assert "each is on its client's node" in failed(capsys, here / "server")
     fit("fedavg", ragged, Normed(5, 3), out="own")
     assert "a Normed of your own" in failed(capsys, here / "own")

@@ -66,21 +66,21 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from federations import many
-from training.storage.test_population import RUN
+from runs.test_population import RUN
 import fedattune
 from fedattune.training import loop as rounds
 rounds.CHECKPOINT_SHARE = 1e-9  # of its own accord it saves after the first round alone
 def watch(progress):
     if progress.round == 4:
         os.kill(os.getpid(), signal.SIGKILL)
-fedattune.fit("ditto", many(30), client_state="disk", out=sys.argv[2], watch=watch, **RUN | {"rounds": 6})
+fedattune.fit(many(30), "ditto", client_state="disk", out=sys.argv[2], watch=watch, **RUN | {"rounds": 6})
 """
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path):
     out = tmp_path / "run"
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(Path(__file__).parents[2]), str(out)], check=False
+        [sys.executable, "-c", KILLED, str(Path(__file__).parents[1]), str(out)], check=False
     )
     assert done.returncode == -signal.SIGKILL
     run = RUN | {"rounds": 6}

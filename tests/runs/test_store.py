@@ -203,53 +203,25 @@ def test_a_read_only_store_is_no_damaged_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        ("DELETE FROM rounds WHERE round = 2", "round 2 is missing, and round 3 is there"),
-        ("UPDATE rounds SET seconds = -1 WHERE round = 2", "seconds: expected a number from 0"),
-        ("UPDATE rounds SET bytes_up = 0 WHERE round = 3", "totals, which cannot fall"),
-        ("UPDATE rounds SET steps = 'many' WHERE round = 3", "steps: expected a number from 0, got 'many'"),
-        ("UPDATE rounds SET absent = '[99]'", "absent: there is no client 99"),
-        ("UPDATE rounds SET absent = '[1, 1]'", "absent: expected different clients"),
-        ("UPDATE rounds SET absent = x'00'", "absent: expected text"),
-        ("UPDATE evaluations SET scores = 'x'", "expected bytes, got 'x'"),
-        ("UPDATE evaluations SET scores = zeroblob(9)", "damaged bytes"),
-        (
-            "UPDATE evaluations SET point = 'late' WHERE point = 'trained'",
-            "expected received, trained or global",
-        ),
-        (
-            "UPDATE mixing SET weights = (SELECT scores FROM evaluations)",
-            "a matrix of 600 bytes, expected 30 x 30",
-        ),
-        ("UPDATE mixing SET row_clients = '[0, 77]'", "mixing: there is no client 77"),
-        ("UPDATE traffic SET bytes = 1.5", "traffic, bytes: expected a number"),
-        ("DROP TABLE traffic", "the table traffic is missing"),
+        "UPDATE rounds SET absent = x'00'",
+        "UPDATE evaluations SET scores = 'x'",
+        "UPDATE evaluations SET scores = zeroblob(9)",
+        "UPDATE mixing SET weights = (SELECT scores FROM evaluations)",
+        "DROP TABLE rounds",
     ],
 )
-def test_an_edited_store_is_one_sentence(change: str, said: str, tmp_path: Path) -> None:
+def test_a_damaged_store_is_one_sentence(change: str, tmp_path: Path) -> None:
     path = tmp_path / "metrics.sqlite"
     kept = filled(path)
-    kept.set_traffic({"up": {"w": 1}, "down": {}})
-    kept.commit()
     kept._db.execute(change)
     kept._db.commit()
     kept.close()
-    clients = [{"id": str(i), "n_train": 1, "n_test": 10} for i in range(CLIENTS)]
 
     def read_all() -> None:
-        with closing(RunStore.load_copy(path)) as copy:
-            copy.expect({"clients": clients})
-            assert len(copy.rounds()) == 3
-            assert [*copy.scores("test"), copy.mixing(CLIENTS).last(), copy.traffic()]
+        with closing(RunStore.open_read_only(path)) as store:
+            assert [*store.rounds(), *store.scores("test"), store.mixing(CLIENTS).last(), store.traffic()]
 
-    with pytest.raises(RunError, match=rf"cannot read .*metrics\.sqlite: it is damaged .*{said}"):
+    with pytest.raises(RunError, match=r"cannot read .*metrics\.sqlite: it is damaged "):
         read_all()
-
-
-def test_scores_are_within_the_counts_of_the_run(tmp_path: Path) -> None:
-    with closing(filled(tmp_path / "metrics.sqlite")) as kept:
-        clients = [{"id": str(i), "n_train": 1, "n_test": 9} for i in range(CLIENTS)]
-        kept.expect({"clients": clients})
-        with pytest.raises(RunError, match="more clients or samples than the run has"):
-            list(kept.scores("test"))

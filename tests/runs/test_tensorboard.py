@@ -177,6 +177,6 @@ def test_without_it_installed_nothing_is_begun(
 def test_it_is_not_imported_unless_asked_for() -> None:
     code = (
         "import sys, fedattune; d = fedattune.load_federation('digits', partition='dirichlet', clients=4); "
-        "fedattune.fit('fedavg', d, rounds=1, steps=1); sys.exit('tensorboard' in sys.modules)"
+        "fedattune.fit(d, 'fedavg', rounds=1, steps=1); sys.exit('tensorboard' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

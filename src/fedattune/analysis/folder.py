@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import RunError, summarize_error
 from ..core.io import read_json
 from ..runs.folder import CHECKSUM_FILE, read_checksums, set_checksums, verify_file
 
@@ -95,22 +94,6 @@ def read_experiment_file(path: Path, name: str) -> Any:
     """
     verify_experiment(path, path / name)
     return read_json(path / name) if (path / name).is_file() else None
-
-
-def check_entries(file: Path, read: Any) -> Any:
-    """Return what `read` makes of the content of a file.
-
-    Raises:
-        RunError: an entry is missing or has another type.
-
-    """
-    try:
-        return read()
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"{file} is damaged ({summarize_error(error)}); restore it from a copy, or resume the comparison, which "
-            "writes it again"
-        ) from error
 
 
 def find_run_folder(path: Path) -> Path | None:

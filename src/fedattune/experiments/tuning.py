@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..analysis.folder import check_entries
 from ..core.errors import RunError
 from ..core.io import read_json, write_json
-from ..runs.folder import check_number, check_whole
 from .job import Combination, Job, ShouldStop
 from .plan import Plan
 
@@ -327,22 +325,8 @@ def _write_tuning(file: Path, tuning: Tuning) -> None:
 
 def _read_tuning(file: Path) -> Tuning:
     content = read_json(file)
-
-    def parse() -> Tuning:
-        choices = {
-            name: Combination(check_number(one["lr"], 0), dict(one["options"]))
-            for name, one in content["choices"].items()
-        }
-        at_edge, n_tried = content["at_edge"], content["n_tried"]
-        if not isinstance(at_edge, list) or not all(name in choices for name in at_edge):
-            raise TypeError(f"at_edge: expected names of methods, got {at_edge!r:.40}")
-        if not choices or n_tried.keys() != choices.keys():
-            raise ValueError("choices and n_tried are not of the same methods")
-        for n in n_tried.values():
-            check_whole(n)
-        return Tuning(check_whole(content["budget"], 1), choices, n_tried, at_edge)
-
-    return check_entries(file, parse)  # type: ignore[no-any-return]
+    choices = {name: Combination(one["lr"], dict(one["options"])) for name, one in content["choices"].items()}
+    return Tuning(content["budget"], choices, content["n_tried"], content["at_edge"])
 
 
 def _remove_runs(folder: Path) -> None:

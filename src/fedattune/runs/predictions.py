@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.errors import RunError, summarize_error
 from ..core.io import copy_tensors, load_tensors, save_tensors
 from ..core.metrics import compute_metrics
 from ..core.params import Params
@@ -185,60 +184,20 @@ def save_predictions(file: Path, parts: Mapping[str, RowPredictions]) -> None:
     save_tensors(file, copy_tensors(tensors), {"clients": str(n_clients)})
 
 
-def load_predictions(file: Path, n_clients: int | None = None) -> dict[str, RowPredictions]:
+def load_predictions(file: Path) -> dict[str, RowPredictions]:
     """Read the file of `save_predictions`; empty if there is none.
 
-    Args:
-        file: the file.
-        n_clients: number of clients that it should have.
-
     Raises:
-        RunError: the file is damaged.
+        RunError: the file cannot be read.
 
     """
     if not file.exists():
         return {}
     tensors, meta = load_tensors(file)
-    try:
-        parts = {
-            part: RowPredictions(
-                **{key: tensors[f"{part}/{key}"].numpy() for key in ("client", "sample", "y", "outputs")},
-                n_clients=int(meta["clients"]),
-            )
-            for part in dict.fromkeys(name.partition("/")[0] for name in tensors)
-        }
-        for part, one in parts.items():
-            _check_predictions(part, one, n_clients)
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"{file} is damaged ({summarize_error(error)}); restore it from a copy, or train the run again"
-        ) from error
-    return parts
-
-
-def _check_predictions(part: str, one: RowPredictions, n_clients: int | None) -> None:
-    """Check the shapes and types of predictions that were read from a file.
-
-    Raises:
-        ValueError: they do not fit together.
-
-    """
-    shapes = {key: getattr(one, key).shape for key in ("client", "sample", "y")}
-    n = len(one.client) if one.client.ndim else -1
-    is_consistent = (
-        part in ("test", "validation")
-        and set(shapes.values()) == {(n,)}
-        and one.outputs.ndim == 2
-        and len(one.outputs) == n > 0
-        and one.outputs.shape[1] > 0
-        and [array.dtype.kind for array in (one.client, one.sample, one.outputs)] == ["i", "i", "f"]
-        and one.y.dtype.kind in "if"
-    )
-    if not is_consistent:
-        raise ValueError(f"{part}: shapes {shapes} and outputs {one.outputs.shape} do not fit together")
-    if n_clients is not None and one.n_clients != n_clients:
-        raise ValueError(f"{part}: got {one.n_clients} clients, expected {n_clients}")
-    if (np.diff(one.client) < 0).any() or one.client[0] < 0 or one.client[-1] >= one.n_clients:
-        raise ValueError(f"{part}: expected ascending clients from 0 to {one.n_clients - 1}")
-    if not one.is_regression and not ((one.y >= 0) & (one.y < one.outputs.shape[1])).all():
-        raise ValueError(f"{part}: expected classes from 0 to {one.outputs.shape[1] - 1}")
+    return {
+        part: RowPredictions(
+            **{key: tensors[f"{part}/{key}"].numpy() for key in ("client", "sample", "y", "outputs")},
+            n_clients=int(meta["clients"]),
+        )
+        for part in dict.fromkeys(name.partition("/")[0] for name in tensors)
+    }

@@ -1,10 +1,9 @@
 """The result of a run: its numbers, and every client's model."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..core.algorithm import Algorithm
 from ..core.errors import RunError, list_some
@@ -24,7 +23,7 @@ from ..models.files import (
     fill_model,
     save_model,
 )
-from .folder import RunFolder, check_stored
+from .folder import RunFolder
 from .metrics import ClientResult, JsonDict, NewcomerResult, Point, RunMetrics
 from .predictions import load_predictions, save_predictions
 from .rows import RowStack
@@ -100,22 +99,19 @@ class Result(RunMetrics):
             raise RunError(f"{path} holds no finished run")
         config, facts = folder.read_config(), folder.read_facts(is_finished=True)
         folder.verify(folder.metrics, folder.predictions, folder.models, folder.inputs)
-        n = len(facts["clients"])
         # The server of remote clients has no models.
         flat = load_tensors(folder.models)[0] if folder.models.exists() else {}
         models, buffers = (select_prefix(flat, prefix) for prefix in ("params/", "buffers/"))
-        check_stored(folder.models, lambda flat: _check_models(flat, n), flat)
         store = RunStore.open_read_only(folder.metrics)
-        store.expect(facts)
         return cls(
             config,
             facts,
             store,
-            predictions=load_predictions(folder.predictions, n),
+            predictions=load_predictions(folder.predictions),
             models=models,
             buffers=buffers,
             folder=folder.path,
-            inputs=InputSpec.load(folder.inputs, n),
+            inputs=InputSpec.load(folder.inputs, len(facts["clients"])),
         )
 
     def finish(self, folder: RunFolder) -> None:
@@ -225,19 +221,3 @@ class Result(RunMetrics):
         if self.inputs:
             card |= self.inputs.card([one["id"] for one in self.facts["clients"]].index(client))
         return card
-
-
-def _check_models(flat: Mapping[str, Tensor], n_clients: int) -> None:
-    """Check the models of a run: one row for each client, or one model for all.
-
-    Raises:
-        ValueError: a tensor has another number of rows, or another name.
-
-    """
-    for name, tensor in flat.items():
-        if not name.startswith(("params/", "buffers/")):
-            raise ValueError(f"{name}: expected names that begin with params/ or buffers/")
-        if tensor.dim() == 0 or len(tensor) not in (1, n_clients):
-            raise ValueError(
-                f"{name}: got shape {tuple(tensor.shape)}, expected a row for each of {n_clients} clients"
-            )

@@ -1,10 +1,8 @@
 """Store per-client scores, traffic and mixing matrices of one run in SQLite."""
 
 import json
-import math
 import sqlite3
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,11 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.errors import RunError, summarize_error
-from ..core.io import natural_key, parse_json
+from ..core.io import natural_key
 from ..core.payload import MixingMatrices
 from ..engine.base import Scores
-
-TABLES = ("rounds", "evaluations", "mixing", "faults", "traffic")
 
 CREATE_TABLES = """
 BEGIN;
@@ -90,25 +86,8 @@ def explain_errors(what: str, path: Path | None) -> Iterator[None]:
     """
     try:
         yield
-    except (sqlite3.Error, ValueError, TypeError, KeyError, OverflowError) as error:
+    except (sqlite3.Error, zlib.error, ValueError, TypeError, KeyError, OverflowError) as error:
         raise make_store_error(what, path, error) from error
-
-
-def check_version(db: sqlite3.Connection, path: Path | None) -> None:
-    """Refuse a store of a version that kept one row per client and round, and one that lacks a table.
-
-    Raises:
-        RunError: the store is of such a version.
-        ValueError: a table is missing.
-
-    """
-    names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if "scores" in names:
-        raise RunError(
-            f"{path} was written by an older FedAttune, before 2026-11-24; read it with that version, or train again"
-        )
-    if names and (missing := [name for name in TABLES if name not in names]):
-        raise ValueError(f"the table {missing[0]} is missing")
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
@@ -134,65 +113,6 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     return db
 
 
-def check_count(value: Any, what: str, least: int = 0) -> int:
-    """Return a whole number that was read from the store.
-
-    Raises:
-        ValueError: it is none, or below the least.
-
-    """
-    if not isinstance(value, int) or not least <= value < 2**63:
-        raise ValueError(f"{what}: expected a number from {least}, got {value!r:.40}")
-    return value
-
-
-def check_seconds(value: Any) -> float:
-    """Return a time in seconds that was read from the store.
-
-    Raises:
-        ValueError: it is none.
-
-    """
-    if not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"seconds: expected a number from 0, got {value!r:.40}")
-    return float(value)
-
-
-def check_text(value: Any, what: str) -> str:
-    """Return a text that was read from the store.
-
-    Raises:
-        ValueError: it is none.
-
-    """
-    if not isinstance(value, str):
-        raise ValueError(f"{what}: expected text, got {value!r:.40}")
-    return value
-
-
-def parse_clients(text: Any, what: str, n_clients: int | None) -> list[int]:
-    """Return numbers of clients that were stored as JSON.
-
-    Raises:
-        ValueError: the text is no list of different clients of the run.
-
-    """
-    numbers = parse_json(check_text(text, what))
-    if not isinstance(numbers, list) or len(set(numbers)) < len(numbers):
-        raise ValueError(f"{what}: expected different clients, got {text!r:.40}")
-    for number in numbers:
-        if isinstance(number, bool) or (
-            check_count(number, what) >= n_clients if n_clients is not None else False
-        ):
-            raise ValueError(f"{what}: there is no client {number!r:.40}")
-    return numbers
-
-
-def format_clients(numbers: Any) -> str:
-    """Return numbers of clients as JSON for the store."""
-    return json.dumps(numbers)
-
-
 ZLIB_LEVEL = 1
 """The fastest compression: rows that are alike, and whole numbers, take little room already."""
 
@@ -209,16 +129,9 @@ def pack_scores(clients: NDArray[Any], scores: Scores) -> bytes:
 
 
 def unpack_scores(blob: bytes) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the clients (E,), and samples, right predictions and sums of losses (3, E).
-
-    Raises:
-        ValueError: the bytes are damaged.
-
-    """
-    raw = _decompress(blob)
-    n, rest = divmod(len(raw), SCORE_BYTES)
-    if rest or not n:
-        raise ValueError(f"scores of {len(raw)} bytes, expected {SCORE_BYTES} for each client")
+    """Return the clients (E,), and samples, right predictions and sums of losses (3, E)."""
+    raw = zlib.decompress(blob)
+    n = len(raw) // SCORE_BYTES
     whole = np.frombuffer(raw, dtype="<i4", count=3 * n).reshape(3, n)
     loss = np.frombuffer(raw, dtype="<f8", offset=12 * n)
     return np.cumsum(whole[0], dtype=np.int64), np.stack([whole[1], whole[2], loss]).astype(np.float64)
@@ -230,32 +143,10 @@ def pack_weights(weights: NDArray[Any]) -> bytes:
 
 
 def unpack_weights(blob: bytes, rows: int, columns: int) -> NDArray[np.float32]:
-    """Return a matrix (rows, columns) of single or half precision as float32.
-
-    Raises:
-        ValueError: the bytes are damaged, or are of another matrix.
-
-    """
-    raw = _decompress(blob)
+    """Return a matrix (rows, columns) of single or half precision as float32."""
+    raw = zlib.decompress(blob)
     dtype = np.float32 if len(raw) == 4 * rows * columns else np.float16
-    if len(raw) != np.dtype(dtype).itemsize * rows * columns:
-        raise ValueError(f"a matrix of {len(raw)} bytes, expected {rows} x {columns} weights")
     return np.frombuffer(raw, dtype=dtype).reshape(rows, columns).astype(np.float32, copy=False)
-
-
-def _decompress(blob: Any) -> bytes:
-    """Decompress bytes of the store.
-
-    Raises:
-        ValueError: they are damaged.
-
-    """
-    if not isinstance(blob, bytes):
-        raise ValueError(f"expected bytes, got {blob!r:.40}")
-    try:
-        return zlib.decompress(blob)
-    except zlib.error as error:
-        raise ValueError(f"damaged bytes: {error}") from error
 
 
 MAX_SQUARE_CLIENTS = 5_000
@@ -286,7 +177,7 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
     def __iter__(self) -> Iterator[int]:
         with explain_errors("read", self._path):
             rounds = self._db.execute("SELECT DISTINCT round FROM mixing ORDER BY round").fetchall()
-            return iter([check_count(r, "mixing, round", 1) for (r,) in rounds])
+            return iter([r for (r,) in rounds])
 
     def __len__(self) -> int:
         with explain_errors("read", self._path):
@@ -323,10 +214,8 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
                 f"no mixing matrices of round {round_}; the run has matrices of rounds {list(self)}"
             )
         with explain_errors("read", self._path):
-            if len({record[1:3] for record in records}) > 1:
-                raise ValueError(f"mixing, round {round_}: the components are not of the same clients")
-            rows, columns = (parse_clients(text, "mixing", self._n) for text in records[0][1:3])
-            records.sort(key=lambda record: natural_key(check_text(record[0], "mixing, component")))
+            rows, columns = (json.loads(text) for text in records[0][1:3])
+            records.sort(key=lambda record: natural_key(record[0]))
             weights = {
                 component: unpack_weights(blob, len(rows), len(columns)) for component, _, _, blob in records
             }
@@ -379,15 +268,11 @@ class RunStore:
             self._db.execute("PRAGMA synchronous=FULL")
             # In KiB. SQLite writes larger changes before the commit, and until the commit nobody can read.
             self._db.execute("PRAGMA cache_size=-65536")
-            check_version(self._db, path)
             self._db.executescript(CREATE_TABLES)
 
     def _begin(self, path: Path | None) -> None:
         self._path = path
         self._waiting_mixing: tuple[int, MixingMatrices] | None = None
-        self._n_clients: int | None = None
-        self._n_samples: dict[str, NDArray[np.int64]] = {}
-        self._digests: Counter[int] = Counter()  # by round
 
     @classmethod
     def load_copy(cls, path: Path) -> "RunStore":
@@ -400,7 +285,6 @@ class RunStore:
         store._path = path
         with explain_errors("read", path):
             with closing(connect_reader(path)) as source:
-                check_version(source, path)
                 source.backup(store._db)
             store._db.executescript(CREATE_TABLES)
         return store
@@ -418,23 +302,7 @@ class RunStore:
         store._begin(path)
         with explain_errors("read", path):
             store._db = connect_reader(path)
-            check_version(store._db, path)
         return store
-
-    def expect(self, facts: Mapping[str, Any]) -> None:
-        """Compare what is read from now on with the clients of the run.
-
-        Args:
-            facts: the facts of the run, checked.
-        """
-        clients = facts["clients"]
-        numbers = facts.get("numbers", range(len(clients)))
-        self._n_clients = facts.get("population", len(clients))
-        for part in ("test", "validation"):
-            # Where one client stands for all (secure aggregation), its number is the one after the last.
-            self._n_samples[part] = np.full(max(self._n_clients, *numbers, -1) + 1, -1)
-            # Versions before 0.3 did not write the number of validation samples.
-            self._n_samples[part][list(numbers)] = [one.get(f"n_{part}", 2**31) for one in clients]
 
     def add_round(self, record: RoundRecord) -> None:
         """Add a finished round."""
@@ -442,7 +310,7 @@ class RunStore:
         with explain_errors("write", self._path):
             self._db.execute(
                 "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*numbers, format_clients(diverged), format_clients(absent)),
+                (*numbers, json.dumps(diverged), json.dumps(absent)),
             )
 
     def add_scores(
@@ -458,34 +326,23 @@ class RunStore:
             ids: numbers of the clients (E,); None: 0 to E - 1.
         """
         clients = np.arange(len(scores.n)) if ids is None else ids.cpu().numpy()
-        entry = (round_, point, part, pack_scores(clients, scores))
         with explain_errors("write", self._path):
-            self._db.execute("INSERT INTO evaluations VALUES (?, ?, ?, ?)", entry)
-        self._digests[round_] += _digest_entry(*entry)
+            self._db.execute(
+                "INSERT INTO evaluations VALUES (?, ?, ?, ?)",
+                (round_, point, part, pack_scores(clients, scores)),
+            )
 
-    def digest_scores(self, before: int) -> int:
-        """Return a number that stands for the scores of all rounds before a round.
-
-        Of the round itself, some may come later than its checkpoint. The order in which they came does not matter.
-        """
-        return sum(digest for round_, digest in self._digests.items() if round_ < before)
-
-    def check_checkpoint(self, record: RoundRecord, digest: int | None) -> None:
-        """Compare the store with the checkpoint from which the run goes on.
-
-        Args:
-            record: the last round of the checkpoint.
-            digest: the number for its scores; None in checkpoints of older versions.
+    def check_checkpoint(self, record: RoundRecord) -> None:
+        """Check that the last round is the one of the checkpoint from which the run goes on.
 
         Raises:
-            RunError: the store was edited, or is of another run.
+            RunError: the store is of another run, or lacks rounds.
         """
-        r, records = record.round, self.rounds()
-        is_known = len(records) == r and (not records or records[-1] == record)
-        if not is_known or digest not in (None, self.digest_scores(r)):
+        records = self.rounds()
+        if len(records) != record.round or (records and records[-1] != record):
             raise RunError(
-                f"{self._path} is not as the run wrote it: it does not go with the checkpoint of round {r}; restore it "
-                "from a copy, or remove the folder around it and resume, which trains this run again"
+                f"{self._path} does not belong to the checkpoint of round {record.round}; restore it from a copy, or "
+                "remove the folder around it and resume, which trains this run again"
             )
 
     def add_faults(self, round_: int, reasons: Mapping[int, str]) -> None:
@@ -499,16 +356,7 @@ class RunStore:
     def faults(self) -> list[tuple[int, int, str]]:
         """List (round, client, reason) of the clients of the cohort that have no part in their round, in order."""
         with explain_errors("read", self._path):
-            return [
-                (
-                    check_count(r, "faults, round", 1),
-                    check_count(i, "faults, client"),
-                    check_text(why, "faults"),
-                )
-                for r, i, why in self._db.execute(
-                    "SELECT round, client, reason FROM faults ORDER BY round, client"
-                )
-            ]
+            return list(self._db.execute("SELECT round, client, reason FROM faults ORDER BY round, client"))
 
     def add_mixing(self, round_: int, mixing: MixingMatrices) -> None:
         """Add the mixing matrices of one round; of many clients, the rounds between are thinned out.
@@ -531,7 +379,7 @@ class RunStore:
             self._thin_out_mixing(1)
 
     def _write_mixing(self, round_: int, mixing: MixingMatrices, dtype: type[np.floating[Any]]) -> None:
-        rows, columns = format_clients(mixing.rows.tolist()), format_clients(mixing.columns.tolist())
+        rows, columns = json.dumps(mixing.rows.tolist()), json.dumps(mixing.columns.tolist())
         for component, weights in mixing.weights.items():
             values = weights.detach().cpu().float().contiguous().numpy().astype(dtype)
             with explain_errors("write", self._path):
@@ -561,7 +409,7 @@ class RunStore:
         total: dict[str, dict[str, int]] = {"up": {}, "down": {}}
         with explain_errors("read", self._path):
             for way, part, count in self._db.execute("SELECT direction, part, bytes FROM traffic"):
-                total[way][check_text(part, "traffic, part")] = check_count(count, "traffic, bytes")
+                total[way][part] = count
         return {
             way: {part: parts[part] for part in sorted(parts, key=natural_key)}
             for way, parts in total.items()
@@ -585,39 +433,22 @@ class RunStore:
             for table in ("rounds", "evaluations", "mixing", "faults"):
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))  # noqa: S608 (no user input)
             self._db.commit()
-            self._digests = Counter()
-            for entry in self._db.execute("SELECT round, point, part, scores FROM evaluations"):
-                self._digests[entry[0]] += _digest_entry(*entry)
 
     def rounds(self, since: int = 0) -> list[RoundRecord]:
         """Read the finished rounds in order, from round `since` on.
 
         Raises:
-            RunError: a round is missing, or its record is damaged.
+            RunError: the store is damaged.
         """
-        records: list[RoundRecord] = []
         with explain_errors("read", self._path):
             rows = self._db.execute(
                 f"SELECT {ROUND_COLUMNS} FROM rounds WHERE round >= ? ORDER BY round",  # noqa: S608 (no user input)
                 (since,),
             )
-            for r, seconds, up, down, steps, diverged, absent in rows:
-                record = RoundRecord(
-                    check_count(r, "round", 1),
-                    check_seconds(seconds),
-                    check_count(up, "bytes_up"),
-                    check_count(down, "bytes_down"),
-                    check_count(steps, "steps"),
-                    parse_clients(diverged, "diverged", self._n_clients),
-                    parse_clients(absent, "absent", self._n_clients),
-                )
-                before = records[-1] if records else RoundRecord(max(0, since - 1), 0.0, 0, 0, 0, [], [])
-                if r != before.round + 1:
-                    raise ValueError(f"round {before.round + 1} is missing, and round {r} is there")
-                if any(now < then for now, then in zip(record[1:5], before[1:5], strict=True)):
-                    raise ValueError(f"round {r}: seconds, bytes and steps are totals, which cannot fall")
-                records.append(record)
-        return records
+            return [
+                RoundRecord(r, seconds, up, down, steps, json.loads(diverged), json.loads(absent))
+                for r, seconds, up, down, steps, diverged, absent in rows
+            ]
 
     def scores(self, part: str, since: int = 0) -> Iterator[tuple[int, str, NDArray[Any]]]:
         """Read scores of one part in order, from round `since` on.
@@ -639,28 +470,7 @@ class RunStore:
             )
             for round_, point, blob in records:
                 clients, scores = unpack_scores(blob)
-                self._check_scores(round_, point, part, clients, scores)
                 yield round_, point, clients, scores
-
-    def _check_scores(
-        self, round_: Any, point: Any, part: str, clients: NDArray[np.int64], scores: NDArray[np.float64]
-    ) -> None:
-        """Check the scores of one evaluation (3, E) of clients (E,).
-
-        Raises:
-            ValueError: they cannot be, or are not of the clients of the run.
-        """
-        where, (n, correct, _) = f"evaluations, round {round_!r:.20}", scores
-        check_count(round_, where)
-        if point not in ("received", "trained", "global"):
-            raise ValueError(f"{where}: expected received, trained or global, got {point!r:.40}")
-        if len(np.unique(clients)) < len(clients) or (clients < 0).any():
-            raise ValueError(f"{where}: expected different clients")
-        if (n < 0).any() or (correct < 0).any() or (correct > n).any():
-            raise ValueError(f"{where}: right predictions should be from 0 to the number of samples")
-        known = self._n_samples.get(part)
-        if known is not None and ((clients >= len(known)).any() or (n > known[clients]).any()):
-            raise ValueError(f"{where}: there are more clients or samples than the run has")
 
     def last_scores(self, part: str) -> dict[tuple[int, str], tuple[int, int, float]]:
         """Read samples, right predictions and sum of losses at each client's last evaluation, by (client, point)."""
@@ -684,7 +494,3 @@ class RunStore:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
-
-
-def _digest_entry(round_: int, point: str, part: str, blob: bytes) -> int:
-    return zlib.crc32(blob, zlib.crc32(f"{round_} {point} {part}".encode()))

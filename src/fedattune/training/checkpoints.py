@@ -101,7 +101,6 @@ class RunCheckpoints:
         text = replace(status, notes=[*status.notes, *self.backend.notes]).dump()
         text |= {
             "clients": json.dumps(self.context.n_clients),
-            "scores": json.dumps(self.store.digest_scores(status.record.round)),
             "screen": self.uploads.screen.dump(),
         }
         tree = self._state_tree() | self.ledger.state_tree()
@@ -114,10 +113,9 @@ class RunCheckpoints:
             RunError: the checkpoint or the store is damaged, or of another run.
 
         """
-        status, digest = RunStatus(), None
+        status = RunStatus()
         if self.folder.checkpoints.has_any:
             saved = self.folder.checkpoints.load()
-            digest = json.loads(saved.meta.get("scores", "null"))
             n_before = int(saved.meta.get("clients", self.context.n_clients))
             self._load_parts(saved, n_before)
             status = RunStatus.load(saved.meta)
@@ -125,7 +123,7 @@ class RunCheckpoints:
             status.repeats += self.spends_secretly
             status.notes += self._describe_start(saved, status.record.round, n_before)
         self.store.forget_after(status.record.round)
-        self.store.check_checkpoint(status.record, digest)
+        self.store.check_checkpoint(status.record)
         return status
 
     def _state_tree(self) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ..core.algorithm import Algorithm
 from ..core.effect import Effect
 from ..core.errors import DivergedError, summarize_error
-from ..core.io import write_json
 from ..core.params import Params
 from ..core.payload import MixingMatrices, Payload, count_traffic
 from ..core.settings import Settings
@@ -137,9 +136,7 @@ class RoundLoop:
         saved = committed = time.perf_counter()
         cost, stopped = 0.0, False
         if self.folder:
-            write_json(self.folder.facts, self._facts)
-            if self._inputs:
-                self._inputs.save(self.folder.inputs)
+            self.folder.write_start(self._facts, self._inputs)
             if self.record.round == rounds:
                 # The result alone is missing; other files may have been damaged since.
                 self._save_models()

@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictInt, StrictStr
 
-from ...core.errors import RunError, summarize_error
 from ...core.io import read_json, write_json
 from ...core.metrics import MetricName
 from ..folder import list_parts, verify_experiment
@@ -103,33 +101,11 @@ def read_baselines(experiments: Sequence[Path]) -> list[Baseline]:
     return list({(one.name, one.split): one for one in found}.values())
 
 
-class StoredBaseline(BaseModel):
-    """The facts of a baseline in its file."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: Annotated[StrictStr, Field(min_length=1)]
-    kind: Kind
-    split: Annotated[StrictInt, Field(ge=0)]
-    split_digest: StrictStr
-    seconds: Annotated[FiniteFloat, Field(ge=0)]
-    notes: list[StrictStr]
-
-
 def _read_baseline(file: Path) -> Baseline:
     from ...runs.predictions import load_predictions
 
-    outputs = file.with_name("predictions.safetensors")
     facts: dict[str, Any] = read_json(file)
-    try:
-        checked = StoredBaseline(**facts).model_dump()
-        predictions = load_predictions(outputs)
-        if not predictions:
-            raise ValueError("its predictions are missing")
-        if make_baseline_folder(Path(), checked["name"], checked["split"]).parts[-2:] != file.parts[-3:-1]:
-            raise ValueError("its name or split is not that of its folder")
-        return Baseline(**(checked | {"notes": tuple(checked["notes"])}), predictions=predictions)
-    except (TypeError, ValueError) as error:
-        raise RunError(
-            f"{file} is damaged ({summarize_error(error)}); remove its folder, and resume the comparison"
-        ) from error
+    notes = tuple(facts.pop("notes"))
+    return Baseline(
+        **facts, notes=notes, predictions=load_predictions(file.with_name("predictions.safetensors"))
+    )
