@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from ...analysis.folder import EXPERIMENT_FILE
+from ...analysis.folder import EXPERIMENT_FILE, seal_experiment
 from ...core.algorithm import Algorithm
 from ...core.errors import DivergedError, FedAttuneError, RunError, summarize_error
 from ...core.hardware import check_device
@@ -136,6 +136,7 @@ class _Server:
         self._save_registry(token, registry)
         # From this file, `fedattune watch` knows the methods that have not begun.
         write_text(self.folder / EXPERIMENT_FILE, self.plan.experiment.to_yaml())
+        seal_experiment(self.folder)
         return token, registry
 
     def _save_registry(self, token: str, registry: NodeRegistry) -> None:
