@@ -26,7 +26,9 @@ from xdist.scheduler import LoadScopeScheduling
 from cli_helpers import Done, environment
 from crafted import compared
 from fedattune import Federation
+from fedattune.analysis.output.formats import TABLE_FORMATS
 from fedattune.cli import main
+from fedattune.core.metrics import METRICS
 from federations import make_federation
 
 
@@ -52,6 +54,17 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches and saved partitions of a test stay with the test run."""
     monkeypatch.setenv("FEDATTUNE_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+
+
+@pytest.fixture(autouse=True)
+def own_registries() -> Iterator[None]:
+    """Custom metrics and formats of a test go with it."""
+    registries: list[dict[str, Any]] = [METRICS, TABLE_FORMATS]
+    known = [dict(registry) for registry in registries]
+    yield
+    for registry, before in zip(registries, known, strict=True):
+        registry.clear()
+        registry.update(before)
 
 
 @pytest.fixture(scope="session")

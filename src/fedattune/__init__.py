@@ -14,9 +14,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 if TYPE_CHECKING:
     from . import algorithms, models
     from .analysis.load import Runs, read_runs
+    from .analysis.output.formats import register_format
     from .analysis.output.report import write_report
     from .core.algorithm import Algorithm, ClientUpdate, FineTune, Participation, ServerUpdate
     from .core.errors import ConfigError, DataError, FedAttuneError, ModelError, RunError
+    from .core.metrics import register_metric
     from .core.params import Params
     from .core.payload import Broadcast, Payload
     from .core.settings import Settings
@@ -34,9 +36,11 @@ _MODULE_OF = {
     name: module
     for module, names in {
         "analysis.load": ("Runs", "read_runs"),
+        "analysis.output.formats": ("register_format",),
         "analysis.output.report": ("write_report",),
         "core.algorithm": ("Algorithm", "ClientUpdate", "FineTune", "Participation", "ServerUpdate"),
         "core.errors": ("ConfigError", "DataError", "FedAttuneError", "ModelError", "RunError"),
+        "core.metrics": ("register_metric",),
         "core.params": ("Params",),
         "core.payload": ("Broadcast", "Payload"),
         "core.settings": ("Settings",),
@@ -101,6 +105,8 @@ __all__ = [
     "personalize",
     "predict",
     "read_runs",
+    "register_format",
+    "register_metric",
     "tune",
     "write_report",
 ]

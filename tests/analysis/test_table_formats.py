@@ -9,7 +9,7 @@ import pytest
 from fake_results import LOCAL, Fake, results
 from fedattune import ConfigError, read_runs
 from fedattune.analysis.compare import MeanStd, build_rows
-from fedattune.analysis.output.tables import (
+from fedattune.analysis.output.formats import (
     escape_latex,
     fill_cells,
     select_columns,

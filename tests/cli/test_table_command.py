@@ -39,10 +39,10 @@ def test_parquet_and_clients(cli: Cli, work: Path, comparison: Path) -> None:
     ("argv", "said"),
     [
         ("--format parquet", "--format parquet writes a file; name it by -o"),
-        ("--format latex --clients", "--clients is an option of --format csv and parquet"),
+        ("--format latex --clients", "--clients is an option of formats for programs such as csv"),
         ("--format latex --columns nope", "--columns nope: no such column"),
         ("--format csv --columns nope", "--columns nope: no such column"),
-        ("--format word", "--format: input should be 'text', 'latex'"),
+        ("--format word", "--format word: no such format"),
         ("-o no/t.csv", "there is no folder no"),
     ],
 )

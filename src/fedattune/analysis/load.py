@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import RunError, did_you_mean
 from ..core.io import natural_key, read_yaml
-from ..core.metrics import MetricName
+from ..core.metrics import METRICS, MetricName
 from ..core.own_code import get_short_name
 from ..runs.folder import CONFIG_FILE, RESUMABLE_SETTINGS, RunFolder
 from ..runs.metrics import RunMetrics
@@ -213,15 +213,23 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
     ordered = sorted(runs.values(), key=lambda one: one[0].algorithm != BASELINE)
     _check_clients(list(runs.values()))
     experiment, results = read_experiment(folders[0]), [run for run, _ in ordered]
+    notes = [note for path in folders for note in _read_notes(path)]
+    metric = get_short_name(experiment.get("metric") or get_default_metric(results))
+    if metric not in METRICS:  # no code runs because a folder names it
+        notes.append(
+            f"The verdict of this comparison is about {experiment['metric']}, a custom metric that is not loaded here, "
+            f"so {get_default_metric(results)} is shown; in Python, import its file before reading the runs"
+        )
+        metric = get_default_metric(results)
     return Runs(
         results,
         [folder for _, folder in ordered],
         list(dict.fromkeys(failed)),
         list(dict.fromkeys(waiting)),
         experiment.get("rounds_to"),
-        experiment.get("metric") or get_default_metric(results),
+        metric,
         read_baselines(folders),
-        [note for path in folders for note in _read_notes(path)],
+        notes,
     )
 
 

@@ -84,6 +84,8 @@ def print_completion(space: Namespace, problems: Sequence[str]) -> int:
 def collect_names() -> dict[str, list[str]]:
     """Collect the names that options take: option -> names."""
     from ..algorithms import ALGORITHMS
+    from ..analysis.output.formats import TABLE_FORMATS
+    from ..core.metrics import METRICS
     from ..data import PARTITIONS, SOURCES
     from ..models import MODELS
     from ..studies import STUDIES
@@ -95,6 +97,8 @@ def collect_names() -> dict[str, list[str]]:
         "model": [*MODELS],
         "baseline": ["majority", "sklearn", "centralized"],
         "study": [*STUDIES],
+        "metric": [*METRICS],
+        "format_": [*TABLE_FORMATS],
     }
 
 
@@ -119,6 +123,8 @@ def _complete_action(action: Any, names: dict[str, list[str]]) -> None:
         action.complete = complete_list(action.dest, names[action.dest])
     elif action.dest in ("data", "model") and action.option_strings and metavar == "NAME":
         action.complete = complete_words(action.dest, names[action.dest], *ENDINGS[action.dest])
+    elif action.dest in ("metric", "format_") and not metavar.startswith("{"):
+        action.complete = complete_words(action.dest, names[action.dest], "py")
     elif action.dest == "partition":
         action.complete = complete_words(action.dest, names[action.dest], "py", "json")
     elif action.dest == "name" and not action.option_strings and action.nargs == "?":

@@ -147,17 +147,14 @@ class WatchOptions(ReportOptions):
     once: bool = Field(False, description="print the table once, and exit")
 
 
-TableFormat = Literal["text", "latex", "markdown", "csv", "parquet"]
-
-
 class TableOptions(StrictSchema):
     """Options of `table`."""
 
-    format_: TableFormat | None = Field(
+    format_: str | None = Field(
         None,
         alias="format",
-        description="latex (booktabs) and markdown for readers; csv and parquet for programs, one row per method, seed "
-        "and split (default: by the ending of the file, else text)",
+        description="text, latex (booktabs) and markdown for readers; csv and parquet for programs, one row per "
+        "method, seed and split; or file.py:format (default: by the ending of the file, else text)",
     )
     out: Path | None = Field(None, description="file for the table (default: standard output)")
     columns: str | None = Field(

@@ -1,25 +1,12 @@
 """The command `table`: the table of runs for a paper, a page, or another program."""
 
-import io
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigError, RunError
 from .main import print_content
-from .options import TableFormat, TableOptions, parse_options
-
-if TYPE_CHECKING:
-    from ..analysis.load import Runs
-
-FORMAT_OF_ENDING: dict[str, TableFormat] = {
-    ".tex": "latex",
-    ".md": "markdown",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".txt": "text",
-}
+from .options import TableOptions, parse_options
 
 
 def print_table(space: Namespace, problems: Sequence[str]) -> int:
@@ -31,52 +18,37 @@ def print_table(space: Namespace, problems: Sequence[str]) -> int:
 
     """
     from ..analysis.load import read_runs
-    from ..analysis.output import tidy
-    from ..core.io import write_text
+    from ..analysis.output.formats import find_format
+    from ..analysis.output.tables import make_console, print_methods
+    from ..core.io import replace_atomically, write_text
     from ..experiments.output import check_output_files
 
     paths: list[Path] = space.runs
     options = parse_options(TableOptions, space, problems)
-    format_ = options.format_ or FORMAT_OF_ENDING.get(options.out.suffix if options.out else ".txt", "text")
-    if format_ == "parquet" and options.out is None:
-        raise ConfigError("--format parquet writes a file; name it by -o, such as -o runs.parquet")
-    if options.clients and format_ not in ("csv", "parquet"):
-        raise ConfigError(f"--clients is an option of --format csv and parquet, not of --format {format_}")
+    chosen = find_format(options.format_, options.out.suffix if options.out else "")
+    if chosen.is_binary and options.out is None:
+        raise ConfigError(
+            f"--format {chosen.name} writes a file; name it by -o, such as -o runs{chosen.ending}"
+        )
+    if options.clients and not chosen.has_clients:
+        raise ConfigError(
+            f"--clients is an option of formats for programs such as csv, not of --format {chosen.name}"
+        )
     check_output_files({"--out": options.out}, {})
     runs = read_runs(paths, running=True)
     if not runs.results:
         raise RunError(f"{paths[0]}: no round is finished yet, so there is no table; try again later")
-    if format_ in ("csv", "parquet"):
-        table = tidy.select_table_columns(runs.to_table(clients=options.clients), options.columns)
-        if format_ == "parquet":
-            assert options.out is not None
-            tidy.write_parquet(table, options.out)
-            return 0
-        text = tidy.write_csv(table)
+    if chosen.name == "text" and not options.out:  # with colours
+        print_methods(runs.rows, make_console(), runs.rounds_to, options.columns)
+        return 0
+    keywords = {"clients": True} if options.clients else {}
+    content = chosen.write(runs, options.columns, **keywords)
+    if isinstance(content, bytes):
+        assert options.out is not None
+        with replace_atomically(options.out) as new:
+            new.write_bytes(content)
+    elif options.out:
+        write_text(options.out, content)
     else:
-        text = _format_rows(runs, format_, options.columns)
-    if options.out:
-        write_text(options.out, text)
-    elif format_ == "text":
-        _print_rows(runs, options.columns)
-    else:
-        print_content(text)
+        print_content(content)
     return 0
-
-
-def _format_rows(runs: "Runs", format_: TableFormat, columns: str | None) -> str:
-    """Format the table of methods as text for a file, Markdown or LaTeX."""
-    from ..analysis.output.tables import make_console, print_methods, write_latex, write_markdown
-
-    if format_ != "text":
-        write = write_latex if format_ == "latex" else write_markdown
-        return write(runs.rows, runs.rounds_to, columns)
-    file = io.StringIO()
-    print_methods(runs.rows, make_console(file), runs.rounds_to, columns)
-    return file.getvalue().lstrip("\n")
-
-
-def _print_rows(runs: "Runs", columns: str | None) -> None:
-    from ..analysis.output.tables import make_console, print_methods
-
-    print_methods(runs.rows, make_console(), runs.rounds_to, columns)

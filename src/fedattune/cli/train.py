@@ -66,7 +66,7 @@ def train(space: Namespace, problems: list[str]) -> int:
             files=[file for file in (out / "result.json", output.json_file) if file],
             report=out / "report.html" if is_comparison else None,
             rounds_to=rounds_to,
-            metric=plan.experiment.metric,
+            metric=plan.metric,
         )
         seal_experiment(out, is_finished=True)
     _print_summary(

@@ -4,17 +4,25 @@ A metric is computed from the true values of some rows and the model's outputs f
 classes, or one number (n, 1) in the unit of the target.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ConfigError
+from .errors import ConfigError, list_some
+from .own_code import is_reference, load_registered
 
-MetricName = Literal["accuracy", "balanced_accuracy", "auc", "log_loss", "f1", "r2", "mae", "rmse"]
+MetricName = str
+"""Name of a registered metric."""
 
 Values = NDArray[np.float64]
 Labels = NDArray[np.int64]
+
+Measure = Callable[[NDArray[Any], Values], float]
+"""Compute a metric of some rows from their true values (n,) and the outputs for them (n, classes) or (n, 1)."""
+
+AnyMeasure = TypeVar("AnyMeasure", bound=Measure)
 
 
 class Metric(NamedTuple):
@@ -22,6 +30,7 @@ class Metric(NamedTuple):
 
     Attributes:
         name: its name on the command line and in files.
+        measure: compute it for some rows; NaN where they do not define it.
         label: its name in tables.
         is_higher_better: whether larger values are better.
         is_percent: whether tables show percent, and differences are in points.
@@ -31,6 +40,7 @@ class Metric(NamedTuple):
     """
 
     name: MetricName
+    measure: Measure
     label: str
     is_higher_better: bool
     is_percent: bool
@@ -77,39 +87,65 @@ def format_number(value: float, digits: int = 4, sign: str = "") -> str:
     return f"{value:{sign},.0f}" if is_long else f"{value:{sign},.{digits}g}"
 
 
-METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        Metric("accuracy", "accuracy", True, True, True),
-        Metric("balanced_accuracy", "balanced accuracy", True, True, True),
-        Metric("auc", "AUC", True, True, True),
-        Metric("f1", "macro F1", True, True, True),
-        Metric("log_loss", "log loss", False, False, True),
-        Metric("r2", "R2", True, False, False),
-        Metric("mae", "MAE", False, False, False, True),
-        Metric("rmse", "RMSE", False, False, False, True),
-    )
-}
-"""Name -> metric."""
+METRICS: dict[str, Metric] = {}
+"""Name -> metric, in the order of tables."""
 
-CLASS_METRICS = tuple(name for name, metric in METRICS.items() if metric.is_for_classes)
-NUMBER_METRICS = tuple(name for name, metric in METRICS.items() if not metric.is_for_classes)
+
+def register_metric(
+    label: str,
+    *,
+    is_higher_better: bool,
+    is_percent: bool = False,
+    is_for_classes: bool = True,
+    has_unit: bool = False,
+) -> Callable[[AnyMeasure], AnyMeasure]:
+    """Register a function of true values (n,) and outputs (n, classes) or (n, 1) as the metric of its name.
+
+    True values are class numbers, and outputs are logits. For a number, both have the unit of the target.
+
+    Args:
+        label: its name in tables.
+        is_higher_better: whether larger values are better.
+        is_percent: whether its values are fractions, of which tables show percent.
+        is_for_classes: whether the target is a class, not a number.
+        has_unit: whether its values have the unit of the target.
+
+    Raises:
+        ConfigError: the name is that of a metric of FedAttune.
+
+    """
+
+    def register(measure: AnyMeasure) -> AnyMeasure:
+        name = measure.__name__
+        if name in METRICS and METRICS[name].measure.__module__ == __name__ != measure.__module__:
+            raise ConfigError(f"metric: {name!r} is a metric of FedAttune; give your function another name")
+        METRICS[name] = Metric(name, measure, label, is_higher_better, is_percent, is_for_classes, has_unit)
+        return measure
+
+    return register
+
+
+def list_metrics(*, is_for_classes: bool) -> list[str]:
+    """List the names of the metrics of classes, or of numbers."""
+    return [name for name, metric in METRICS.items() if metric.is_for_classes == is_for_classes]
 
 
 def check_metric(name: str, *, is_regression: bool) -> Metric:
-    """Return the metric with this name.
+    """Return the metric with this name, or the custom metric that file.py:name refers to.
 
     Raises:
-        ConfigError: the metric does not suit the target.
+        ConfigError: there is no such metric, or it does not suit the target.
 
     """
-    names = NUMBER_METRICS if is_regression else CLASS_METRICS
-    if name not in names:
+    known = load_registered(name, "metric", METRICS) if is_reference(name) else METRICS.get(name)
+    if known is None or known.is_for_classes == is_regression:
         kind = "a number" if is_regression else "a class"
+        names = list_some(list_metrics(is_for_classes=not is_regression), 20)
         raise ConfigError(
-            f"metric: got {name!r}, expected one of {', '.join(names)}, as the target is {kind}"
+            f"metric: got {name!r}, expected one of {names}, as the target is {kind}; or a custom metric as "
+            "file.py:metric"
         )
-    return METRICS[name]
+    return known
 
 
 def compute_metrics(y: NDArray[np.generic], outputs: Values) -> dict[str, float]:
@@ -123,12 +159,13 @@ def compute_metrics(y: NDArray[np.generic], outputs: Values) -> dict[str, float]
         Metric -> value; NaN where the rows do not define it, such as the AUC of rows of a single class.
 
     """
-    if not len(y):
-        return dict.fromkeys(CLASS_METRICS if y.dtype.kind in "iu" else NUMBER_METRICS, float("nan"))
+    is_for_classes = y.dtype.kind in "iu"
+    y, outputs = y.astype(np.int64 if is_for_classes else np.float64), np.asarray(outputs, dtype=np.float64)
     with np.errstate(invalid="ignore", over="ignore"):  # outputs of a model that diverged
-        if y.dtype.kind in "iu":
-            return _measure_classes(y.astype(np.int64), np.asarray(outputs, dtype=np.float64))
-        return _measure_numbers(y.astype(np.float64), np.asarray(outputs, dtype=np.float64)[:, 0])
+        return {
+            name: float(METRICS[name].measure(y, outputs)) if len(y) else float("nan")
+            for name in list_metrics(is_for_classes=is_for_classes)
+        }
 
 
 def compute_probabilities(logits: Values) -> Values:
@@ -146,7 +183,7 @@ def compute_row_losses(y: NDArray[np.generic], outputs: Values, metric: str) -> 
     wrong classes.
     """
     outputs = np.asarray(outputs, dtype=np.float64)
-    if metric in NUMBER_METRICS:
+    if not METRICS[metric].is_for_classes:
         errors: Values = outputs[:, 0] - y.astype(np.float64)
         return np.abs(errors) if metric == "mae" else errors**2
     if metric == "log_loss":
@@ -161,29 +198,35 @@ def _compute_log_losses(y: Labels, logits: Values) -> Values:
     return losses
 
 
-def _measure_classes(y: Labels, logits: Values) -> dict[str, float]:
-    """Compute the metrics of classes.
-
-    Balanced accuracy, F1 and AUC are means over the classes of the rows; AUC takes each class against all others.
-    """
-    n_classes, predicted = logits.shape[1], logits.argmax(axis=1)
-    confusion = np.bincount(n_classes * y + predicted, minlength=n_classes**2).reshape(n_classes, n_classes)
-    hits, rows, columns = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
-    present, seen = rows > 0, rows + columns > 0
-    return {
-        "accuracy": float(hits.sum() / len(y)),
-        "balanced_accuracy": float((hits[present] / rows[present]).mean()),
-        "auc": _compute_auc(y, logits, np.flatnonzero(present)),
-        "f1": float((2 * hits[seen] / (rows + columns)[seen]).mean()),
-        "log_loss": float(_compute_log_losses(y, logits).mean()),
-    }
+def _count_hits(y: Labels, logits: Values) -> tuple[Labels, Labels, Labels]:
+    """Count, for each class, the right predictions, the rows, and the predictions (classes,)."""
+    n_classes = logits.shape[1]
+    pairs = np.bincount(n_classes * y + logits.argmax(axis=1), minlength=n_classes**2)
+    confusion = pairs.reshape(n_classes, n_classes)
+    return confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
 
 
-def _compute_auc(y: Labels, logits: Values, classes: Labels) -> float:
+@register_metric("accuracy", is_higher_better=True, is_percent=True)
+def accuracy(y: Labels, logits: Values) -> float:
+    """Compute the share of rightly classified rows."""
+    return float(_count_hits(y, logits)[0].sum() / len(y))
+
+
+@register_metric("balanced accuracy", is_higher_better=True, is_percent=True)
+def balanced_accuracy(y: Labels, logits: Values) -> float:
+    """Compute the mean accuracy over the classes of the rows."""
+    hits, rows, _ = _count_hits(y, logits)
+    present = rows > 0
+    return float((hits[present] / rows[present]).mean())
+
+
+@register_metric("AUC", is_higher_better=True, is_percent=True)
+def auc(y: Labels, logits: Values) -> float:
     """Compute the mean AUC of each class against all others: scikit-learn takes a hundred times as long.
 
     The AUC is the share of pairs of a row of the class and another row in which the first has the larger score.
     """
+    classes = np.unique(y)
     if len(classes) < 2 or not np.isfinite(logits).all():
         return float("nan")
     scores = compute_probabilities(logits)
@@ -200,12 +243,34 @@ def _compute_auc(y: Labels, logits: Values, classes: Labels) -> float:
     return float(np.mean(areas))
 
 
-def _measure_numbers(y: Values, predicted: Values) -> dict[str, float]:
-    """Compute the metrics of numbers; rows of one value have no R2."""
-    errors = predicted - y
+@register_metric("macro F1", is_higher_better=True, is_percent=True)
+def f1(y: Labels, logits: Values) -> float:
+    """Compute the mean F1 over the classes of the rows and of the predictions."""
+    hits, rows, columns = _count_hits(y, logits)
+    seen = rows + columns > 0
+    return float((2 * hits[seen] / (rows + columns)[seen]).mean())
+
+
+@register_metric("log loss", is_higher_better=False)
+def log_loss(y: Labels, logits: Values) -> float:
+    """Compute the mean cross-entropy."""
+    return float(_compute_log_losses(y, logits).mean())
+
+
+@register_metric("R2", is_higher_better=True, is_for_classes=False)
+def r2(y: Values, predicted: Values) -> float:
+    """Compute the coefficient of determination; rows of one value have none."""
     spread = float(((y - y.mean()) ** 2).sum())
-    return {
-        "r2": 1 - float((errors**2).sum()) / spread if spread > 0 else float("nan"),
-        "mae": float(np.abs(errors).mean()),
-        "rmse": float(np.sqrt((errors**2).mean())),
-    }
+    return 1 - float(((predicted[:, 0] - y) ** 2).sum()) / spread if spread > 0 else float("nan")
+
+
+@register_metric("MAE", is_higher_better=False, is_for_classes=False, has_unit=True)
+def mae(y: Values, predicted: Values) -> float:
+    """Compute the mean absolute error."""
+    return float(np.abs(predicted[:, 0] - y).mean())
+
+
+@register_metric("RMSE", is_higher_better=False, is_for_classes=False, has_unit=True)
+def rmse(y: Values, predicted: Values) -> float:
+    """Compute the root of the mean squared error."""
+    return float(np.sqrt(((predicted[:, 0] - y) ** 2).mean()))

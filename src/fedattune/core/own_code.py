@@ -17,12 +17,14 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import ConfigError, FedAttuneError, did_you_mean, list_some, summarize_error
 
 MODULE_PREFIX = "fedattune_own"
 """Start of the module names of files."""
+
+Registered = TypeVar("Registered")
 
 _loaded: dict[Path, tuple[int, ModuleType]] = {}
 """File -> time of its last change in nanoseconds, and its module."""
@@ -69,7 +71,7 @@ def make_portable(name: str) -> str:
     return name if file is None else f"{file.name}:{get_short_name(name)}"
 
 
-CODE_KEYS = ("algorithms", "algorithm", "model", "partition")
+CODE_KEYS = ("algorithms", "algorithm", "model", "partition", "metric")
 """Keys of files and options that may name code."""
 
 
@@ -167,6 +169,25 @@ def load_function(
         )
         raise error(f"{place!r} {what} {attribute!r} that makes {purpose}; {did_you_mean(attribute, names)}")
     return function  # type: ignore[no-any-return]
+
+
+def load_registered(reference: str, what: str, registry: Mapping[str, Registered]) -> Registered:
+    """Load the function that a reference names, and return what its decorator registered.
+
+    Args:
+        reference: see `load_function`.
+        what: what the function is, such as "metric".
+        registry: name -> what was registered.
+
+    Raises:
+        ConfigError: the function cannot be loaded, or is not registered.
+
+    """
+    function = load_function(reference, f"the {what}")
+    name = function.__name__
+    if name not in registry:
+        raise ConfigError(f"{reference}: expected a function with the decorator @register_{what}(...)")
+    return registry[name]
 
 
 def load_file(file: Path) -> ModuleType:

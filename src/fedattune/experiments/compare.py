@@ -180,7 +180,7 @@ def _compare(
     create_run_folder(plan, out, "compare")
     with InterruptHandler() as should_stop, lock_folder(out):
         outcome = train_plan(plan, out, should_stop, output, is_comparison=True)
-        metric = plan.experiment.metric
+        metric = plan.metric
         summary = write_summary(
             outcome,
             files=[out / "result.json"],

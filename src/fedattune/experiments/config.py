@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationInfo, field_validator
 
-from ..core.metrics import MetricName
+from ..core.metrics import METRICS, MetricName
 from ..core.own_code import get_short_name, is_reference, make_absolute, make_portable
 from ..core.settings import MAX_CLIENTS, MAX_COUNT, SEED_LIMIT, Seed, Settings
 from ..data.splits import SplitKind
@@ -115,7 +115,8 @@ class Experiment(Settings):
     )
     metric: MetricName | None = Field(
         None,
-        description="what the verdict is about (default: accuracy, AUC or balanced accuracy if one class dominates, "
+        description="metric of the verdict: "
+        f"{', '.join(METRICS)}, or file.py:metric (default: accuracy, AUC or balanced accuracy if one class dominates, "
         "RMSE if the target is a number)",
     )
     tune: Annotated[int, Field(ge=1, le=1000)] | None = Field(
@@ -160,7 +161,7 @@ class Experiment(Settings):
             raise ValueError("expected at least one name such as fedavg")
         return tuple(make_absolute(name) for name in names)
 
-    @field_validator("model", "partition")
+    @field_validator("model", "partition", "metric")
     @classmethod
     def _make_absolute(cls, value: str | None) -> str | None:
         """Let a run find the user's file again when it is resumed from another folder."""
@@ -190,6 +191,8 @@ class Experiment(Settings):
         for key in ("data", "partition"):  # the hash of the partition covers the content of a file
             identity[key] = identity[key] and Path(identity[key]).stem
         identity["model"] = make_portable(self.model)
+        if identity.get("metric"):
+            identity["metric"] = make_portable(identity["metric"])
         identity["algorithms"] = [make_portable(name) for name in self.algorithms]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -53,6 +53,11 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     @property
+    def metric(self) -> str | None:
+        """Name of the metric of the verdict."""
+        return self.experiment.metric and get_short_name(self.experiment.metric)
+
+    @property
     def federation(self) -> "Federation":
         """The data with the first split."""
         return self.federations[0]

@@ -104,7 +104,7 @@ def tune(
         ):
             tuning = tune_plan(plan, budget, folder, should_stop, display, output.processes)
         log = read_json(folder / TUNING_FOLDER / LOG_FILE)
-    metric = plan.experiment.metric or "accuracy"
+    metric = plan.metric or "accuracy"
     return {name: _describe_choice(name, tuning, log[name], metric) for name in plan.algorithms}
 
 

@@ -305,9 +305,9 @@ def _score(result: "Result | None", plan: Plan) -> float:
     """Score a run by validation data; minus infinity for a run that diverged."""
     from ..analysis.verdict.choice import score_methods
 
-    if result is None or plan.experiment.metric is None:
+    if result is None or plan.metric is None:
         return -math.inf
-    choice = score_methods({"run": [result]}, [result], plan.experiment.metric)
+    choice = score_methods({"run": [result]}, [result], plan.metric)
     score = choice.scores["run"]
     return score if choice.is_validated and math.isfinite(score) else -math.inf
 

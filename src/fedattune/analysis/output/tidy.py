@@ -4,14 +4,12 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import ConfigError, did_you_mean
-from ...core.io import replace_atomically
 from ...core.metrics import METRICS, MetricName
 from ...core.text import guard_cell
 from ..compare import BASELINE, Contestant, MeanStd, MethodRow, build_rows, compute_gap, get_default_metric
@@ -198,12 +196,13 @@ def write_csv(table: "pa.Table") -> str:
     return text.getvalue()
 
 
-def write_parquet(table: "pa.Table", file: Path) -> None:
-    """Write a tidy table as a Parquet file."""
+def write_parquet(table: "pa.Table") -> bytes:
+    """Write a tidy table as the content of a Parquet file."""
     from pyarrow import parquet
 
-    with replace_atomically(file) as new:
-        parquet.write_table(table, new)
+    content = io.BytesIO()
+    parquet.write_table(table, content)
+    return content.getvalue()
 
 
 def to_pandas(table: "pa.Table") -> "pd.DataFrame":

@@ -1,0 +1,278 @@
+"""Formats of the table of runs, each by one function and one registration: text, LaTeX, Markdown, CSV, Parquet."""
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from ...core.errors import ConfigError, did_you_mean
+from ...core.metrics import METRICS
+from ...core.own_code import is_reference, load_registered
+from ..compare import MeanStd, MethodRow
+from .tables import RowFormatter, get_metric_title, make_console, print_methods, select_columns, write_legend
+from .tidy import select_table_columns, write_csv, write_parquet
+
+if TYPE_CHECKING:
+    from ..load import Runs
+
+WriteTable = Callable[..., str | bytes]
+"""Write a table of `Runs`; takes the columns, too: `all`, or names with commas between, or None for its own choice."""
+
+AnyWriter = TypeVar("AnyWriter", bound=WriteTable)
+
+
+class TableFormat(NamedTuple):
+    """A format of the table of runs.
+
+    Attributes:
+        name: its name on the command line.
+        write: the function that writes the table, as text or bytes.
+        ending: ending of its files, such as ".csv".
+        has_clients: whether it has a table with one row per client.
+        is_binary: whether it needs a file.
+
+    """
+
+    name: str
+    write: WriteTable
+    ending: str
+    has_clients: bool = False
+    is_binary: bool = False
+
+
+TABLE_FORMATS: dict[str, TableFormat] = {}
+"""Name -> format, in the order of `--help`."""
+
+
+def register_format(
+    ending: str, *, has_clients: bool = False, is_binary: bool = False
+) -> Callable[[AnyWriter], AnyWriter]:
+    """Register a function of runs and columns as the table format of its name.
+
+    The function takes `Runs` and the option `--columns` (None if it is not given), and returns the table.
+
+    Args:
+        ending: ending of its files, such as ".csv".
+        has_clients: whether the function has a keyword `clients`, for a table with one row per client.
+        is_binary: whether the function returns bytes, not text.
+
+    """
+
+    def register(write: AnyWriter) -> AnyWriter:
+        name = write.__name__
+        TABLE_FORMATS[name] = TableFormat(name, write, ending, has_clients, is_binary)
+        return write
+
+    return register
+
+
+def find_format(name: str | None, ending: str) -> TableFormat:
+    """Find a format by its name, or by file.py:name, or else by the ending of a file; text if nothing fits.
+
+    Raises:
+        ConfigError: there is no such format.
+
+    """
+    if name is None:
+        return next((one for one in TABLE_FORMATS.values() if one.ending == ending), TABLE_FORMATS["text"])
+    if is_reference(name):
+        return load_registered(name, "format", TABLE_FORMATS)
+    if name not in TABLE_FORMATS:
+        raise ConfigError(
+            f"--format {name}: no such format; {did_you_mean(name, TABLE_FORMATS)}, or a custom one as file.py:format"
+        )
+    return TABLE_FORMATS[name]
+
+
+@register_format(".txt")
+def text(runs: "Runs", columns: str | None) -> str:
+    """Write the table of methods as plain text."""
+    file = io.StringIO()
+    print_methods(runs.rows, make_console(file), runs.rounds_to, columns)
+    return file.getvalue().lstrip("\n")
+
+
+@register_format(".tex")
+def latex(runs: "Runs", columns: str | None) -> str:
+    """Write the table of methods for the LaTeX package booktabs."""
+    return write_latex(runs.rows, runs.rounds_to, columns)
+
+
+@register_format(".md")
+def markdown(runs: "Runs", columns: str | None) -> str:
+    """Write the table of methods as Markdown."""
+    return write_markdown(runs.rows, runs.rounds_to, columns)
+
+
+@register_format(".csv", has_clients=True)
+def csv(runs: "Runs", columns: str | None, *, clients: bool = False) -> str:
+    """Write one row per method, seed and split, or per client of each, as CSV."""
+    return write_csv(select_table_columns(runs.to_table(clients=clients), columns))
+
+
+@register_format(".parquet", has_clients=True, is_binary=True)
+def parquet(runs: "Runs", columns: str | None, *, clients: bool = False) -> bytes:
+    """Write one row per method, seed and split, or per client of each, as Parquet."""
+    return write_parquet(select_table_columns(runs.to_table(clients=clients), columns))
+
+
+Pick = Callable[[MethodRow], MeanStd | float | None]
+
+BEST_OF_COLUMN: dict[str, Pick] = {
+    "pooled": lambda row: row.pooled,
+    "worst 10%": lambda row: row.worst10,
+    "> local": lambda row: row.better_than_local,
+    "global %": lambda row: row.global_accuracy,
+    "arrived %": lambda row: row.arrived,
+    "new %": lambda row: row.newcomers,
+    "last": lambda row: row.last,
+    "last 10%": lambda row: row.mean_last_10pct,
+    "best val.": lambda row: row.best_validation,
+    "BMTA*": lambda row: row.bmta,
+    "pooled BMTA*": lambda row: row.bmta_pooled,
+}
+"""Title -> number that is best where it is highest, or lowest if the metric is an error."""
+
+IN_METRIC = ("pooled", "worst 10%")
+"""Columns with the row's metric; the others hold accuracies and shares."""
+
+LATEX_ESCAPES = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "±": r"$\pm$",
+}  # fmt: skip
+
+NUMBER = re.compile(r"(?P<mean>-?\d[\d.,]*(?:e[+-]?\d+)?)(?: ±(?P<std>[\d.]+(?:e[+-]?\d+)?))?(?P<unit>%?)")
+
+
+class TableCell(NamedTuple):
+    """The text of a cell, and whether its number is the best of its column."""
+
+    text: str
+    is_best: bool
+
+
+def fill_cells(
+    rows: Sequence[MethodRow], columns: Mapping[str, RowFormatter]
+) -> list[tuple[MethodRow, list[TableCell]]]:
+    """Format the cells of all rows, and mark the best numbers of methods; baselines stay unmarked.
+
+    Numbers that look equal are all best, unless all methods have the same.
+    """
+    texts = {title: [cell(row) for row in rows] for title, cell in columns.items()}
+    picks = {get_metric_title(rows): lambda row: row.mean, **BEST_OF_COLUMN}
+    best: dict[str, str] = {}
+    for title in columns:
+        if pick := picks.get(title):
+            values = {
+                i: value
+                for i, row in enumerate(rows)
+                if row.point != "-" and (value := _get_value(pick(row))) is not None
+            }
+            is_in_metric = title in (get_metric_title(rows), *IN_METRIC)
+            sign = METRICS[rows[0].metric].sign if is_in_metric else 1
+            shown = {i: texts[title][i].partition(" ±")[0] for i in values}
+            if len(set(shown.values())) > 1:  # else none is better than another
+                best[title] = shown[max(values, key=lambda i: sign * values[i])]
+    return [
+        (
+            row,
+            [
+                TableCell(
+                    texts[title][i],
+                    row.point != "-" and texts[title][i].partition(" ±")[0] == best.get(title),
+                )
+                for title in columns
+            ],
+        )
+        for i, row in enumerate(rows)
+    ]
+
+
+def _get_value(number: MeanStd | float | None) -> float | None:
+    return number.mean if isinstance(number, MeanStd) else number
+
+
+def _join_columns(
+    rows: Sequence[MethodRow], rounds_to: float | None, columns: str | None
+) -> dict[str, RowFormatter]:
+    return {
+        title: cell for group in select_columns(rows, rounds_to, columns) for title, cell in group.items()
+    }
+
+
+def write_markdown(
+    rows: Sequence[MethodRow], rounds_to: float | None = None, columns: str | None = None
+) -> str:
+    """Write the table of methods as Markdown, with its legend below.
+
+    Args:
+        rows: one row per method.
+        rounds_to: the mean test accuracy to reach, a fraction, if the rounds to it are shown.
+        columns: `all`, or titles with commas between; without it, the columns of the terminal.
+
+    Raises:
+        ConfigError: there is no such column.
+
+    """
+    chosen = _join_columns(rows, rounds_to, columns)
+    lines = ["| " + " | ".join(["method", *(_escape_markdown(title) for title in chosen)]) + " |"]
+    lines.append("|---|" + "".join("---|" if title in ("model", "effect") else "---:|" for title in chosen))
+    for row, cells in fill_cells(rows, chosen):
+        texts = [
+            f"**{_escape_markdown(cell.text)}**" if cell.is_best else _escape_markdown(cell.text)
+            for cell in cells
+        ]
+        lines.append("| " + " | ".join([_escape_markdown(row.algorithm), *texts]) + " |")
+    legend = _escape_markdown(write_legend(rows, rounds_to, [chosen]))
+    return "\n".join([*lines, "", f"{legend}. Bold: best method."]) + "\n"
+
+
+def _escape_markdown(text: str) -> str:
+    return re.sub(r"([\\`*_|<>])", r"\\\1", text)
+
+
+def write_latex(rows: Sequence[MethodRow], rounds_to: float | None = None, columns: str | None = None) -> str:
+    """Write the table of methods as a LaTeX tabular for the package booktabs; arguments as for `write_markdown`.
+
+    Raises:
+        ConfigError: there is no such column.
+
+    """
+    chosen = _join_columns(rows, rounds_to, columns)
+    alignment = "".join("l" if title in ("model", "effect") else "r" for title in chosen)
+    titles = [escape_latex(re.sub(r" %$", " (%)", title)) for title in chosen]
+    lines = [
+        r"% needs \usepackage{booktabs}; bold: best method",
+        f"% {write_legend(rows, rounds_to, [chosen])}",
+        rf"\begin{{tabular}}{{l{alignment}}}",
+        r"\toprule",
+        " & ".join(["method", *titles]) + r" \\",
+        r"\midrule",
+    ]
+    for row, cells in fill_cells(rows, chosen):
+        texts = [_format_latex_cell(cell) for cell in cells]
+        lines.append(" & ".join([escape_latex(row.algorithm), *texts]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def escape_latex(text: str) -> str:
+    r"""Escape the characters that LaTeX reads as commands.
+
+    Examples:
+        >>> print(escape_latex("fedavg_mcsa & 10%"))
+        fedavg\_mcsa \& 10\%
+
+    """
+    return "".join(LATEX_ESCAPES.get(letter, letter) for letter in text)
+
+
+def _format_latex_cell(cell: TableCell) -> str:
+    """Write a number in mathematics if it has a sign or a deviation; a missing one as a dash."""
+    if cell.text == "-":
+        return "--"
+    match = NUMBER.fullmatch(cell.text)
+    if match and (match["std"] or match["mean"].startswith("-")):
+        mean = rf"\mathbf{{{match['mean']}}}" if cell.is_best else match["mean"]
+        std = rf" \pm {match['std']}" if match["std"] else ""
+        return f"${mean}{std}${escape_latex(match['unit'])}"
+    return rf"\textbf{{{escape_latex(cell.text)}}}" if cell.is_best else escape_latex(cell.text)
