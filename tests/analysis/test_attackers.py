@@ -41,14 +41,14 @@ def test_a_mixture_has_a_share_of_attackers(run: Result) -> None:
     for position, shares in enumerate(mixing.shares):
         assert shares
         row = np.mean([matrix[run.eval_ids[position]] for matrix in matrices.values()], axis=0)
-        assert shares.attackers == pytest.approx(row[attackers].sum(), abs=1e-6)
-        assert shares.attackers > 0.01
-        assert shares.own + shares.others + shares.attackers == pytest.approx(1, abs=1e-4)
+        assert shares.marked == pytest.approx(row[attackers].sum(), abs=1e-6)
+        assert shares.marked > 0.01
+        assert shares.own + shares.others + shares.marked == pytest.approx(1, abs=1e-4)
         assert shares.unseen == 0.0
 
 
 def test_pictures_have_the_attackers_with_a_mark(run: Result) -> None:
-    mixing = MixingAnalysis(run).include_attackers()
+    mixing = MixingAnalysis(run).include_marked()
     named = [f"{name} (attacks)" for name in run.facts["attack"]["attackers"].values()]
     assert mixing.names[4:] == named
     assert len(mixing.mean) == 6
@@ -67,7 +67,7 @@ def test_pictures_have_the_attackers_with_a_mark(run: Result) -> None:
 def test_without_an_attack_nothing_is_added(comparison: Path) -> None:
     runs = fedattune.read_runs([comparison])
     mixing = RunExplanation(runs).mixing
-    assert mixing.include_attackers() is mixing
+    assert mixing.include_marked() is mixing
 
 
 def test_the_report_names_the_attackers(folder: Path) -> None:

@@ -25,8 +25,8 @@ def test_a_plan_for_clients_is_what_a_run_takes(cli: Cli, ragged: Federation) ->
     on_sums, on_uploads = plan(cli, *words.split())
     for name, planned in (("fedavg", on_sums), ("fedmcsa", on_uploads)):
         run = fedattune.fit(ragged, name, "mlr", rounds=4, steps=1, cohort=3, dp_client=5.0, dp_delta=0.01)
-        assert run.client_privacy is not None
-        assert run.client_privacy["noise_multiplier"] == planned["noise_multiplier"]
+        assert "client_privacy" in run.reports
+        assert run.reports["client_privacy"]["noise_multiplier"] == planned["noise_multiplier"]
         assert run.epsilon == planned["epsilon"]
     assert on_uploads["noise_ratio"] == pytest.approx(10 * on_uploads["noise_multiplier"])
     assert on_sums["noise_ratio"] == pytest.approx(10 / 3 * on_sums["noise_multiplier"])

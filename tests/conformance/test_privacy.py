@@ -49,13 +49,13 @@ def test_noise_acts_and_engines_agree(case: Case, where: str, ragged: Federation
     plain = fit(ragged, case.name, engine="sequential", options=options_of(case), rounds=2)
     if case.name == "local":
         assert distance(one, plain) == 0
-        assert one.client_privacy is None
+        assert "client_privacy" not in one.reports
     else:
         assert distance(one, plain) > 1e-6
-        assert one.client_privacy is not None
+        assert "client_privacy" in one.reports
         on_sum = where == "central" and case.name in ON_SUMS
-        assert ("sum" in one.client_privacy["mechanism"]) == on_sum
-        assert ("unknown" in one.client_privacy["sampling"]) == on_sum
+        assert ("sum" in one.reports["client_privacy"]["mechanism"]) == on_sum
+        assert ("unknown" in one.reports["client_privacy"]["sampling"]) == on_sum
 
 
 def test_the_methods_on_sums_are_the_ones_that_say_so(ragged: Federation) -> None:
@@ -88,7 +88,7 @@ def test_resuming_repeats_noise_and_epsilon(case: Case, ragged: Federation, tmp_
         ragged, case.name, out=tmp_path, stop=lambda: True, watch=lambda p: rounds.append(p.round), **settings
     )
     assert rounds == [1]
-    assert stopped.client_privacy["epsilon"] < whole.client_privacy["epsilon"]
+    assert stopped.reports["client_privacy"]["epsilon"] < whole.reports["client_privacy"]["epsilon"]
     resumed = fit(ragged, case.name, out=tmp_path, resume=True, **settings)
     assert distance(whole, resumed) == 0
-    assert resumed.client_privacy == whole.client_privacy
+    assert resumed.reports["client_privacy"] == whole.reports["client_privacy"]

@@ -72,7 +72,8 @@ def test_a_node_that_codes_its_labels_otherwise_is_named(
         test=0.25,
         validation=0.1,
     )
-    found = {key: list(run.facts[key]) for key in ("refused", "separated") if key in run.facts}
+    report = run.reports.get("screening", {})
+    found = {key: list(report[key]) for key in ("refused", "separated") if key in report}
     assert found == ({fact: ["4"]} if fact else {})
     assert any("classes look like other classes" in note for note in run.notes) is bool(fact)
     logged = [line for line in read_log(tmp_path) if "client '4'" in line and "other classes" in line]

@@ -37,7 +37,7 @@ def test_a_deployed_run_spends_its_budget(
     monkeypatch.setattr(clients, "draw_seeded", None)
     (result,) = run_deployed(ragged, tmp_path, algorithm=name, dp_client_where=where, **DP)
     assert callers == [True] * (3 if where == "central" else 3 * len(GROUPS))
-    privacy = result.client_privacy
+    privacy = result.reports["client_privacy"]
     assert privacy is not None
     assert privacy["generator"] == "the operating system"
     assert 19 < privacy["epsilon"] <= 20
@@ -120,7 +120,7 @@ def test_a_server_that_starts_again_counts_the_round_twice(ragged: Federation, t
     with pytest.raises(Killed):
         run_deployed(ragged, tmp_path, algorithm="fedavg", make_grid=Grid, **DP)
     (result,) = run_deployed(ragged, tmp_path, algorithm="fedavg", **DP)
-    privacy = result.client_privacy
+    privacy = result.reports["client_privacy"]
     assert privacy is not None
     assert privacy["repeated_rounds"] == 1
     assert privacy["epsilon"] == epsilon_of(privacy["noise_multiplier"], 1, 4, 1e-3, sampling="none")

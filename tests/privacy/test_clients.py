@@ -104,7 +104,7 @@ def test_facts_notes_and_table(ragged: Federation, tmp_path) -> None:
     run = fedattune.fit(ragged, "fedavg", "mlr", rounds=3, steps=2, cohort=3, out=tmp_path, **DP)
     read = fedattune.Result.load(tmp_path)
     for one in (run, read):
-        privacy = one.client_privacy
+        privacy = one.reports["client_privacy"]
         assert privacy is not None
         assert privacy["target"] == 5.0
         assert 0 < privacy["epsilon"] <= 5.0

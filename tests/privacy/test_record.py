@@ -71,7 +71,7 @@ def test_every_method_trains_with_private_gradients_or_says_why_not(case: Case, 
         fit_case(case, ragged, dp_record_noise=noise, engine=engine)
         for noise, engine in ((0.5, "vectorized"), (0.5, "sequential"), (0.6, "vectorized"))
     )
-    facts = result.facts["record_privacy"]
+    facts = result.reports["record_privacy"]
     assert len(facts["epsilon"]) == len(result.clients)
     assert all(0 < epsilon < 1e3 for epsilon in facts["epsilon"])
     assert all(v.isfinite().all() for v in result.models.values())
@@ -106,7 +106,7 @@ def test_batch_norm_is_refused_and_group_norm_trains(ragged: Federation, tmp_pat
     with pytest.raises(ConfigError, match="GroupNorm"):
         run(net(nn.BatchNorm1d(6)), out=tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
-    assert run(net(nn.GroupNorm(2, 6))).facts["record_privacy"]["noise_multiplier"][0] == 1.0
+    assert run(net(nn.GroupNorm(2, 6))).reports["record_privacy"]["noise_multiplier"][0] == 1.0
 
 
 class Recurrent(nn.Module):
@@ -155,7 +155,7 @@ def test_epsilon_is_that_of_dp_accounting(ragged: Federation) -> None:
     ):
         result = fit(name, ragged, options=options, rounds=rounds, steps=5, dp_record_noise=1.5)
         for client, found in list(
-            zip(result.clients, result.facts["record_privacy"]["epsilon"], strict=True)
+            zip(result.clients, result.reports["record_privacy"]["epsilon"], strict=True)
         )[::3]:
             rate = min(1.0, 8 / client.n_train)
             want = account([(1.5 / sqrt(k), rate, rounds * 5)], 1e-5)
@@ -165,7 +165,7 @@ def test_epsilon_is_that_of_dp_accounting(ragged: Federation) -> None:
 
 def test_fine_tuning_is_counted_too(ragged: Federation) -> None:
     result = fit("fedavg_ft", ragged, options={"ft_steps": 4}, dp_record_noise=1.5)
-    each = zip(result.clients, result.facts["record_privacy"]["epsilon"], strict=True)
+    each = zip(result.clients, result.reports["record_privacy"]["epsilon"], strict=True)
     for client, found in list(each)[::3]:
         # Three rounds of three steps, and three evaluations.
         want = account([(1.5, min(1.0, 8 / client.n_train), 3 * 3 + 3 * 4)], 1e-5)
@@ -175,7 +175,7 @@ def test_fine_tuning_is_counted_too(ragged: Federation) -> None:
 def test_no_client_exceeds_the_target_and_small_clients_get_more_noise() -> None:
     federation = make_federation([40, 80, 400])
     result = fit("ditto", federation, rounds=4, steps=5, dp_record=2.0, dp_delta=1e-6)
-    facts = result.facts["record_privacy"]
+    facts = result.reports["record_privacy"]
     assert facts["target"] == 2.0
     assert all(1.9 < epsilon <= 2.0 for epsilon in facts["epsilon"])
     small, middle, large = facts["noise_multiplier"]
@@ -198,7 +198,7 @@ def test_rounds_in_which_a_client_trains_are_counted(ragged: Federation) -> None
     nodes = make_plan("fedavg", ragged, cohort=2, rounds=6, dp_record=3.0, is_secret=True)
     assert nodes._planned_rounds.tolist() == [6] * 6
     result = fit("fedavg", ragged, cohort=2, rounds=6, dp_record=3.0)
-    for epsilon, count in zip(result.facts["record_privacy"]["epsilon"], counts, strict=True):
+    for epsilon, count in zip(result.reports["record_privacy"]["epsilon"], counts, strict=True):
         assert epsilon <= 3.0
         assert (epsilon > 2.8) == (count > 0)
 
@@ -214,12 +214,12 @@ def test_a_resumed_run_ends_with_the_same_models_and_the_same_epsilon(
         return len(rounds) == 2
 
     part = run(out=tmp_path / "run", stop=stop)
-    spent = part.facts["record_privacy"]["epsilon"]
+    spent = part.reports["record_privacy"]["epsilon"]
     assert not part.is_finished
     end = run(out=tmp_path / "run", resume=True)
-    assert end.facts["record_privacy"] == whole.facts["record_privacy"]
-    assert all(a <= b for a, b in zip(spent, end.facts["record_privacy"]["epsilon"], strict=True))
-    assert max(spent) < max(end.facts["record_privacy"]["epsilon"])
+    assert end.reports["record_privacy"] == whole.reports["record_privacy"]
+    assert all(a <= b for a, b in zip(spent, end.reports["record_privacy"]["epsilon"], strict=True))
+    assert max(spent) < max(end.reports["record_privacy"]["epsilon"])
     for k, v in whole.models.items():
         assert torch.equal(end.models[k], v)
 

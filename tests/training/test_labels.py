@@ -249,7 +249,7 @@ def test_liars_cost_one_model_nothing(attack: str, digits: Federation) -> None:
 def test_who_is_set_apart_shares_with_nobody(method: str, digits: Federation) -> None:
     """So a group of honest clients with labels of their own, who cannot be told from liars, loses nothing."""
     run = fedattune.fit(digits, method, "dnn", rounds=12, lr=0.05, attack="label_flip", attackers=4)
-    apart = run.facts["separated"]
+    apart = run.reports["screening"]["separated"]
     assert set(apart) == set(run.facts["attack"]["attackers"].values())
     assert not run.store.faults()  # their uploads are stored: they are what these clients receive
     assert any("apart" in note for note in run.notes)
@@ -317,6 +317,6 @@ def test_a_resumed_run_does_as_the_whole_run_does(method: str, digits: Federatio
     fedattune.fit(digits, method, "dnn", out=tmp_path / "run", stop=lambda: next(seen), **more)
     resumed = fedattune.fit(digits, method, "dnn", out=tmp_path / "run", resume=True, **more)
     assert resumed.store.faults() == whole.store.faults()
-    assert resumed.facts.get("separated") == whole.facts.get("separated")
-    assert resumed.store.faults() or resumed.facts["separated"]
+    assert resumed.reports == whole.reports
+    assert resumed.store.faults() or resumed.reports["screening"]["separated"]
     assert resumed.metrics == whole.metrics

@@ -51,7 +51,6 @@ def explain(space: Namespace, problems: list[str]) -> int:
 def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, Any]:
     """Print which run is explained, and notes on it; return the same as JSON values."""
     from ..analysis.verdict.verdict import describe_seed_differences
-    from ..training.uploads.screening import describe_screening
 
     run, group = explanation.run, explanation.groups[explanation.method]
     seeds = [one.settings.seed for one in group]
@@ -77,7 +76,11 @@ def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, A
             "nodes. So agreement with labels is not shown."
         )
     notes += [f"{effect.sentence[0].upper()}{effect.sentence[1:]}." for effect in run.effects]
-    notes += [f"{one[0].upper()}{one[1:]}." for one in describe_screening(run.facts)]
+    notes += [
+        f"{one[0].upper()}{one[1:]}."
+        for report in run.reports.values()
+        for one in report.get("sentences", ())
+    ]
     for note in notes:
         console.print(note)
     return {
@@ -152,8 +155,8 @@ def _print_traces(explanation: "RunExplanation", traces: "list[ComponentTrace]",
         "own": lambda trace: format_percent(trace.last.own),
         "others": lambda trace: format_percent(trace.last.others),
     }
-    if explanation.mixing.attackers:
-        columns["attackers"] = lambda trace: format_percent(trace.last.attackers)
+    if group := explanation.mixing.group:
+        columns[group] = lambda trace: format_percent(trace.last.marked)
     if has_unseen:
         columns["not shown"] = lambda trace: format_percent(trace.last.unseen)
     columns["most from"] = lambda trace: format_partners(trace.last)
@@ -224,8 +227,8 @@ def _print_clients_table(explanation: "RunExplanation", console: "Console") -> N
             columns["samples"] = lambda one: _format_samples(one.gain)
     if explanation.mixing.has_mixtures:
         columns["own"] = lambda one: format_percent(one.shares.own) if one.shares else "-"
-        if explanation.mixing.attackers:
-            columns["attackers"] = lambda one: format_percent(one.shares.attackers) if one.shares else "-"
+        if group := explanation.mixing.group:
+            columns[group] = lambda one: format_percent(one.shares.marked) if one.shares else "-"
         columns["most from"] = lambda one: format_partners(one.shares, 2) if one.shares else "-"
         columns |= _agreement_columns(explanation.clients)
     print_whole(fill_table(shown_clients, columns, ("client", "most from")), console)

@@ -59,10 +59,10 @@ class Combination(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a plan: the arguments of `fit`, and a title for the screen.
+    """One run of a plan: the arguments of `fit`, and a title for the terminal.
 
     Attributes:
-        title: what the screen calls the run; it names the seed only where there are several.
+        title: the name of the run on the terminal; it names the seed only where there are several.
         name: the method's name.
         algorithm: the method, built with its `options`.
         folder: the run folder; an interrupted run in it is resumed.

@@ -270,22 +270,16 @@ class RunFacts:
         return [Effect(Mechanism(part, like, same), value) for part, like, same, value in measured]
 
     @property
-    def client_privacy(self) -> JsonDict | None:
-        """Differential privacy of whole clients: epsilon, delta, mechanism and more; None without it."""
-        return self.facts.get("client_privacy")
-
-    @property
-    def record_privacy(self) -> JsonDict | None:
-        """Differential privacy of training rows: an epsilon and a noise multiplier per client; None without it."""
-        return self.facts.get("record_privacy")
+    def reports(self) -> dict[str, JsonDict]:
+        """The reports of the steps and features that a run uses, such as differential privacy: name -> facts."""
+        return dict(self.facts.get("reports", {}))
 
     @property
     def epsilon(self) -> float | None:
-        """Epsilon that the run has spent for each client, or for a row of the worst client; None without noise."""
-        if self.client_privacy is not None or self.record_privacy is None:
-            return None if self.client_privacy is None else self.client_privacy["epsilon"]
-        spent = self.record_privacy["epsilon"]
-        return None if None in spent else max(spent)
+        """The largest epsilon in the reports, of a client or a row; None without differential privacy or a bound."""
+        stated = [report["epsilon"] for report in self.reports.values() if "epsilon" in report]
+        spent = [one for value in stated for one in (value if isinstance(value, list) else [value])]
+        return None if not spent or None in spent else float(max(spent))
 
     @property
     def n_parameters(self) -> int:
@@ -599,8 +593,7 @@ class RunMetrics(RunFacts):
             "newcomers": [vars(c) for c in self.newcomers],
             "effects": [{**effect.mechanism._asdict(), "value": effect.value} for effect in self.effects],
             **{key: value for key, value in self.facts.items() if key == "client_scalars"},
-            **({} if self.client_privacy is None else {"client_privacy": self.client_privacy}),
-            **({} if self.record_privacy is None else {"record_privacy": self.record_privacy}),
+            "reports": self.reports,
             "notes": self.notes,
             "finished": self.is_finished,
         }

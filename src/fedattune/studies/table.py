@@ -262,7 +262,7 @@ CSV_COLUMNS = (
     "bytes_up", "bytes_down", "choice", "run", "note",
 )  # fmt: skip
 WIDE_COLUMNS = {"late change", "received", "trained", "steps"}
-SCREEN_COLUMNS = [i for i, title in enumerate(COLUMN_TITLES) if title not in WIDE_COLUMNS]
+NARROW_COLUMNS = [i for i, title in enumerate(COLUMN_TITLES) if title not in WIDE_COLUMNS]
 
 
 def write_results(results: StudyResults) -> None:
@@ -331,9 +331,9 @@ def print_results(results: StudyResults, n_cells: int, console: "Console") -> No
     _print_claims(StudyResults(results.study, results.records), console)
     for column, lines in format_columns(results).items():
         console.print(f"\n{column}", style="bold")
-        table = make_table(*(COLUMN_TITLES[i] for i in SCREEN_COLUMNS), text_columns=("method", "chosen"))
+        table = make_table(*(COLUMN_TITLES[i] for i in NARROW_COLUMNS), text_columns=("method", "chosen"))
         for line in lines:
-            table.add_row(*(line[i] for i in SCREEN_COLUMNS))
+            table.add_row(*(line[i] for i in NARROW_COLUMNS))
         print_whole(table, console)
     console.print(f"\n{describe_measure(results.study)}")
     if sentence := describe_agreement(results):

@@ -366,12 +366,11 @@ class RoundLoop:
         models, buffers = self.backend.headline_models
         facts = {
             **self._facts,
-            **self.ledger.facts(self.status.repeats),
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
             "notes": [*notes, *self.status.notes, *self.backend.notes],
             **self.status.refusals.collect_facts(context),
             **collect_missing_facts(context, records, is_merged=self.backend.merges_clients),
-            **of_uploads,
+            "reports": {**self.ledger.facts(self.status.repeats), **of_uploads},
             **(collect_client_scalars(context, models) if is_finished else {}),
         }
         if is_finished and (adversary := self.uploads.adversary):

@@ -65,9 +65,10 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
     if context.settings.attack:
         names = {str(i): federation.names[i] for i in context.attackers.tolist()}
         facts["attack"] = {"name": context.settings.attack, "attackers": names}
+        facts["marked"] = {"mark": "attacks", "group": "attackers", "clients": names}
         if isinstance(federation, Federation) and federation.classes:
             attackers = federation.index.take(context.attackers.cpu().numpy())
-            facts["attack"]["labels"] = replace(federation, clients=attackers).label_counts().tolist()
+            facts["marked"]["labels"] = replace(federation, clients=attackers).label_counts().tolist()
     return facts if are_all else facts | {"numbers": ids, "population": context.n_clients}
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,8 +123,8 @@ class MixtureShares:
         round: the round.
         own: share of the client's own model.
         others: sum of the shares of the other clients.
-        unseen: sum of the shares of clients that are not looked at, without attackers.
-        attackers: sum of the shares of attackers that are not looked at.
+        unseen: sum of the shares of clients that are not looked at, without marked clients.
+        marked: sum of the shares of marked clients that are not looked at.
         is_even: no partner stands out.
         partners: the other clients with a share, the largest first.
 
@@ -136,7 +136,7 @@ class MixtureShares:
     unseen: float
     is_even: bool
     partners: list[Partner]
-    attackers: float = 0.0
+    marked: float = 0.0
 
     @property
     def top(self) -> list[Partner]:
@@ -171,7 +171,7 @@ def compute_shares(
     round_: int,
     row: FloatArray,
     total: float | None = None,
-    attackers: float = 0.0,
+    marked: float = 0.0,
 ) -> MixtureShares:
     """Compute the shares of client `i` in a round.
 
@@ -181,7 +181,7 @@ def compute_shares(
         round_: the round.
         row: weights that the client was given (N,).
         total: sum of its weights over all clients; default: the sum of the row.
-        attackers: sum of its weights over attackers that are not looked at.
+        marked: sum of its weights over marked clients that are not looked at.
 
     """
     others = np.delete(np.arange(len(row)), i)
@@ -189,7 +189,7 @@ def compute_shares(
     weights = row[others]
     mean = abs(float(weights.mean())) if len(weights) else 0.0
     is_even = len(weights) > 1 and float(np.ptp(weights)) <= EVEN_SPREAD * mean + FLAT_WEIGHT
-    rest = 0.0 if total is None else total - float(row.sum()) - attackers
+    rest = 0.0 if total is None else total - float(row.sum()) - marked
     return MixtureShares(
         round_,
         float(row[i]),
@@ -197,7 +197,7 @@ def compute_shares(
         rest if abs(rest) > MIN_UNSEEN_SHARE else 0.0,
         is_even,
         [Partner(names[k], float(row[k])) for k in order if row[k] > FLAT_WEIGHT],
-        attackers,
+        marked,
     )
 
 
@@ -431,7 +431,7 @@ class RoundRows(NamedTuple):
         senders: positions of the clients whose models there were to give.
         weights: component -> (R, N); 0 for clients whose models were not there.
         totals: component -> sums of the rows over all clients, looked at or not (R,).
-        attacked: component -> sums of the rows over attackers that are not looked at (R,).
+        marked: component -> sums of the rows over marked clients that are not looked at (R,).
 
     """
 
@@ -439,7 +439,7 @@ class RoundRows(NamedTuple):
     senders: list[int]
     weights: dict[str, FloatArray]
     totals: dict[str, FloatArray]
-    attacked: dict[str, FloatArray]
+    marked: dict[str, FloatArray]
 
 
 @dataclass(frozen=True)
@@ -451,7 +451,7 @@ class LastRows:
         rounds: round of each client's row; None without a row.
         offered: whose models (columns) there were to give to each client (rows), (N, N).
         totals: sums of the rows over all clients, looked at or not, averaged over the components (N,).
-        attacked: sums of the rows over attackers that are not looked at, likewise.
+        marked: sums of the rows over marked clients that are not looked at, likewise.
 
     """
 
@@ -459,7 +459,7 @@ class LastRows:
     rounds: list[int | None]
     offered: BoolArray
     totals: FloatArray
-    attacked: FloatArray
+    marked: FloatArray
 
 
 @dataclass(frozen=True)
@@ -486,16 +486,17 @@ class MixingAnalysis:
     Args:
         run: the run.
         always: positions, among the evaluated clients, that are looked at even if there are too many clients.
-        with_attackers: whether the attackers of a simulation are looked at too, after the evaluated clients.
+        with_marked: whether the marked clients are looked at too, after the evaluated clients.
 
     Attributes:
-        positions: of the N clients looked at, among the evaluated ones; -1 for attackers.
-        names: of the clients looked at; names of attackers say so.
-        attackers: names of the run's attackers by number.
+        positions: of the N clients looked at, among the evaluated ones; -1 for marked clients.
+        names: of the clients looked at; names of marked clients have their mark.
+        marked: names of the run's marked clients by number: they take part, and nobody evaluates them.
+        group: what they are called in tables.
 
     """
 
-    def __init__(self, run: RunMetrics, always: Sequence[int] = (), *, with_attackers: bool = False) -> None:
+    def __init__(self, run: RunMetrics, always: Sequence[int] = (), *, with_marked: bool = False) -> None:
         self.run = run
         n = len(run.facts["clients"])
         self.positions = list(range(n))
@@ -504,17 +505,19 @@ class MixingAnalysis:
             self.positions = sorted({*evenly, *always})
         self.names = [str(run.facts["clients"][i]["id"]) for i in self.positions]
         self._index_of = {int(run.eval_ids[position]): i for i, position in enumerate(self.positions)}
-        named = run.facts.get("attack", {}).get("attackers", {})
-        self.attackers: dict[int, str] = {int(number): name for number, name in named.items()}
-        for number, name in self.attackers.items() if with_attackers else ():
+        self._mark: dict[str, Any] = run.facts.get("marked", {})
+        self.group = str(self._mark.get("group", ""))
+        named = self._mark.get("clients", {})
+        self.marked: dict[int, str] = {int(number): name for number, name in named.items()}
+        for number, name in self.marked.items() if with_marked else ():
             self._index_of[number] = len(self.names)
-            self.names.append(f"{name} (attacks)")
+            self.names.append(f"{name} ({self._mark['mark']})")
             self.positions.append(-1)
 
-    def include_attackers(self) -> "MixingAnalysis":
-        """Return the analysis with the attackers among the clients looked at; itself if there are none."""
+    def include_marked(self) -> "MixingAnalysis":
+        """Return the analysis with the marked clients among the clients looked at; itself if there are none."""
         honest = [position for position in self.positions if position >= 0]
-        return MixingAnalysis(self.run, honest, with_attackers=True) if self.attackers else self
+        return MixingAnalysis(self.run, honest, with_marked=True) if self.marked else self
 
     @cached_property
     def rounds(self) -> list[int]:
@@ -531,15 +534,15 @@ class MixingAnalysis:
         source, receivers = [k for k, _ in rows_here], [i for _, i in rows_here]
         senders = [i for _, i in columns_here]
         hidden = [
-            k for k, number in enumerate(columns) if number in self.attackers and number not in self._index_of
+            k for k, number in enumerate(columns) if number in self.marked and number not in self._index_of
         ]
-        among, totals, attacked = {}, {}, {}
+        among, totals, marked = {}, {}, {}
         for component, matrix in weights.items():
             among[component] = np.zeros((len(receivers), len(self.names)))
             among[component][:, senders] = matrix[np.ix_(source, [k for k, _ in columns_here])]
             totals[component] = matrix[source].sum(1, dtype=np.float64)
-            attacked[component] = matrix[np.ix_(source, hidden)].sum(1, dtype=np.float64)
-        return RoundRows(receivers, senders, among, totals, attacked)
+            marked[component] = matrix[np.ix_(source, hidden)].sum(1, dtype=np.float64)
+        return RoundRows(receivers, senders, among, totals, marked)
 
     def read_last_rows(self, round_: int | None = None, back: int = ROUNDS_BACK) -> LastRows:
         """Read every client's last row at a round, from this round or one of the `back` rounds before.
@@ -560,7 +563,7 @@ class MixingAnalysis:
                 last.weights.setdefault(component, np.full((n, n), np.nan))[receivers] = weights[new]
             last.offered[np.ix_(receivers, rows.senders)] = True
             last.totals[receivers] = np.mean([total[new] for total in rows.totals.values()], axis=0)
-            last.attacked[receivers] = np.mean([one[new] for one in rows.attacked.values()], axis=0)
+            last.marked[receivers] = np.mean([one[new] for one in rows.marked.values()], axis=0)
             for i in receivers:
                 last.rounds[i] = r
             if None not in last.rounds:
@@ -607,8 +610,8 @@ class MixingAnalysis:
         rows = np.array(counts, dtype=np.float64)[honest]
         if len(honest) == len(self.positions):
             return rows
-        attackers = self.run.facts["attack"].get("labels")
-        return None if attackers is None else np.concatenate([rows, np.array(attackers, dtype=np.float64)])
+        marked = self._mark.get("labels")
+        return None if marked is None else np.concatenate([rows, np.array(marked, dtype=np.float64)])
 
     @cached_property
     def similarity(self) -> FloatArray | None:
@@ -643,7 +646,7 @@ class MixingAnalysis:
             None
             if r is None
             else compute_shares(
-                self.names, i, r, self.mean[i], float(self.last.totals[i]), float(self.last.attacked[i])
+                self.names, i, r, self.mean[i], float(self.last.totals[i]), float(self.last.marked[i])
             )
             for i, r in enumerate(self.last.rounds)
         ]
@@ -668,8 +671,8 @@ class MixingAnalysis:
             k = rows.receivers.index(client)
             for component, weights in rows.weights.items():
                 total = float(rows.totals[component][k])
-                attacked = float(rows.attacked[component][k])
-                shares = compute_shares(self.names, client, r, weights[k], total, attacked)
+                marked = float(rows.marked[component][k])
+                shares = compute_shares(self.names, client, r, weights[k], total, marked)
                 mixtures.setdefault(component, []).append(shares)
         return [
             build_trace(name, shares, self.compare_with_labels(self.last.weights[name], client))

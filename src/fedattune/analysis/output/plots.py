@@ -525,7 +525,7 @@ def plot_heatmap(
     """
     from matplotlib.colors import Normalize
 
-    mixing = mixing.include_attackers()
+    mixing = mixing.include_marked()
     round_, last = _read_rows(mixing, round_)
     matrices = last.weights
     if component is not None and component not in matrices:

@@ -96,7 +96,7 @@ class UploadPipeline:
     def collect(
         self, rounds: int, repeats: int, faults: Iterable[tuple[int, int, str]]
     ) -> tuple[dict[str, Any], list[str]]:
-        """Collect facts and sentences about a run.
+        """Collect the reports of the steps (name -> facts), and sentences about a run.
 
         Args:
             rounds: number of finished rounds.
@@ -105,14 +105,16 @@ class UploadPipeline:
 
         """
         screened = self.screen.collect_facts(faults)
-        facts: dict[str, Any] = {**screened}
+        reports: dict[str, Any] = {}
+        if screened:
+            reports["screening"] = {**screened, "sentences": describe_screening(screened)}
         notes = describe_screening({**screened, "refused": {}})  # the store's note on faults has their rounds
         if self.privacy and self._context.has_shared_parameters:
-            facts["client_privacy"] = self.privacy.facts(rounds, repeats)
+            reports["client_privacy"] = self.privacy.facts(rounds, repeats)
             notes = [*self.privacy.notes(rounds, repeats), *notes]
             if self.screen.how != "off" and self._sees_sums_only:
                 notes.append(
                     "uploads were not screened, because the noise protects their sum only (--dp-client-where local "
                     "protects each)"
                 )
-        return facts, notes
+        return reports, notes

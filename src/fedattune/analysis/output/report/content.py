@@ -141,7 +141,7 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
     honest = {name: one for name, one in mixings.items() if one.has_mixtures}
     if not honest:
         return {}, b""
-    mixed = {name: one.include_attackers() for name, one in honest.items()}
+    mixed = {name: one.include_marked() for name, one in honest.items()}
     first = next(iter(mixed.values()))
     clients = list(range(len(first.names)))
     if len(clients) > MAX_PICTURED_CLIENTS:
@@ -173,7 +173,7 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
     return {
         "clients": [first.positions[i] for i in clients],
         "names": [first.names[i] for i in clients],
-        "hidden": len(first.run.facts["clients"]) + len(first.attackers) - len(clients),
+        "hidden": len(first.run.facts["clients"]) + len(first.marked) - len(clients),
         "labels": None if first.labels is None else first.labels[clients].astype(int).tolist(),
         "classes": list(first.run.facts["classes"]),
         "label_order": None if similarity is None else seriate(similarity[square])[0],
