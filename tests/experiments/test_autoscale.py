@@ -7,7 +7,7 @@ import pytest
 import fedattune
 from fedattune import Settings
 from fedattune.algorithms import local
-from fedattune.experiments import autoscale
+from fedattune.experiments import runner
 from fedattune.experiments.job import Job
 from fedattune.runs.context import Progress
 
@@ -20,9 +20,9 @@ def job(tmp_path: Path, federation: fedattune.Federation, rounds: int) -> Job:
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
         self.now = 0.0
-        monkeypatch.setattr(autoscale.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(autoscale, "count_available_cores", lambda: cores)
-        monkeypatch.setattr(autoscale, "limit_to_memory", lambda n: n)
+        monkeypatch.setattr(runner.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(runner, "count_available_cores", lambda: cores)
+        monkeypatch.setattr(runner, "limit_to_memory", lambda n: n)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_when_it_pays(
 ) -> None:
     clock = Clock(monkeypatch, cores)
     todo = [job(tmp_path / str(i), ragged, 100) for i in range(jobs)]
-    estimate = autoscale.SpeedupEstimate(todo)
+    estimate = runner.SpeedupEstimate(todo)
     estimate.start_run(todo[0])
     clock.now += 100  # much is made ready in the first round
     estimate.end_round(Progress(1, 100, None, 0.0))
@@ -59,7 +59,7 @@ def test_when_it_pays(
         estimate.end_round(Progress(r, 100, None, 0.0))
         said.append(estimate.pays)
     assert any(said) == pays
-    assert not pays or said.index(True) <= autoscale.MIN_TIMED_S / seconds + 1
+    assert not pays or said.index(True) <= runner.MIN_TIMED_S / seconds + 1
 
 
 def test_finished_runs_and_little_memory_speak_against_it(
@@ -68,7 +68,7 @@ def test_finished_runs_and_little_memory_speak_against_it(
     clock = Clock(monkeypatch, 8)
 
     def decide() -> bool:
-        estimate = autoscale.SpeedupEstimate(todo)
+        estimate = runner.SpeedupEstimate(todo)
         estimate.start_run(todo[0])
         for r in (1, 2, 3):
             clock.now += 10
@@ -77,9 +77,9 @@ def test_finished_runs_and_little_memory_speak_against_it(
 
     todo = [job(tmp_path / str(i), ragged, 100) for i in range(2)]
     assert decide()
-    monkeypatch.setattr(autoscale, "limit_to_memory", lambda n: 1)
+    monkeypatch.setattr(runner, "limit_to_memory", lambda n: 1)
     assert not decide()
-    monkeypatch.setattr(autoscale, "limit_to_memory", lambda n: n)
+    monkeypatch.setattr(runner, "limit_to_memory", lambda n: n)
     todo[1].folder.mkdir(parents=True)
     (todo[1].folder / "result.json").write_text("{}")
     assert not decide()

@@ -14,7 +14,7 @@ import pytest
 from gated_worker import start_worker
 
 from cli_helpers import SLOW, Done, numbers, refused, wait_for
-from fedattune.experiments import autoscale, pool, runner
+from fedattune.experiments import pool, runner
 from fedattune.experiments.job import ProgressCallback
 from fedattune.experiments.progress import ProgressDisplay
 from fedattune.runs.context import Progress
@@ -315,9 +315,9 @@ def test_nobody_stays_behind(start: Callable[..., "subprocess.Popen[str]"]) -> N
 def test_auto_spreads_in_the_middle_of_a_run(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = ("compare", "--algorithms", "local,fedmcsa", "--clients", 5, "--rounds", 8, "--steps", 3, "--out")
     assert cli(*line, "one", "--processes", 1, "--quiet").code == 0
-    monkeypatch.setattr(autoscale, "START_S", -1.0)
-    monkeypatch.setattr(autoscale, "MIN_TIMED_S", 1e-9)
-    for module in (autoscale, runner):
+    monkeypatch.setattr(runner, "START_S", -1.0)
+    monkeypatch.setattr(runner, "MIN_TIMED_S", 1e-9)
+    for module in (runner, runner):
         monkeypatch.setattr(module, "count_available_cores", lambda: 2)
     done = cli(*line, "two")
     assert done.code == 0, done.err

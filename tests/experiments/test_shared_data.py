@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedattune.data.cache import find_mapped_file, save_mapped
-from fedattune.experiments.shared_data import make_shared_folder, pack, unpack
+from fedattune.experiments.pool import make_shared_folder, pack, unpack
 
 
 def test_large_arrays_are_shared_and_small_ones_are_not(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def is_reference(name: str) -> bool:
     """Tell whether a name refers to code of the user's own.
 
     Examples:
-        >>> is_reference("own.py:robust"), is_reference("package.module:robust"), is_reference("fedavg")
+        >>> is_reference("own.py:near"), is_reference("package.module:near"), is_reference("fedavg")
         (True, True, False)
 
     """
@@ -45,8 +45,8 @@ def get_short_name(name: str) -> str:
     """Return the function's name of a reference; other names stay as they are.
 
     Examples:
-        >>> get_short_name("folder/own.py:robust"), get_short_name("fedavg")
-        ('robust', 'fedavg')
+        >>> get_short_name("folder/own.py:near"), get_short_name("fedavg")
+        ('near', 'fedavg')
 
     """
     return name.rpartition(":")[2] if is_reference(name) else name

@@ -1,16 +1,22 @@
-"""Run jobs in worker processes.
+"""Run jobs in worker processes, which map the data from files and send back only progress and warnings.
 
-Each worker is a `ProcessPoolExecutor` of its own: one executor for all would end every run when one worker is killed.
-Workers start fresh, because PyTorch's threads do not survive a fork. They map the data from files and send back only
-progress and warnings; results are in the runs' folders. Workers ignore Ctrl-C, because the parent tells them when to
-stop, and exit as soon as the parent is gone.
+Results are in the runs' folders. Each worker is a `ProcessPoolExecutor` of its own: one executor for all would end
+every run when one worker is killed. Workers start fresh, because PyTorch's threads do not survive a fork. They ignore
+Ctrl-C, because the parent tells them when to stop, and exit as soon as the parent is gone.
+
+Refused: loky, which joblib brings. If one of its workers is killed, all runs end with `TerminatedWorkerError`, and the
+second worker starts in 1.5 s, where a fork of a server that has imported PyTorch takes 0.03 s. Pipes for progress, the
+request to stop, and the files of arrays would stay as they are.
 """
 
+import io
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -22,10 +28,86 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from ..core.errors import DivergedError, RunError, summarize_error
 from ..core.own_code import find_file, load_file
+from ..data.cache import find_mapped_file, open_mapped, save_mapped
 from .job import Job, ProgressCallback, ShouldStop, WorkerKilledError
-from .shared_data import make_shared_folder, pack, unpack
+
+MIN_FILE_BYTES = 1 << 16
+"""Size from which an array goes into a file."""
+
+FOLDER_PREFIX = ".shared-"
+
+
+@contextmanager
+def make_shared_folder(parent: Path) -> Iterator[Path]:
+    """Make a folder for shared arrays in `parent`, and remove it afterwards; remove leftovers of a crash first."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for leftover in parent.glob(f"{FOLDER_PREFIX}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def pack(thing: Any, folder: Path) -> bytes:
+    """Pickle an object for other processes of this machine, with its large arrays in files.
+
+    An array that is mapped from a file already stays there. Other large arrays are written to `folder`, and tensors
+    of this process are mapped from it from then on, so that memory holds them once.
+
+    Args:
+        thing: the object, such as a federation.
+        folder: the folder of the arrays; the bytes can be unpacked as long as it exists.
+
+    Returns:
+        The bytes for `unpack`.
+
+    """
+    buffer = io.BytesIO()
+    _Packer(buffer, folder).dump(thing)
+    return buffer.getvalue()
+
+
+def unpack(packed: bytes) -> Any:
+    """Restore an object that `pack` pickled."""
+    return _Unpacker(io.BytesIO(packed)).load()
+
+
+class _Packer(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, folder: Path) -> None:
+        super().__init__(file)
+        self._folder = folder
+
+    def persistent_id(self, obj: Any) -> tuple[str, bool] | None:
+        """Return the file of a large array and whether it is a tensor; None for an object to pickle as usual."""
+        is_tensor = isinstance(obj, torch.Tensor)
+        if is_tensor and (obj.device.type != "cpu" or not obj.is_contiguous() or obj.requires_grad):
+            return None
+        is_array = is_tensor or isinstance(obj, np.ndarray)
+        if not is_array or obj.nbytes < MIN_FILE_BYTES or obj.dtype == object:
+            return None
+        path = find_mapped_file(obj)
+        if path is None:
+            path = self._folder / f"{sum(1 for _ in self._folder.iterdir())}.npy"
+            mapped = save_mapped(path, obj.numpy() if is_tensor else obj)
+            if is_tensor:
+                obj.set_(torch.from_numpy(mapped))
+        return str(path), is_tensor
+
+
+class _Unpacker(pickle.Unpickler):
+    def persistent_load(self, pid: tuple[str, bool]) -> Any:
+        """Map the array of a file."""
+        path, is_tensor = pid
+        array = open_mapped(Path(path))
+        return torch.from_numpy(array) if is_tensor else array
+
 
 POLL_S = 0.05
 """Seconds between two looks at whether to stop and whether a run has ended."""

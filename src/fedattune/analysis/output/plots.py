@@ -511,7 +511,7 @@ def plot_heatmap(
 
     Clients with like labels are neighbours; where labels are not known, clients with like weights. All components
     share one scale, which ends at the largest weight for another client. It is broken where few weights are far above
-    all others. Attackers of a simulation are there too, and their names say so.
+    all others. Marked clients are there too, and their names have the mark.
 
     Args:
         mixing: the matrices of a run.

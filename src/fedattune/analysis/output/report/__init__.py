@@ -98,7 +98,7 @@ def render_report(runs: Runs) -> str:
         css=Markup((here / "templates" / "report.css").read_text("utf-8")),  # noqa: S704 (our own)
         scripts=[Markup(script) for script in scripts],  # noqa: S704
         hashes=Markup(" ".join(map(_hash_script, scripts))),  # noqa: S704
-        data=_compress(json.dumps(data, separators=(",", ":"), allow_nan=False).encode()),
+        data=_encode(json.dumps(data, separators=(",", ":"), allow_nan=False).encode()),
         matrices=matrices,
     )
 
@@ -125,13 +125,13 @@ def _fit_data(runs: Runs) -> tuple[dict[str, Any], str]:
     n_bytes = content.MAX_MATRIX_BYTES
     while True:
         data["mixing"], matrices = content.build_mixing(mixings, n_bytes)
-        packed = _compress(matrices)
+        packed = _encode(matrices)
         if len(packed) < MAX_DATA_BYTES or n_bytes < 1_000:
             return data, packed
         n_bytes = min(n_bytes, len(matrices)) // 2
 
 
-def _compress(raw: bytes) -> str:
+def _encode(raw: bytes) -> str:
     return base64.b64encode(gzip.compress(raw, mtime=0)).decode()
 
 

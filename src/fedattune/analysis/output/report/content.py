@@ -29,7 +29,7 @@ MAX_PICTURED_CLIENTS = 150
 """Clients in the pictures of who learns from whom; more could not be told apart."""
 MAX_CURVE_POINTS = 400
 MAX_MATRIX_BYTES = 6_000_000
-"""Bytes of mixing matrices before they are compressed; halved until the page is small enough."""
+"""Bytes of mixing matrices before they are zipped; halved until the page is small enough."""
 MIN_PARTNER_SHARE = 1e-4
 """Share below which a client is not listed as a partner."""
 
