@@ -118,7 +118,6 @@ def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
 
     Raises:
         RunError: a folder holds no run.
-
     """
     from ..runs.folder import RunFolder
 

@@ -88,7 +88,6 @@ class MethodRow:
         effects: part -> distance of the mechanism's values from the nearest reference; see `Effect`.
         bytes_up, bytes_down, seconds, local_steps: cost, the steps per client.
         n_seeds: runs.
-
     """
 
     algorithm: str
@@ -191,7 +190,6 @@ def build_rows(
         rounds_to: a mean test accuracy to reach, a fraction.
         metric: the metric of the table; by default accuracy, or RMSE if the target is a number.
         baselines: baselines on the same clients.
-
     """
     from .verdict.statistics import MIN_CLIENTS, adjust_by_holm, compute_wilcoxon_p
 

@@ -61,7 +61,6 @@ def seal_experiment(
         path: the folder.
         contents: texts of files that are written next.
         is_finished: whether the results are there, and will not change any more.
-
     """
     files = [path / name for name in FROM_THE_START if path / name not in (contents or {})]
     files += list_parts(path) + ([path / RESULT_FILE, path / NOTES_FILE] if is_finished else [])
@@ -73,7 +72,6 @@ def verify_experiment(path: Path, *files: Path) -> None:
 
     Raises:
         RunError: a file is not as the comparison wrote it.
-
     """
     for file in files:
         again = file.name in (RESULT_FILE, NOTES_FILE)
@@ -90,7 +88,6 @@ def read_experiment_file(path: Path, name: str) -> Any:
 
     Raises:
         RunError: the file is damaged, or not as the comparison wrote it.
-
     """
     verify_experiment(path, path / name)
     return read_json(path / name) if (path / name).is_file() else None

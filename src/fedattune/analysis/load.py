@@ -48,7 +48,6 @@ class Runs:
         metric: the metric that the verdict is about.
         baselines: what clients can do alone with other tools, and what everybody's rows together give.
         notes: how the methods were tuned, or that they were not.
-
     """
 
     results: list[RunMetrics]
@@ -92,7 +91,6 @@ class Runs:
 
         Raises:
             ConfigError: pandas is not installed.
-
         """
         return to_pandas(self.to_table(clients=clients))
 
@@ -109,7 +107,6 @@ class Runs:
 
         Raises:
             RunError: there is no such run.
-
         """
         names = list(dict.fromkeys(run.algorithm for run in self.results))
         if algorithm is not None and algorithm not in names:
@@ -136,7 +133,6 @@ def read_run(path: Path, *, copy: bool = True) -> RunMetrics | None:
 
     Raises:
         RunError: there is no run, or it is damaged.
-
     """
     folder = RunFolder(path)
     finished = folder.is_finished
@@ -174,7 +170,6 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
 
     Raises:
         RunError: a folder holds no run, none that is finished, or the runs are not of the same clients.
-
     """
     runs: dict[tuple[str, int, int], tuple[RunMetrics, Path]] = {}
     config_of: dict[str, dict[str, Any]] = {}  # name -> configuration of its runs
@@ -266,7 +261,6 @@ def find_run_folders(path: Path) -> list[Path]:
 
     Raises:
         RunError: the folder holds neither runs nor an experiment.
-
     """
     if RunFolder(path).config.is_file():
         return [path]

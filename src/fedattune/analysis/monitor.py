@@ -37,7 +37,6 @@ class NodeStatus:
         name: the node.
         is_online: whether it is online.
         fault: kind of the fault at its last message, such as `late`; empty after a reply that counts.
-
     """
 
     name: str
@@ -62,7 +61,6 @@ class RunStatus:
         quiet: seconds since something new was seen.
         failure: the reason of a failed run.
         metric: the metric of mean, worst10 and gain: accuracy or rmse.
-
     """
 
     method: str
@@ -102,7 +100,6 @@ def read_statuses(path: Path) -> list[RunStatus]:
 
     Raises:
         RunError: there is no such folder, it holds neither runs nor an experiment, or a run is damaged.
-
     """
     failures, failed_at = read_failures(path), _read_time(path / "result.json")
     means: dict[tuple[str, str], dict[int, float]] = {}  # by method and folder, which names seed and split
@@ -144,7 +141,6 @@ def read_nodes(path: Path) -> list[NodeStatus]:
 
     Raises:
         RunError: the file is damaged.
-
     """
     file = path / NODES_FILE
     try:

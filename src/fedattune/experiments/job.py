@@ -46,7 +46,6 @@ class Combination(NamedTuple):
     Attributes:
         lr: learning rate.
         options: the tuned options of the method.
-
     """
 
     lr: float
@@ -68,7 +67,6 @@ class Job:
         folder: the run folder; an interrupted run in it is resumed.
         tensorboard: whether to write event files into the folder too.
         source: reference to the method's factory, if it is the user's own.
-
     """
 
     title: str

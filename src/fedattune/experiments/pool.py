@@ -67,7 +67,6 @@ def pack(thing: Any, folder: Path) -> bytes:
 
     Returns:
         The bytes for `unpack`.
-
     """
     buffer = io.BytesIO()
     _Packer(buffer, folder).dump(thing)
@@ -132,7 +131,6 @@ def run_in_processes(
         get_callback: returns the progress callback of a job, by its number.
         on_end: receives the number of each job that finished, or that failed with the error.
         scratch: folder for the data that the processes share.
-
     """
     with make_shared_folder(scratch) as folder:
         federations = {id(job.federation): job.federation for job in jobs.values()}

@@ -35,7 +35,6 @@ class SpeedupEstimate:
 
     Attributes:
         pays: whether several processes save enough time.
-
     """
 
     def __init__(self, jobs: "Sequence[Job]") -> None:
@@ -98,7 +97,6 @@ def train_all(
     Raises:
         StoppedError: the user asked to stop; checkpoints are kept.
         DivergedError, WorkerKilledError: a run failed, and `keep_going` is off.
-
     """
     runs = _JobRunner(jobs, should_stop, display, keep_going, on_failure)
     if on_ray := [job for job in jobs if job.settings.engine == "ray" and not job.is_finished]:

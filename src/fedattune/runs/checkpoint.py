@@ -140,7 +140,6 @@ class CheckpointFolder:
             round_: number of the round.
             tree: nest of dicts with the tensors.
             meta: text to store beside the tensors.
-
         """
         leaves = flatten_tree(tree)
         on_disk = [leaf for leaf in leaves.values() if isinstance(leaf, DiskRows)]

@@ -24,7 +24,6 @@ class Progress(NamedTuple):
         seconds: wall-clock time since the run began.
         rmse: in place of the accuracy if the target is a number, in its unit.
         evaluated: round of the last evaluation; 0 before.
-
     """
 
     round: int
@@ -49,7 +48,6 @@ class RunContext:
         n_train: (N,) training samples of every client.
         has_shared_parameters: whether any parameter leaves the clients.
         attackers: (A,) numbers of the clients that attack, sorted.
-
     """
 
     algorithm: Algorithm

@@ -38,7 +38,6 @@ def read_checksums(folder: Path) -> dict[str, str] | None:
 
     Raises:
         RunError: the list is damaged.
-
     """
     file = folder / CHECKSUM_FILE
     try:
@@ -65,7 +64,6 @@ def set_checksums(folder: Path, files: Iterable[Path], contents: Mapping[Path, s
         folder: the folder.
         files: finished files in it; missing ones are left out.
         contents: texts of files that are written after the list.
-
     """
     sums = {file.relative_to(folder).as_posix(): _hash_file(file) for file in files if file.is_file()}
     for file, text in (contents or {}).items():
@@ -83,7 +81,6 @@ def verify_file(file: Path, folder: Path, remedy: str) -> None:
 
     Raises:
         RunError: the file is not the one that the run wrote.
-
     """
     sums = read_checksums(folder)
     if sums is None:
@@ -107,12 +104,7 @@ def verify_file(file: Path, folder: Path, remedy: str) -> None:
 
 
 def _hash_file(file: Path) -> str:
-    """Return the SHA-256 of a file, in hex digits.
-
-    Raises:
-        RunError: the file cannot be read.
-
-    """
+    """Return the SHA-256 of a file, in hex digits."""
     try:
         about = file.stat()
         state = (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
@@ -318,11 +310,7 @@ class RunFolder:
 
 
 def _require(file: Path, content: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Return what a file of this version of FedAttune contains.
-
-    Raises:
-        RunError: it lacks keys.
-    """
+    """Return what a file of this version of FedAttune contains."""
     if missing := [key for key in keys if key not in content]:
         raise RunError(
             f"{file} is of another version of FedAttune: it lacks {', '.join(missing)}; read it with that version, or "

@@ -27,7 +27,6 @@ class ClientResult:
         n_train: its training samples, and `n_test` its test samples.
         received: its test accuracy after the last communication, and `trained` after the local training before it;
             its RMSE if the target is a number.
-
     """
 
     id: str
@@ -47,7 +46,6 @@ class NewcomerResult:
         received: test accuracy with the model that the server has for it.
         trained: test accuracy after local rounds of its own from there.
         local: test accuracy after training alone, from the initial model, for as many steps.
-
     """
 
     id: str
@@ -84,7 +82,6 @@ def score_clients(
         correct: (N,) samples that were classified rightly.
         loss: (N,) sum of the losses; of squared errors in deviations of the target if it is a number.
         deviation: the deviation of a target that is a number; None for classes.
-
     """
     return correct / n if deviation is None else deviation * np.sqrt(loss / n)
 
@@ -98,7 +95,6 @@ def measure_scores(
         metric: accuracy, log_loss or rmse.
         scores: samples, right predictions and sums of losses, (3, N).
         deviation: the deviation of a target that is a number; None for classes.
-
     """
     n, correct, loss = scores
     values: NDArray[np.float64] = np.full(len(n), np.nan)
@@ -131,7 +127,6 @@ def summarize_scores(
         `acc_uniform` weighs every client alike, `acc_pooled` every sample. `acc_std` is the population standard
         deviation over clients, `acc_worst10` the mean over the worst tenth of the clients (at least one).
         With a deviation, the same of the RMSE: `rmse_uniform` and so on.
-
     """
     has = n > 0
     n, correct, loss = n[has], correct[has], loss[has]
@@ -186,7 +181,6 @@ def build_history(
         store: the rounds of the run.
         names: names of the clients by number.
         deviation: the deviation of a target that is a number; None for classes.
-
     """
     points: dict[tuple[int, str], dict[str, Metrics]] = {}
     for part in ("test", "validation"):
@@ -226,7 +220,6 @@ class RunFacts:
     Attributes:
         config: all that defines the run.
         facts: facts about model, clients and notes.
-
     """
 
     config: Mapping[str, Any]
@@ -324,7 +317,6 @@ class RunFacts:
         Args:
             metrics: the metrics of an evaluation.
             over: uniform (mean over clients), pooled, or worst10.
-
         """
         name = "rmse" if self.is_regression else "acc"
         return self.curve_metric.scale * metrics[f"{name}_{over}"]
@@ -346,7 +338,6 @@ class RunMetrics(RunFacts):
         is_finished: whether all rounds are done.
         predictions: part (test or validation) -> outputs of the judged models for its rows; empty before the end of
             the run, and where the clients are elsewhere.
-
     """
 
     store: RunStore
@@ -442,7 +433,6 @@ class RunMetrics(RunFacts):
 
         Raises:
             ConfigError: `accuracy` is no fraction, or the target is a number.
-
         """
         if self.is_regression:
             raise ConfigError("rounds_to counts the rounds to an accuracy, and the target is a number")

@@ -40,7 +40,6 @@ class RowPredictions:
         y: (n,) class numbers, int64, or target values in their unit, float64.
         outputs: (n, classes) logits, or (n, 1) predicted values in the unit of the target, float32.
         n_clients: number E of clients; some may have no rows.
-
     """
 
     client: NDArray[np.int32]
@@ -90,7 +89,6 @@ def predict_parts(context: RunContext, models: RowStack, buffers: RowStack) -> d
         context: the run.
         models: the judged models (E, ...) of the evaluated clients.
         buffers: their buffers (E, ...).
-
     """
     task, federation, ids = context.task, context.federation, context.eval_ids.tolist()
     if not isinstance(federation, Federation) or not models:
@@ -119,7 +117,6 @@ def predict_rows(
 
     Returns:
         The predictions; None if there are no rows, or more than MAX_OUTPUTS outputs.
-
     """
     index = [np.asarray(federation.part(part)[i]) for i in ids]
     sizes = [len(rows) for rows in index]
@@ -189,7 +186,6 @@ def load_predictions(file: Path) -> dict[str, RowPredictions]:
 
     Raises:
         RunError: the file cannot be read.
-
     """
     if not file.exists():
         return {}

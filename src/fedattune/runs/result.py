@@ -43,7 +43,6 @@ class TrainedServer:
         state: the server's state.
         statistics: the averaged BatchNorm statistics; empty if they stay local.
         n_clients: clients that took part in training.
-
     """
 
     algorithm: Algorithm
@@ -76,7 +75,6 @@ class Result(RunMetrics):
         True
         >>> type(result.model("0")).__name__
         'Sequential'
-
     """
 
     models: RowStack = field(default_factory=Params, repr=False)
@@ -92,7 +90,6 @@ class Result(RunMetrics):
 
         Raises:
             RunError: the folder holds no finished run, or a damaged one.
-
         """
         folder = RunFolder(Path(path))
         if not folder.is_finished:
@@ -139,7 +136,6 @@ class Result(RunMetrics):
 
         Raises:
             RunError: there is no such client, or it was not evaluated, or the code of the model is not named.
-
         """
         if isinstance(self.models, Params) and not self.models:
             raise RunError(
@@ -166,7 +162,6 @@ class Result(RunMetrics):
 
         Raises:
             RunError: the folder is not empty.
-
         """
         path = Path(folder)
         if path.is_dir() and any(path.iterdir()):
@@ -202,7 +197,6 @@ class Result(RunMetrics):
             ConfigError: the file's ending is not the format's, or packages for ONNX are missing.
             RunError: there is no such client, the run does not say how to prepare inputs, or the model cannot be
                 written in this format.
-
         """
         model = self.model(client, module, factory)
         name = client if isinstance(client, str) else self.facts["clients"][self.eval_ids.index(client)]["id"]

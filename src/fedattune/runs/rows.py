@@ -499,7 +499,6 @@ class RowStorage:
             row_bytes: size of all rows of one client.
             folder: folder for the files; without it, temporary files.
             is_small: whether a round is little work for the processor.
-
         """
         is_on_disk = settings.client_state == "disk"
         if settings.client_state == "auto":
@@ -517,7 +516,6 @@ class RowStorage:
             name: name of the stack, and of its file.
             row: the value of every row.
             each: tensors (N, ...) that replace their entries in `row`.
-
         """
         if self.is_on_disk and row:
             return DiskRows(row, self.n, make_rows_path(self.folder, name), each)

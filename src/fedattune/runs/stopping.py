@@ -42,7 +42,6 @@ def compute_criterion(scores: FloatArray, by: EarlyStopping) -> Criterion:
     Args:
         scores: (3, E) validation rows of each client, rightly classified rows, and sum of losses.
         by: `accuracy` counts wrong rows, and losses where these are equal; `loss` counts losses.
-
     """
     n, correct, loss = scores
     loss = np.where(np.isfinite(loss), loss, np.inf)
@@ -71,7 +70,6 @@ def pick_by_others(scores: Sequence[FloatArray], by: EarlyStopping) -> FloatArra
 
     Returns:
         The scores; None if rounds are not judged, or fewer than two clients have rows.
-
     """
     if by == "off" or not len(scores) or (scores[0][0] > 0).sum() < 2:
         return None
@@ -104,7 +102,6 @@ class StoppingRule:
         by: what rounds are judged by; `off` judges the last one.
         rounds: (E,) the best round of each client; empty before the first evaluation.
         best: the criterion of these rounds.
-
     """
 
     by: EarlyStopping
@@ -120,7 +117,6 @@ class StoppingRule:
 
         Returns:
             For which clients (E,) the round is the best so far; None if rounds are not judged.
-
         """
         if self.by == "off" or scores is None or not scores[0].sum():
             return None

@@ -55,7 +55,6 @@ def make_store_error(what: str, path: Path | None, error: Exception) -> RunError
         what: read or write.
         path: the file.
         error: the error of SQLite, or of what was read.
-
     """
     code = getattr(error, "sqlite_errorcode", None)
     primary = None if code is None else code & 0xFF  # the rest of the number tells details
@@ -82,7 +81,6 @@ def explain_errors(what: str, path: Path | None) -> Iterator[None]:
 
     Raises:
         RunError: there was such an error.
-
     """
     try:
         yield
@@ -95,7 +93,6 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 
     Raises:
         sqlite3.Error: the file is missing, damaged or locked.
-
     """
     where = path.absolute().as_uri()
     db = sqlite3.connect(f"{where}?mode=ro", uri=True)

@@ -32,7 +32,6 @@ def check_tensorboard() -> None:
 
     Raises:
         ConfigError: it is not installed.
-
     """
     if find_spec("tensorboard") is None:
         raise ConfigError(
@@ -59,7 +58,6 @@ def log_rounds(
 
     Yields:
         The function to call after every round.
-
     """
     if folder is None:
         yield watch
@@ -77,11 +75,7 @@ def log_rounds(
 
 
 class _EventLog:
-    """The event file of one run; the step is the round.
-
-    A run that goes on gets another file, in which all its rounds are logged again. That file tells TensorBoard to
-    forget the rounds of earlier files: some of them may be trained again, and some may not have been logged.
-    """
+    """The event file of one run; the step is the round."""
 
     def __init__(self, folder: Path, context: RunContext, store: RunStore, seconds: float) -> None:
         from torch.utils.tensorboard import SummaryWriter

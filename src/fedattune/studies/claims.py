@@ -52,7 +52,6 @@ class Comparison(NamedTuple):
         seeds: seeds with a run of both cells.
         difference: better minus other, in points; None without such seeds.
         lacks: phrases on everything that the two cells lack.
-
     """
 
     better: Cell

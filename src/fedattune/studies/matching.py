@@ -41,7 +41,6 @@ def compute_matching_rate(attention: Matrix, labels: Matrix) -> float | None:
         The rate, from 0 to 1; None if no two clients have a label in common.
 
     Source: IGFL (Huang et al., 2021), figure 2 and its text.
-
     """
     pairs = find_label_pairs(labels)
     n = int(pairs.sum())
@@ -88,7 +87,6 @@ def summarize_mixing(results: StudyResults) -> list[list[str]]:
 
     Raises:
         ConfigError: the runs lack the matrices that the figure should show.
-
     """
     if results.study.figure.kind not in SUMMARIES:
         return []

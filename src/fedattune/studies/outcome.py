@@ -32,7 +32,6 @@ class Outcome:
         failures: the reason of each failed run.
         full_rounds: rounds that the study specifies.
         measures: name -> mean and standard deviation over the seeds; accuracies, in percent, unless `not_run`.
-
     """
 
     cell: Cell
@@ -75,7 +74,6 @@ class StudyResults:
         study: the study.
         records: its raw results.
         cells: the cells to include; all by default. Cells without results have no outcome.
-
     """
 
     def __init__(self, study: Study, records: Records, cells: Sequence[Cell] | None = None) -> None:
@@ -218,7 +216,6 @@ def compute_late_change(curve: Curve, mean: Literal["pooled", "uniform"]) -> flo
 
     Returns:
         The change in points; None if all evaluated rounds are in the last tenth.
-
     """
     accuracy, is_late = curve[f"acc_{mean}"], _find_last_tenth(curve["round"])
     earlier = accuracy[~is_late][-int(is_late.sum()) :]
@@ -238,7 +235,6 @@ def choose_options(study: Study, cell: Cell, records: Records, extent: Extent) -
 
     Returns:
         The first of the best; None if a combination has not been tried yet.
-
     """
     choices = study.choices(cell)
     if len(choices) == 1:
@@ -265,7 +261,6 @@ def score_choices(
 
     Returns:
         Pairs of combination and score: 0 for a run that diverged, None for one that has not been tried.
-
     """
     scores: list[tuple[dict[str, Any], float | None]] = []
     late = Measure(over="last10", mean=study.measure.mean, called="")

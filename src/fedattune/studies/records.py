@@ -41,7 +41,6 @@ class Records:
 
     Raises:
         RunError: a file is damaged, or the files do not belong together.
-
     """
 
     def __init__(self, folder: Path) -> None:
@@ -107,7 +106,6 @@ class Records:
             result: its metrics.
             environment: the versions with which it was trained.
             labels: samples of each client and label, (N, K), to keep the mixing matrices too; None to drop them.
-
         """
         names = ("headline", "n_parameters", "n_clients", "local_steps", "bytes_up", "bytes_down", "notes")
         self.runs[run.id] = {
@@ -136,7 +134,6 @@ class Records:
 
         Returns:
             True if any run was copied.
-
         """
         missing = {run.id for run in runs} - self.runs.keys()
         before = len(self.runs)
@@ -208,10 +205,7 @@ def _extract_curves(result: RunMetrics) -> dict[tuple[str, str], Curve]:
 
 
 def _average_mixing(result: RunMetrics) -> dict[tuple[str, str], Array]:
-    """Average the matrices over the first, the middle and the last third of the rounds, and over all rounds.
-
-    With fewer than three rounds, each third is all of them.
-    """
+    """Average the matrices over the first, the middle and the last third of the rounds, and over all rounds."""
     log = result.mixing
     rounds = list(log)
     thirds = np.array_split(rounds, 3) if len(rounds) >= 3 else [rounds] * 3

@@ -52,7 +52,6 @@ class Measure(StudyPart):
         over: max (the best evaluated round, as papers report), last10 (mean over the last tenth) or last.
         mean: pooled (over all test samples) or uniform (over clients).
         called: the paper's word for the number.
-
     """
 
     over: Over
@@ -73,7 +72,6 @@ class StudyRow(StudyPart):
         like: name of a row whose runs this row shows at another point.
         columns: columns that have this row; None for all columns.
         match: True if its numbers should match the paper's.
-
     """
 
     algorithm: str = ""
@@ -93,7 +91,6 @@ class Tuning(StudyPart):
     Attributes:
         rounds: communication rounds of each combination.
         validation: share of each client's training samples to hold out for the choice.
-
     """
 
     rounds: Annotated[int, Field(ge=1)]
@@ -117,7 +114,6 @@ class Claim(StudyPart):
         columns: columns to compare in; None for every column that has both rows.
         by: points that the better row should be ahead; a negative number allows a loss.
         measure: number of a run to compare; None for the measure of the study.
-
     """
 
     text: Annotated[str, Field(min_length=1)]
@@ -249,7 +245,6 @@ class Study(BaseModel):
         claims: sentences of the paper to answer from the runs.
         answers_claims: True to demand claims, local and fedavg_ft in every column, and searches of one size per column.
         mixing: True to keep the mixing matrices.
-
     """
 
     model_config = StudyPart.model_config
@@ -368,7 +363,6 @@ class Study(BaseModel):
 
         Raises:
             ConfigError: no cell matches a pattern.
-
         """
         cells = [
             Cell(name, column)
@@ -423,7 +417,6 @@ class Study(BaseModel):
 
         Raises:
             ConfigError: a setting is impossible.
-
         """
         row = self.source_row(cell)
         values = {"small_clients": "error", **self.settings, **row.settings, **self.columns[cell.column]}
@@ -479,7 +472,6 @@ def load_study(name: str, allow_code: Sequence[str] = ()) -> Study:
 
     Raises:
         ConfigError: no study has that name, or the file is wrong or names code that the user has not named.
-
     """
     path = STUDY_FOLDER / f"{name}.yaml" if name in STUDIES else Path(name)
     if path.stem == "runs":

@@ -325,7 +325,6 @@ def print_results(results: StudyResults, n_cells: int, console: "Console") -> No
         results: the results of these cells.
         n_cells: number of these cells, with or without results.
         console: the console to print on.
-
     """
     console.print(results.study.title, style="bold")
     _print_claims(StudyResults(results.study, results.records), console)

@@ -36,7 +36,6 @@ class StudyTrainer:
         should_stop: returns True once the user asks to stop.
         display: shows the progress.
         on_results: called after new results are saved.
-
     """
 
     study: Study
@@ -55,7 +54,6 @@ class StudyTrainer:
 
         Raises:
             StoppedError: the user asked to stop. Finished runs are saved; others can be resumed.
-
         """
         problems: list[str] = []
         for column in dict.fromkeys(cell.column for cell in cells):
@@ -145,12 +143,7 @@ class StudyTrainer:
         return pairs
 
     def _check_data(self, pairs: "Sequence[tuple[CellRun, Job]]") -> None:
-        """Check that recorded runs were trained on the same samples of the same clients.
-
-        Raises:
-            RunError: they were not, so their numbers cannot be compared with new ones.
-
-        """
+        """Check that recorded runs were trained on the same samples of the same clients."""
         digests = {_data_key(run.experiment): job.federation.digest for run, job in pairs}
         for run, facts in self.records.runs.items():
             then = facts.get("split")

@@ -36,7 +36,6 @@ class Decisions:
         shares: weight of the shared model in each client's predictions, 0 to 1 (E,); NaN where it is not known.
         groups: names of the clients that share one model, the largest group first; None if there are no groups.
         is_whole_model: the groups concern all layers.
-
     """
 
     method: str
@@ -73,7 +72,6 @@ class Decisions:
 
         Args:
             n_runs: runs of the method, of which this is the first.
-
         """
         if self.groups is None:
             with_ = f"In the first of {n_runs} runs of" if n_runs > 1 else "With"
@@ -162,7 +160,6 @@ def describe_decisions(groups: "Mapping[str, Sequence[RunMetrics]]", first: str 
     Args:
         groups: the runs of every method.
         first: the method to describe if it tells.
-
     """
     for name in sorted(groups, key=lambda name: name != first):
         if decisions := next(filter(None, map(read_decisions, groups[name])), None):

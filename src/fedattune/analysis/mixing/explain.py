@@ -29,7 +29,6 @@ class ClientGain:
         samples: the gain in test samples; None unless the metric is accuracy.
         by_run: the gain with every common seed and split.
         std: population standard deviation over the seeds; None with one seed.
-
     """
 
     points: float
@@ -53,7 +52,6 @@ class ClientSummary:
         gain: over training alone, where it is known.
         shares: its last mixture, averaged over the components, if it has one.
         agreement: of that mixture with label similarity, where labels are known.
-
     """
 
     client: str
@@ -84,7 +82,6 @@ class RunExplanation:
 
     Raises:
         RunError: there is no such method, seed or client.
-
     """
 
     def __init__(

@@ -27,7 +27,6 @@ def compute_label_similarity(labels: FloatArray) -> FloatArray:
 
     Returns:
         (N, N): 1 for the same shares of every class, 0 for no class in common.
-
     """
     shares = labels / np.maximum(labels.sum(1, keepdims=True), 1)
     # Rounding keeps ties: ranks and nearest clients depend on them.
@@ -43,7 +42,6 @@ class LabelAgreement:
         share: part of the weights of others that came from the nearest quarter of the offered clients. None if no
             client received anything from others, or no client had a choice.
         chance: the same part if all others had equal weights.
-
     """
 
     correlation: float | None
@@ -64,7 +62,6 @@ def measure_agreement(
         similarity: label similarity (N, N).
         rows: the receiving clients to look at; default: all.
         offered: (N, N), whose models there were to give to each client; default: everybody's.
-
     """
     from scipy.stats import spearmanr
 
@@ -127,7 +124,6 @@ class MixtureShares:
         marked: sum of the shares of marked clients that are not looked at.
         is_even: no partner stands out.
         partners: the other clients with a share, the largest first.
-
     """
 
     round: int
@@ -155,7 +151,6 @@ class ComponentTrace:
         before: the mixtures of the first and of a middle round.
         stable_since: first round looked at since which the top partners are the same; None if no partner stands out.
         agreement: of the last weights with label similarity; None if labels are not known.
-
     """
 
     name: str
@@ -182,7 +177,6 @@ def compute_shares(
         row: weights that the client was given (N,).
         total: sum of its weights over all clients; default: the sum of the row.
         marked: sum of its weights over marked clients that are not looked at.
-
     """
     others = np.delete(np.arange(len(row)), i)
     order = others[np.argsort(-row[others], kind="stable")]
@@ -210,7 +204,6 @@ def build_trace(
         name: the component.
         shares: a client's mixtures in ascending rounds, at least one.
         agreement: of the last weights with label similarity.
-
     """
     last = shares[-1]
     before = [shares[0], shares[(len(shares) - 1) // 2]] if len(shares) > 2 else list(shares[:-1])
@@ -243,7 +236,6 @@ class Clusters:
         chance: the same part if all others had equal weights. Clients that are alone in their cluster do not count.
         similarity_inside: mean label similarity (0 to 1) of two clients of one cluster; None without labels.
         similarity_between: the same of two clients of different clusters.
-
     """
 
     clients: list[list[str]]
@@ -262,7 +254,6 @@ class Arrangement:
         clusters: number of the cluster of each client; all 0 if there are no clusters.
         share: as in `Clusters`; None if there are none.
         chance: as in `Clusters`; None if there are none.
-
     """
 
     order: list[int]
@@ -281,7 +272,6 @@ def find_clusters(
         offered: (N, N), whose models there were to give.
         names: of the clients (N).
         similarity: label similarity (N, N), where labels are known.
-
     """
     arrangement = arrange_clients(weights, offered)
     if arrangement.share is None or arrangement.chance is None:
@@ -304,7 +294,6 @@ def arrange_clients(weights: FloatArray, offered: BoolArray) -> Arrangement:
     Args:
         weights: (N, N), rows receive.
         offered: (N, N), whose models there were to give.
-
     """
     order, clusters = seriate(weights)
     without = Arrangement(order, [0] * len(order))
@@ -329,7 +318,6 @@ def seriate(similarity: FloatArray) -> tuple[list[int], list[int]]:
 
     Returns:
         Positions in order (N), and the number of each client's cluster (N).
-
     """
     from scipy.cluster.hierarchy import fcluster, leaves_list, optimal_leaf_ordering
     from sklearn.metrics import silhouette_score
@@ -432,7 +420,6 @@ class RoundRows(NamedTuple):
         weights: component -> (R, N); 0 for clients whose models were not there.
         totals: component -> sums of the rows over all clients, looked at or not (R,).
         marked: component -> sums of the rows over marked clients that are not looked at (R,).
-
     """
 
     receivers: list[int]
@@ -452,7 +439,6 @@ class LastRows:
         offered: whose models (columns) there were to give to each client (rows), (N, N).
         totals: sums of the rows over all clients, looked at or not, averaged over the components (N,).
         marked: sums of the rows over marked clients that are not looked at, likewise.
-
     """
 
     weights: dict[str, FloatArray]
@@ -471,7 +457,6 @@ class ComponentSummary:
         own: mean share that clients keep of their own model.
         is_even: no client has a partner that stands out.
         agreement: of the weights with label similarity; None if labels are not known.
-
     """
 
     name: str
@@ -493,7 +478,6 @@ class MixingAnalysis:
         names: of the clients looked at; names of marked clients have their mark.
         marked: names of the run's marked clients by number: they take part, and nobody evaluates them.
         group: what they are called in tables.
-
     """
 
     def __init__(self, run: RunMetrics, always: Sequence[int] = (), *, with_marked: bool = False) -> None:
@@ -550,7 +534,6 @@ class MixingAnalysis:
         Args:
             round_: the round; default: the last one with matrices.
             back: rounds with matrices to look at.
-
         """
         n = len(self.names)
         last = LastRows({}, [None] * n, np.zeros((n, n), dtype=bool), np.full(n, np.nan), np.full(n, 0.0))

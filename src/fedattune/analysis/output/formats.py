@@ -30,7 +30,6 @@ class TableFormat(NamedTuple):
         ending: ending of its files, such as ".csv".
         has_clients: whether it has a table with one row per client.
         is_binary: whether it needs a file.
-
     """
 
     name: str
@@ -55,7 +54,6 @@ def register_format(
         ending: ending of its files, such as ".csv".
         has_clients: whether the function has a keyword `clients`, for a table with one row per client.
         is_binary: whether the function returns bytes, not text.
-
     """
 
     def register(write: AnyWriter) -> AnyWriter:
@@ -71,7 +69,6 @@ def find_format(name: str | None, ending: str) -> TableFormat:
 
     Raises:
         ConfigError: there is no such format.
-
     """
     if name is None:
         return next((one for one in TABLE_FORMATS.values() if one.ending == ending), TABLE_FORMATS["text"])
@@ -212,7 +209,6 @@ def write_markdown(
 
     Raises:
         ConfigError: there is no such column.
-
     """
     chosen = _join_columns(rows, rounds_to, columns)
     lines = ["| " + " | ".join(["method", *(_escape_markdown(title) for title in chosen)]) + " |"]
@@ -236,7 +232,6 @@ def write_latex(rows: Sequence[MethodRow], rounds_to: float | None = None, colum
 
     Raises:
         ConfigError: there is no such column.
-
     """
     chosen = _join_columns(rows, rounds_to, columns)
     alignment = "".join("l" if title in ("model", "effect") else "r" for title in chosen)
@@ -261,7 +256,6 @@ def escape_latex(text: str) -> str:
     Examples:
         >>> print(escape_latex("fedavg_mcsa & 10%"))
         fedavg\_mcsa \& 10\%
-
     """
     return "".join(LATEX_ESCAPES.get(letter, letter) for letter in text)
 

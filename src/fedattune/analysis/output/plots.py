@@ -48,7 +48,6 @@ def check_figure_path(path: Path, option: str = "--out") -> None:
 
     Raises:
         ConfigError: the format is unknown, or Matplotlib is missing.
-
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{option} {path}: expected a file ending in {', '.join(SUFFIXES)}")
@@ -84,7 +83,6 @@ def save_figure(figure: "Figure", path: Path) -> bool:
 
     Returns:
         Whether the font has all letters of the figure; others, such as Chinese ones, are boxes.
-
     """
     suffix = path.suffix.lower()
     buffer = io.BytesIO()
@@ -142,7 +140,6 @@ def add_legend_below(
         across: most labels in a row.
         names: the labels, in order; default: all.
         options: of Matplotlib's legend.
-
     """
     handles, labels = axes.get_legend_handles_labels()
     names = labels if names is None else [name for name in names if name in labels]
@@ -183,7 +180,6 @@ def plot_curves(
 
     Raises:
         RunError: nothing was evaluated.
-
     """
     groups = group_by_algorithm(runs)
     lines = {name: line for name, group in groups.items() if (line := _average_curve(group, against))}
@@ -256,7 +252,6 @@ def plot_clients(
 
     Raises:
         RunError: no client was evaluated.
-
     """
     groups = group_by_algorithm(runs)
     measure = METRICS[metric]
@@ -324,7 +319,6 @@ def plot_traffic(runs: Sequence[RunMetrics], width: float | None = None) -> Capt
 
     Raises:
         RunError: nothing was sent.
-
     """
     groups = group_by_algorithm(runs)
     traffic = {name: _average_traffic(group) for name, group in groups.items()}
@@ -453,7 +447,6 @@ class Scale(NamedTuple):
         low: the weight of the first colour, 0 or a negative weight.
         end: the weight at which the colours of all but the outliers end.
         largest: the weight of the last colour; equal to `end` if the scale is not broken.
-
     """
 
     low: float
@@ -488,7 +481,6 @@ def choose_scale(weights: FloatArray, n_clients: int) -> Scale:
     Args:
         weights: for other clients, of whole rows in any order; NaN where not known.
         n_clients: number of clients.
-
     """
     known = np.sort(weights[np.isfinite(weights)])[::-1]
     if not len(known) or known[0] <= 0:
@@ -521,7 +513,6 @@ def plot_heatmap(
 
     Raises:
         RunError: there are no mixing matrices, or none of this round or component.
-
     """
     from matplotlib.colors import Normalize
 

@@ -44,7 +44,6 @@ def make_console(file: IO[str] | None = None, *, stderr: bool = False) -> "Conso
     Args:
         file: where to print; by default standard output.
         stderr: print on standard error.
-
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -91,7 +90,6 @@ def fill_table(
         columns: title -> function that formats the cell of a row.
         text_columns: titles of the columns with text, which stand to the left.
         style: gives the style of a row.
-
     """
     table = make_table(*columns, text_columns=text_columns)
     for row in rows:
@@ -136,13 +134,7 @@ RowFormatter = Callable[["MethodRow"], str]
 
 
 def _format_spread(pick: "Callable[[MethodRow], MeanStd | None]", *, is_metric: bool = False) -> RowFormatter:
-    """Return a function that formats one number of a row: its mean, and its deviation over several runs.
-
-    Args:
-        pick: gives the number.
-        is_metric: the number is of the row's metric; otherwise it is an accuracy, or RMSE if the target is a number.
-
-    """
+    """Return a function that formats one number of a row: its mean, and its deviation over several runs."""
 
     def cell(row: "MethodRow") -> str:
         spread = pick(row)
@@ -253,7 +245,6 @@ def choose_columns(
     Args:
         lines: one row per method.
         rounds_to: the mean test accuracy to reach, a fraction, if the rounds to it are shown.
-
     """
     quality = {
         "model": lambda row: row.point,
@@ -280,7 +271,6 @@ def select_columns(
 
     Raises:
         ConfigError: there is no such column.
-
     """
     groups = choose_columns(lines, rounds_to)
     if names == "all":
@@ -346,7 +336,6 @@ def print_methods(
 
     Raises:
         ConfigError: there is no such column.
-
     """
     best = find_best_row(lines)
     method: dict[str, RowFormatter] = {"method": lambda row: row.algorithm}

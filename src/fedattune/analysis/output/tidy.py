@@ -44,7 +44,6 @@ def build_run_table(
         baselines: baselines on the same clients.
         metric: the metric of `mean`, `pooled`, `std` and `worst10`; by default accuracy, or RMSE.
         rounds_to: a mean test accuracy to reach, a fraction.
-
     """
     metric = metric or get_default_metric(results)
     runs = {(run.algorithm, run.split, run.seed): run for run in results}
@@ -174,7 +173,6 @@ def select_table_columns(table: "pa.Table", names: str | None) -> "pa.Table":
 
     Raises:
         ConfigError: there is no such column.
-
     """
     if names in (None, "all"):
         return table
@@ -210,7 +208,6 @@ def to_pandas(table: "pa.Table") -> "pd.DataFrame":
 
     Raises:
         ConfigError: pandas is not installed.
-
     """
     try:
         import pandas as pd  # noqa: F401

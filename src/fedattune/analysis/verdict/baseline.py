@@ -36,7 +36,6 @@ class Baseline:
         seconds: time of its training.
         predictions: part -> outputs for its rows.
         notes: sentences for the user.
-
     """
 
     name: str
@@ -90,7 +89,6 @@ def read_baselines(experiments: Sequence[Path]) -> list[Baseline]:
 
     Raises:
         RunError: a file is damaged.
-
     """
     files = []
     for path in experiments:

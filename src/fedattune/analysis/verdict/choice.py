@@ -26,7 +26,6 @@ class Choice:
         criterion: what the scores are, as a phrase after `by`.
         is_validated: whether validation data, not test data, gave them.
         n_validated: number of clients that have validation rows.
-
     """
 
     scores: Mapping[str, float]
@@ -63,7 +62,6 @@ def score_methods(
         groups: name -> its runs.
         runs: runs that know the sizes of the clients, of every split.
         metric: the metric that decides.
-
     """
     measure = METRICS[metric]
     weights = {run.split: weigh_clients(run) for run in runs}

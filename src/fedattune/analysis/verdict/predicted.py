@@ -39,7 +39,6 @@ def write_prediction_notes(
         results: runs on the same clients.
         baselines: baselines on the same clients.
         metric: the metric of the verdict.
-
     """
     notes = _note_imbalance(results, metric)
     for name, runs in group_by_algorithm(results).items():
@@ -153,10 +152,7 @@ def _note_moving(results: "Sequence[RunMetrics]") -> list[str]:
 
 
 def _measure_drift(run: "RunMetrics") -> float | None:
-    """Return the change of the mean validation curve from the fifth before the last one to the last fifth.
-
-    Of few evaluations, it is the change at the last one. Of accuracy, it is a difference; of RMSE, a share of it.
-    """
+    """Return the change of the mean validation curve from the fifth before the last one to the last fifth."""
     points = [e["validation"][run.headline] for e in run.history if e.get("validation")]
     curve = [run.read_curve(e) if run.is_regression else e["acc_uniform"] for e in points]
     n = len(curve) // 5

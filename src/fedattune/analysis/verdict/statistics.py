@@ -50,7 +50,6 @@ def compute_split_interval(gains: Sequence[float], test_share: float) -> tuple[f
 
     Returns:
         The interval; None for fewer than two splits.
-
     """
     from scipy.stats import t
 
@@ -95,7 +94,6 @@ def resample_rows(
     Args:
         pairs: for each seed and split, the predictions of the method and of its reference for the same rows.
         metric: name of the metric.
-
     """
     measure = METRICS[metric]
     is_mean = metric in ("accuracy", "log_loss", "mae", "rmse")
@@ -186,7 +184,6 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
         other: predictions of its reference for the same rows.
         client: position of the client.
         metric: name of the metric.
-
     """
     from scipy.stats import binomtest, t, wilcoxon
 
@@ -214,15 +211,7 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
 
 
 def _compute_swap_p(y: NDArray[np.int64], mine: FloatArray, other: FloatArray, metric: str) -> float:
-    """Compute how often the metric loses as much if chance decides which model gives which output of a row.
-
-    Args:
-        y: class numbers (n,).
-        mine: logits of the method (n, classes).
-        other: logits of its reference.
-        metric: auc, balanced_accuracy or f1.
-
-    """
+    """Compute how often the metric loses as much if chance decides which model gives which output of a row."""
     from scipy.special import logsumexp
     from scipy.stats import rankdata
 
@@ -260,7 +249,6 @@ def compute_influences(y: NDArray[np.int64], outputs: FloatArray, metric: str) -
         y: class numbers (n,).
         outputs: logits (n, classes).
         metric: auc, balanced_accuracy or f1.
-
     """
     n, predicted = len(y), outputs.argmax(axis=1)
     total, n_counted = np.zeros(n), 0

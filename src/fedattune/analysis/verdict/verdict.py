@@ -53,7 +53,6 @@ class Harm:
         worst: name of the client that loses most.
         worst_loss: its loss in words: rows, or the unit of the metric.
         worst_chance: the probability that chance alone makes a client lose so much; None if rows are not known.
-
     """
 
     n_clients: int
@@ -95,7 +94,6 @@ def measure_harm(
         gains: of each client (N,), in points or in the unit of the metric; NaN where not known.
         metric: the metric.
         ids: names of the clients.
-
     """
     losing = np.flatnonzero(gains < 0)
     n_clients = int(np.isfinite(gains).sum())
@@ -160,7 +158,6 @@ class Verdict:
         p_value: of Wilcoxon's test over clients; None for few clients.
         harm: the clients that would lose.
         reasons: why the answer is undecided.
-
     """
 
     text: str
@@ -194,7 +191,6 @@ def reach_verdict(
         metric: the metric that decides; by default accuracy, or RMSE if the target is a number.
         has_failures: other runs of the comparison failed.
         is_final: all runs have finished; otherwise the sentence says that it may change.
-
     """
     groups = group_by_algorithm(results)
     if missing := _find_missing(set(groups), has_failures):
@@ -330,10 +326,7 @@ class Comparison:
         return rivals
 
     def _describe_pooled_gain(self) -> str:
-        """Describe how much better the best pooled baseline surely is than the reference; empty if it is not.
-
-        Then the rows of others do help, and a method without a gain has not learned what they teach.
-        """
+        """Describe how much better the best pooled baseline surely is than the reference; empty if it is not."""
         if not self.pooled:
             return ""
         name = self.choice.find_best(self.pooled)

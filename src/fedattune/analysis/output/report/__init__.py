@@ -33,7 +33,6 @@ def write_report(path: Path | str, runs: Runs) -> None:
 
     Raises:
         RunError: no run has finished a round.
-
     """
     write_text(Path(path), render_report(runs))
 
@@ -43,7 +42,6 @@ def render_report(runs: Runs) -> str:
 
     Raises:
         RunError: no run has finished a round.
-
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup

@@ -82,7 +82,6 @@ def build_clients(
         groups: the runs of each method.
         mixings: method -> its mixing.
         metric: the metric of the verdict. Accuracies as received and as trained come with accuracy alone.
-
     """
     scale = METRICS[metric].scale
     first = next(iter(groups.values()))[0]
@@ -136,7 +135,6 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
 
     Returns:
         The data of the pictures, and the packed matrices.
-
     """
     honest = {name: one for name, one in mixings.items() if one.has_mixtures}
     if not honest:
@@ -202,7 +200,6 @@ def pack_matrices(
 
     Returns:
         Name and scale of each component, and its matrices of all rounds, one component after the other.
-
     """
     square = np.ix_(clients, clients)
     stack = [{name: m[square] for name, m in mixing.read_last_rows(r).weights.items()} for r in rounds]
@@ -227,7 +224,6 @@ def pack_weights(weights: FloatArray, largest: float, signed: bool) -> bytes:
         weights: (N, N); NaN where not known.
         largest: the largest absolute weight.
         signed: weights may be negative.
-
     """
     root = (np.abs(np.nan_to_num(weights)) / largest) ** 0.25
     levels = MAX_LEVEL // 2 * (1 + np.sign(np.nan_to_num(weights)) * root) if signed else MAX_LEVEL * root
