@@ -6,10 +6,10 @@ import os
 import re
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -126,10 +126,13 @@ def test_it_tells_which_calls_are_fastest_here(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("FEDATTUNE_CACHE", str(tmp_path))
     measured._known.cache_clear()
     assert describe().value.startswith("none measured yet")
+    clock = [0.0]
+    monkeypatch.setattr(measured, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    slow = lambda: clock.__setitem__(0, clock[0] + 0.01)  # noqa: E731
     for size, load in ((1, 0.0), (2, 0.0), (4, 1.0)):
         monkeypatch.setattr(measured._load, "count_busy_cores", lambda load=load: load)
         what = "linear" if size < 4 else "blocks"
-        measured.choose(what, (size,), {"PyTorch": lambda: time.sleep(0.01), "oneDNN": lambda: None})
+        measured.choose(what, (size,), {"PyTorch": slow, "oneDNN": lambda: None})
     found = describe()
     measured._known.cache_clear()
     assert found.value == (
@@ -138,7 +141,9 @@ def test_it_tells_which_calls_are_fastest_here(monkeypatch: pytest.MonkeyPatch, 
     )
     assert found.facts["machine"] == measured.describe_machine()
     assert found.facts["file"] == str(tmp_path / "choices.json")
-    assert all(choice["seconds"]["PyTorch"] > 0.009 for choice in found.facts["choices"].values())
+    assert all(
+        choice["seconds"]["PyTorch"] == pytest.approx(0.01) for choice in found.facts["choices"].values()
+    )
 
 
 @pytest.mark.parametrize("has_it", [False, True])

@@ -11,7 +11,6 @@ import ssl
 import stat
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -320,10 +319,8 @@ def test_a_node_that_crashed_is_started_again(tmp_path: Path) -> None:
         wait_until(lambda: deployment.pid("node-0") != first, "another process", script)
         assert "node-0 ended with code 137; it restarts in 0.1 seconds" in script.output
         second = deployment.pid("node-0")
-        start = time.monotonic()
         deployment.stop_node(0)
         assert script.process.returncode == 0  # by SIGTERM, and not killed
-        assert time.monotonic() - start < 15
         assert not alive(second)
     finally:
         deployment.stop()
