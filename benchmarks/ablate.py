@@ -23,7 +23,8 @@ from fedattune import ClientUpdate
 from fedattune.algorithms.pfedme import pfedme
 from fedattune.client import SGD, Proximal
 from fedattune.core import dense, hardware
-from fedattune.engine import base, evaluator, kernels, recorder, rewrites, runner, vectorized
+from fedattune.engine import base, evaluator, kernels, runner, vectorized
+from fedattune.engine.compiler import recorder, rewrites
 from fedattune.engine.compiler.recorder import record_call as recorder_of_calls
 from fedattune.engine.runner import Lanes
 

@@ -36,7 +36,7 @@ RUN = (
 )  # that of deployment: make deployed
 EXAMPLES_OF = (
     "core/algorithm", "core/options", "core/params", "core/selectors", "core/settings", "data/build",
-    "data/from_objects", "models/files", "training/fit", "training/result",
+    "data/from_objects", "models/files", "runs/result", "training/fit",
 )  # fmt: skip
 """Modules that users meet first. Each must show an example."""
 

@@ -57,14 +57,14 @@ REFERENCE = {
         ("reach_verdict", "Verdict", "bootstrap_interval"),
     ),
     "mixing": ReferencePage(
-        "fedattune.analysis",
+        "fedattune.analysis.mixing.mixing",
         "The mixing matrices of a run, and their agreement with labels.",
         (
-            "mixing.MixingAnalysis",
-            "agreement.compute_label_similarity",
-            "agreement.measure_agreement",
-            "agreement.LabelAgreement",
-            "clusters.seriate",
+            "MixingAnalysis",
+            "compute_label_similarity",
+            "measure_agreement",
+            "LabelAgreement",
+            "seriate",
         ),
     ),
     "options": ReferencePage(
@@ -78,7 +78,7 @@ REFERENCE = {
     "deploy": ReferencePage(
         "fedattune.deploy",
         "Your own method over a network; see [Deployment](../deployment.md).",
-        ("server_app.make_server_app", "client_app.make_client_app"),
+        ("server.server_app.make_server_app", "node.client_app.make_client_app"),
     ),
 }
 """File name -> page, in the order of the navigation."""
