@@ -138,7 +138,7 @@ def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
 
 
 def _find_table(config: Path) -> str | None:
-    """Return the name of the user's own table behind a run, which may have the name of a known data set."""
+    """Return the name of the custom table behind a run, which may have the name of a known data set."""
     from ..core.io import read_yaml
     from ..data import is_table
     from .folder import EXPERIMENT_FILE

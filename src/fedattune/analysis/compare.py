@@ -155,7 +155,7 @@ def compute_gains(
 ) -> FloatArray:
     """Compute how much better each client is with some runs than with others, over seeds and splits (N,).
 
-    Larger is better, whatever the metric. Runs that have no seed and split in common are compared in their means.
+    Larger is better for every metric. Runs that have no seed and split in common are compared in their means.
     """
     pairs = pair_runs(mine, others)
     first, second = ([one for one, _ in pairs], [other for _, other in pairs]) if pairs else (mine, others)

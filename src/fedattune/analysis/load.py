@@ -61,7 +61,7 @@ class Runs:
 
     @property
     def is_finished(self) -> bool:
-        """Tell whether all runs came to their end."""
+        """True if all runs are finished."""
         return not self.waiting and all(run.is_finished for run in self.results)
 
     @cached_property
@@ -162,7 +162,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
     """Read the runs in folders that `run` or `compare` wrote, or that are one of their runs.
 
     A run that is in two folders counts once. Runs of one method with other options are not further seeds of it; the
-    folder's name tells them apart.
+    folder's name distinguishes them.
 
     Args:
         paths: the folders.
@@ -197,7 +197,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
             identities.append((own, key, run.rounds, config))
             # Every folder is read once, so the last of these names is free.
             label = path if folder == path else path.resolve().name
-            names = (own, *(f"{own} ({apart})" for apart in (label, path, folder, len(identities))))
+            names = (own, *(f"{own} ({suffix})" for suffix in (label, path, folder, len(identities))))
             free = (name for name in names if (name, *key) not in runs)
             name = next(name for name in free if config == config_of.setdefault(name, config))
             runs[name, *key] = replace(run, config={**run.config, "algorithm": name}), folder

@@ -88,7 +88,7 @@ class RunStatus:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether nothing more will come."""
+        """True if the run has finished or failed."""
         return self.state in ("finished", "failed")
 
 
@@ -132,7 +132,7 @@ def read_statuses(path: Path) -> list[RunStatus]:
 
 
 def is_deployment(path: Path) -> bool:
-    """Tell whether a folder is the run folder of a deployment."""
+    """Return True for the run folder of a deployment."""
     return (path / FEDERATION_FILE).exists()
 
 

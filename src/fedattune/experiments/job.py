@@ -18,7 +18,7 @@ ProgressCallback = Callable[["Progress"], None]
 """Receives the progress of one run after every round."""
 
 ShouldStop = Callable[[], bool]
-"""Tells whether the user asked to stop."""
+"""Returns True once the user asks to stop."""
 
 
 class StoppedError(Exception):
@@ -66,7 +66,7 @@ class Job:
         algorithm: the method, built with its `options`.
         folder: the run folder; an interrupted run in it is resumed.
         tensorboard: whether to write event files into the folder too.
-        source: reference to the method's factory, if it is the user's own.
+        source: reference to the factory of a custom method.
     """
 
     title: str

@@ -127,7 +127,7 @@ def run_in_processes(
         jobs: the jobs by number.
         n_processes: jobs to train at the same time.
         threads: PyTorch threads of each process.
-        should_stop: tells whether the user asked to stop.
+        should_stop: returns True once the user asks to stop.
         get_callback: returns the progress callback of a job, by its number.
         on_end: receives the number of each job that finished, or that failed with the error.
         scratch: folder for the data that the processes share.
@@ -271,7 +271,7 @@ _state: dict[str, Any] = {}
 
 
 def _start_worker(pipe: Connection, threads: int, data: list[bytes], own_files: list[Path]) -> None:
-    """Prepare a worker process; jobs may hold objects of the user's own files."""
+    """Prepare a worker process; jobs may hold objects from custom code."""
     import torch
 
     for file in own_files:

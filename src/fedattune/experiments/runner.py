@@ -83,7 +83,7 @@ def train_all(
 
     Args:
         jobs: the runs; finished ones are read from their folders.
-        should_stop: tells whether the user asked to stop.
+        should_stop: returns True once the user asks to stop.
         display: shows the progress.
         scratch: folder for the data that processes share.
         keep_going: train the other runs after one diverged or its process was killed.
@@ -95,7 +95,7 @@ def train_all(
         The results and the failures, each in the order of the jobs.
 
     Raises:
-        StoppedError: the user asked to stop; checkpoints are kept.
+        StoppedError: the user asked to stop; checkpoints stay.
         DivergedError, WorkerKilledError: a run failed, and `keep_going` is off.
     """
     runs = _JobRunner(jobs, should_stop, display, keep_going, on_failure)
@@ -108,8 +108,8 @@ def train_all(
     if processes == "auto" or min(processes, runs.n_unfinished) < 2:
         runs.train_in_sequence(may_leave=processes == "auto")
     if runs.remaining:
-        most = limit_to_memory(count_available_cores()) if processes == "auto" else processes
-        runs.train_in_parallel(min(most, runs.n_unfinished), scratch)
+        maximum = limit_to_memory(count_available_cores()) if processes == "auto" else processes
+        runs.train_in_parallel(min(maximum, runs.n_unfinished), scratch)
     return runs.collect()
 
 

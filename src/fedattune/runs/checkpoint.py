@@ -32,7 +32,7 @@ def restore_tree(
 ) -> Any:
     """Restore nested tensors from a checkpoint.
 
-    Stacks go where the template has them, to disk or to memory, whatever the checkpoint has.
+    Stacks go where the template has them, to disk or to memory, independent of the checkpoint.
 
     Args:
         template: nested mappings of tensors and stacks on disk, with the expected shapes.

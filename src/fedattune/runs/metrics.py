@@ -79,7 +79,7 @@ def score_clients(
 
     Args:
         n: (N,) samples of each client, at least one.
-        correct: (N,) samples that were classified rightly.
+        correct: (N,) correctly classified samples.
         loss: (N,) sum of the losses; of squared errors in deviations of the target if it is a number.
         deviation: the deviation of a target that is a number; None for classes.
     """
@@ -119,7 +119,7 @@ def summarize_scores(
 
     Args:
         n: (N,) samples of each client.
-        correct: (N,) samples that were classified rightly.
+        correct: (N,) correctly classified samples.
         loss: (N,) sum of the losses.
         deviation: the deviation of a target that is a number; None for classes.
 

@@ -130,7 +130,7 @@ class Result(RunMetrics):
         Args:
             client: the id of an evaluated client, or its number.
             module: a model of the same architecture to fill; needed if the run was read from its folder and trained
-                a module of the user's own.
+                a custom module.
             factory: the "file.py:factory" or "package.module:factory" that the run was trained with, if it was read
                 from its folder. FedAttune runs no code because a folder names it.
 
@@ -143,7 +143,7 @@ class Result(RunMetrics):
             )
         names, ids = [c["id"] for c in self.facts["clients"]], self.eval_ids
         if client not in (names if isinstance(client, str) else ids):
-            some = f"{len(names):,} of its {self.n_clients:,} clients were evaluated, whose models are kept"
+            some = f"{len(names):,} of its {self.n_clients:,} clients were evaluated, and only their models are stored"
             which = some if len(names) < self.n_clients else "its clients are"
             raise RunError(f"no client {client!r} in this run; {which}: {list_some(names, 20)}")
         row = names.index(client) if isinstance(client, str) else ids.index(client)

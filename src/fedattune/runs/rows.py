@@ -561,7 +561,7 @@ def check_newcomer_memory(server_state: ServerState) -> None:
     Raises:
         ConfigError: the rows take too much memory.
     """
-    # The type of a server's state does not tell of stacks on disk.
+    # The type of a server's state does not mention stacks on disk.
     stacks = [part for part in cast(dict[str, object], server_state).values() if isinstance(part, DiskRows)]
     n_bytes = sum(stack.n * stack.row_bytes for stack in stacks)
     if n_bytes > NEWCOMER_MEMORY_BYTES:

@@ -1,8 +1,8 @@
-"""Early stopping: for each client, the evaluated round whose model is judged, kept and exported.
+"""Early stopping: for each client, the evaluated round whose model is judged, saved and exported.
 
 A client's validation rows choose its round. Few rows say little of a client, so the mean over all clients counts as
 PRIOR_ROWS rows more; a client without validation rows follows the mean alone. The loss chooses better than accuracy,
-also where accuracy is judged: it tells rounds apart in which as many rows are right.
+also where accuracy is judged: it separates rounds with equally many right rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ FloatArray = NDArray[np.float64]
 PRIOR_ROWS = 20.0
 """Rows that the mean over all clients counts for, beside a client's own validation rows."""
 MAX_ROW_LOSS = 10.0
-"""Mean loss of a client from which on it counts alike for the others: one that diverged must not hide their rounds."""
+"""Upper bound of the mean loss of a client: one that diverged must not hide the rounds of the others."""
 
 
 class Criterion(NamedTuple):
@@ -29,7 +29,7 @@ class Criterion(NamedTuple):
     tie: FloatArray
 
     def is_better_than(self, other: "Criterion") -> NDArray[np.bool_]:
-        """Tell for which clients (E,) this round is better."""
+        """Return True for the clients (E,) for which this round is better."""
         better: NDArray[np.bool_] = (self.main < other.main) | (
             (self.main == other.main) & (self.tie < other.tie)
         )
@@ -40,7 +40,7 @@ def compute_criterion(scores: FloatArray, by: EarlyStopping) -> Criterion:
     """Compute the criterion of one round.
 
     Args:
-        scores: (3, E) validation rows of each client, rightly classified rows, and sum of losses.
+        scores: (3, E) validation rows of each client, correctly classified rows, and sum of losses.
         by: `accuracy` counts wrong rows, and losses where these are equal; `loss` counts losses.
     """
     n, correct, loss = scores

@@ -57,7 +57,7 @@ def make_store_error(what: str, path: Path | None, error: Exception) -> RunError
         error: the error of SQLite, or of what was read.
     """
     code = getattr(error, "sqlite_errorcode", None)
-    primary = None if code is None else code & 0xFF  # the rest of the number tells details
+    primary = None if code is None else code & 0xFF  # the higher bits are details
     where = path or "the metrics of the run"
     go_on = (
         ", then continue with --resume: all rounds to the last checkpoint are kept" if what == "write" else ""
@@ -228,7 +228,7 @@ MAX_MIXING_BYTES = 8 << 20
 """Bytes of mixing matrices, before compression, above which rounds are thinned out."""
 
 MIN_MIXING_ROUNDS = 4
-"""Rounds of mixing matrices that are kept at least, unless their matrices are larger than that."""
+"""Minimum number of rounds of mixing matrices, unless the matrices are larger than the limit."""
 
 WRITE_LOCK_TIMEOUT_S, READER_TIMEOUT_S = 5.0, 600.0
 """Seconds to wait for another writer, and for readers to finish: a reader may be halted while it copies."""
@@ -385,13 +385,13 @@ class RunStore:
                     (round_, component, rows, columns, pack_weights(values)),
                 )
 
-    def _thin_out_mixing(self, most: int) -> None:
-        """Delete matrices of rounds between the first and the last one if there are more than `most` rounds."""
+    def _thin_out_mixing(self, maximum: int) -> None:
+        """Delete matrices of rounds between the first and the last one if there are more than `maximum` rounds."""
         with explain_errors("write", self._path):
-            kept = [r for (r,) in self._db.execute("SELECT DISTINCT round FROM mixing ORDER BY round")]
-            if len(kept) <= most:
+            rounds = [r for (r,) in self._db.execute("SELECT DISTINCT round FROM mixing ORDER BY round")]
+            if len(rounds) <= maximum:
                 return
-            gone = kept[:-1] if most < MIN_MIXING_ROUNDS else kept[1:-1:2]
+            gone = rounds[:-1] if maximum < MIN_MIXING_ROUNDS else rounds[1:-1:2]
             self._db.executemany("DELETE FROM mixing WHERE round = ?", ((r,) for r in gone))
 
     def set_traffic(self, total: Mapping[str, Mapping[str, int]]) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 STUDY_COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000", "#8c564b", "#b8a600",
 )  # fmt: skip
-"""Colours that colour-blind readers can tell apart; lines have different strokes as well."""
+"""Colours for colour-blind readers; lines have different strokes as well."""
 
 STUDY_STROKES = ("-", "--", "-.", ":")
 PANELS_ACROSS = 4

@@ -179,7 +179,7 @@ class CellRun(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Twelve hex digits. Runs with equal results have equal ids, in whatever study they are."""
+        """Twelve hex digits. Runs with equal results have equal ids in all studies."""
         excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS | {"early_stopping", "small_clients"}
         values = self.experiment.model_dump(mode="json", exclude_defaults=True, exclude=excluded)
         (name,) = self.experiment.algorithms
@@ -218,7 +218,7 @@ class StudyOptions(StrictSchema):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Settings of every experiment that change no number of a paper: where data are, and which models are kept."""
+        """Settings of all experiments that change no number of a paper: places of data, and the judged models."""
         return {"device": self.device, "early_stopping": "off"} | (
             {"data_dir": self.data_dir} if self.data_dir else {}
         )
@@ -468,7 +468,7 @@ def load_study(name: str, allow_code: Sequence[str] = ()) -> Study:
 
     Args:
         name: the name, or the file.
-        allow_code: references to code of the user's own that the study may name.
+        allow_code: references to custom code that the study may name.
 
     Raises:
         ConfigError: no study has that name, or the file is wrong or names code that the user has not named.

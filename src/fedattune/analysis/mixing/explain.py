@@ -117,7 +117,7 @@ class RunExplanation:
 
     @cached_property
     def decisions(self) -> Decisions | None:
-        """Decisions of the method for each client, if it tells them."""
+        """Decisions of the method for each client, if it reports them."""
         return read_decisions(self.run)
 
     @property

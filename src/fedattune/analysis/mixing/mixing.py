@@ -278,10 +278,10 @@ def find_clusters(
         return None
     numbers = np.array(arrangement.clusters)
     same = (numbers[:, None] == numbers) & ~np.eye(len(numbers), dtype=bool)
-    apart = numbers[:, None] != numbers
+    different = numbers[:, None] != numbers
     in_order = dict.fromkeys(arrangement.clusters[i] for i in arrangement.order)
     clients = [[names[i] for i in np.flatnonzero(numbers == number).tolist()] for number in in_order]
-    means = [None if similarity is None else float(similarity[pairs].mean()) for pairs in (same, apart)]
+    means = [None if similarity is None else float(similarity[pairs].mean()) for pairs in (same, different)]
     return Clusters(clients, arrangement.share, arrangement.chance, *means)
 
 
@@ -359,7 +359,7 @@ def _link(distance: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _compute_distance(similarity: FloatArray) -> FloatArray:
-    """Compute how far clients are apart (N, N), 0 for the two that are most alike."""
+    """Compute the distances between clients (N, N), 0 for the most similar pair."""
     symmetric = np.nan_to_num((similarity + similarity.T) / 2)
     # A client's own weight does not say how alike two others are, so the largest is over pairs.
     largest = symmetric[~np.eye(len(symmetric), dtype=bool)].max()
@@ -371,7 +371,7 @@ def _compute_distance(similarity: FloatArray) -> FloatArray:
 def _measure_clusters(
     weights: FloatArray, offered: BoolArray, clusters: NDArray[np.int_]
 ) -> tuple[float, float] | None:
-    """Measure the share of others' weights kept in clusters, and by chance; None where nobody had a choice."""
+    """Measure the share of others' weights inside clusters, and by chance; None where nobody had a choice."""
     others = offered & ~np.eye(len(clusters), dtype=bool)
     same = others & (clusters[:, None] == clusters)
     totals = np.where(others, weights, 0).sum(1)
@@ -403,12 +403,12 @@ ROUNDS_BACK = 50
 """Rounds with matrices that are searched for a client's last row."""
 
 
-def thin_out(rounds: Sequence[int], most: int) -> list[int]:
-    """Pick at most `most` evenly spread rounds, with the first and the last one; of one round, the last."""
-    if len(rounds) <= most:
+def thin_out(rounds: Sequence[int], maximum: int) -> list[int]:
+    """Pick up to `maximum` evenly spread rounds, with the first and the last one; the last one if it is 1."""
+    if len(rounds) <= maximum:
         return list(rounds)
-    picked = np.unique(np.linspace(0, len(rounds) - 1, max(most, 1)).round().astype(int))
-    return [rounds[i] for i in picked] if most > 1 else [rounds[-1]]
+    picked = np.unique(np.linspace(0, len(rounds) - 1, max(maximum, 1)).round().astype(int))
+    return [rounds[i] for i in picked] if maximum > 1 else [rounds[-1]]
 
 
 class RoundRows(NamedTuple):
@@ -560,7 +560,7 @@ class MixingAnalysis:
 
     @cached_property
     def is_one_for_all(self) -> bool:
-        """Tell whether all clients of a round were given the same: nobody learned from anybody in particular."""
+        """True if all clients of a round received the same model: nobody learned from anybody in particular."""
         # Round by round: one model for all differs from one round to the next, and so do clients' last rows.
         return all(self._is_same_for_all(round_) for round_ in reversed(self.rounds[-ROUNDS_BACK:]))
 
@@ -574,7 +574,7 @@ class MixingAnalysis:
 
     @cached_property
     def has_mixtures(self) -> bool:
-        """Tell whether clients were given different mixtures."""
+        """True if clients received different mixtures."""
         return bool(self.rounds) and not self.is_one_for_all
 
     @cached_property

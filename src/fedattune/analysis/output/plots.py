@@ -28,7 +28,7 @@ SUFFIXES = (".pdf", ".svg", ".eps", ".png")
 COLUMN_INCHES = 3.3
 """One column of a two-column paper."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
-"""Okabe and Ito's palette, told apart by colour-blind readers, and two more; black is training alone."""
+"""Okabe and Ito's palette for colour-blind readers, and two more colours; black is training alone."""
 STROKES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vP*X"
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "oooo")
@@ -61,7 +61,7 @@ def check_figure_path(path: Path, option: str = "--out") -> None:
 
 @contextmanager
 def use_style() -> Iterator[None]:
-    """Draw and write figures in the style of this package, whatever the user's matplotlibrc says."""
+    """Draw and write figures in the style of this package; the user's matplotlibrc has no effect."""
     import matplotlib as mpl
 
     with mpl.rc_context():
@@ -137,7 +137,7 @@ def add_legend_below(
     Args:
         figure: the figure.
         axes: the axes whose labels are explained.
-        across: most labels in a row.
+        across: maximum number of labels in a row.
         names: the labels, in order; default: all.
         options: of Matplotlib's legend.
     """
@@ -437,7 +437,7 @@ OUTLIER_SHARE = 0.02
 FAINT_SHARE = 0.05
 """Share that all others have together below which weights keep the faintest colours."""
 OUTLIER_RATIO = 2.0
-"""Largest weight, relative to the end of the others, from which on the scale is broken."""
+"""Largest weight, relative to the end of the others, above which the scale is broken."""
 
 
 class Scale(NamedTuple):
@@ -455,7 +455,7 @@ class Scale(NamedTuple):
 
     @property
     def is_broken(self) -> bool:
-        """Tell whether outliers have colours of their own."""
+        """True if outliers have their own colours."""
         return self.largest > self.end
 
     def make_norm(self) -> "Normalize":

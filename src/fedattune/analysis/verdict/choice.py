@@ -108,7 +108,7 @@ def score_methods(
 
 
 def _is_defined(one: Contestant, metric: MetricName, weights: FloatArray) -> bool:
-    """Tell whether enough clients have a value of their own; without predictions, all that is known is theirs."""
+    """Check that enough clients have their own value; without predictions, every known value is a client's own."""
     values = one.measure_for_choice(metric)
     known = weights[~np.isnan(values)].sum()
     return bool(known >= MIN_DEFINED_SHARE * weights.sum()) or "validation" not in one.predictions

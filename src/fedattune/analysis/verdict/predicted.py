@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 CONSTANT_BASELINES = ("majority", "mean")
 """Names of the baselines that predict one value for each client."""
 CONSTANT_SHARE = 0.99
-"""Share of one class among the predictions from which on these are called nearly constant."""
+"""Share of one class among the predictions above which they are called nearly constant."""
 CONSTANT_SPREAD = 0.05
 """Deviation of predicted numbers, relative to the deviation of the true ones, below which they are called so."""
 UNIT_RATIO = 10.0
-"""Ratio of the target's deviations at two clients from which on their errors are not of one size."""
+"""Ratio of the target's deviations at two clients above which their errors differ in size."""
 MIN_EVALUATIONS = 4
 """Evaluations below which a curve is too short to say that it moves."""
 MOVING_SHARE = 0.02
-"""Change of a validation RMSE, relative to itself, from which on a curve still moves."""
+"""Relative change of a validation RMSE above which a curve still moves."""
 MOVING_POINTS = 0.005
-"""Change of the mean validation metric over the last fifth of the rounds from which on a curve still moves."""
+"""Change of the mean validation metric over the last fifth of the rounds above which a curve still moves."""
 
 
 def write_prediction_notes(
@@ -158,7 +158,7 @@ def _measure_drift(run: "RunMetrics") -> float | None:
     n = len(curve) // 5
     if len(curve) < MIN_EVALUATIONS or not np.isfinite(curve).all():
         return None
-    if n < 2:  # two evaluations tell no drift from chance; three that go one way say more
+    if n < 2:  # two evaluations cannot show a drift; three in one direction can
         steps = np.diff(curve[-3:])
         size = float(curve[-2]) if run.is_regression else 1.0
         return float(steps[-1]) / size if (steps > 0).all() or (steps < 0).all() else 0.0

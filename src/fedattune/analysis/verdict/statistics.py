@@ -17,7 +17,7 @@ MIN_CLIENTS = 6
 """Clients below which resampling them, or a rank test over them, says nothing; test rows are resampled instead."""
 N_RESAMPLES = 10_000
 MAX_DRAWN_ROWS = 10_000_000
-"""Rows that the resamples of one client draw at most, so that large clients take seconds."""
+"""Maximum number of rows in the resamples of one client, so that large clients take seconds."""
 MIN_CLASS_ROWS = 10
 """Test rows of a class below which the influences of single rows say little of the spread of a metric."""
 MAX_SWAPPED_ROWS, MAX_SWAPS_SIZE = 20_000, 2_000_000
@@ -97,11 +97,11 @@ def resample_rows(
     """
     measure = METRICS[metric]
     is_mean = metric in ("accuracy", "log_loss", "mae", "rmse")
-    draws, most = (
+    draws, max_rows = (
         (N_ROW_RESAMPLES, MAX_DRAWN_ROWS) if is_mean else (N_ROW_RESAMPLES // 5, MAX_DRAWN_ROWS // 5)
     )
     n_rows = max(int(np.bincount(one.client).max(initial=1)) for pair in pairs for one in pair[:1])
-    draws = max(100, min(draws, most // n_rows))  # many rows need few draws for their interval
+    draws = max(100, min(draws, max_rows // n_rows))  # many rows need few draws for their interval
     gap = _measure_means if is_mean else _measure_whole
     per_client = [
         gains
@@ -174,7 +174,7 @@ def _measure_whole(
 def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, metric: str) -> float:
     """Compute the probability that chance alone makes a client lose as much as it does, from its test rows.
 
-    Rows that one model gets right and the other wrong are told apart by a coin: the exact sign test (McNemar). Of
+    Rows that one model gets right and the other wrong are decided by a coin: the exact sign test (McNemar). Of
     numbers and of log loss, Wilcoxon's test compares the rows' errors. AUC, balanced accuracy and F1 are no means over
     rows; a t test compares the influence of each row on them (for AUC: DeLong et al., Biometrics 44, 1988). Where a
     class has few rows, the influences do not show their spread, and the two models' rows are swapped at random.

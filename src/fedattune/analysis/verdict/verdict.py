@@ -50,7 +50,7 @@ class Harm:
         n_clients: clients whose gain is known.
         n_losing: of these, the clients with a loss.
         n_sure: of these, the clients whose test rows show more than chance explains; None if rows are not known.
-        worst: name of the client that loses most.
+        worst: name of the client with the largest loss.
         worst_loss: its loss in words: rows, or the unit of the metric.
         worst_chance: the probability that chance alone makes a client lose so much; None if rows are not known.
     """
@@ -63,7 +63,7 @@ class Harm:
     worst_chance: float | None = None
 
     def describe(self) -> str:
-        """Say how many clients would lose, and which one loses most."""
+        """Say how many clients would lose, and which one has the largest loss."""
         if not self.n_losing:
             return f"none of the {self.n_clients} clients would lose"
         text = f"{self.n_losing} of {self.n_clients} clients would lose"
@@ -145,7 +145,7 @@ class Verdict:
     """The answer to the question of whether collaborating helps, in one sentence and in numbers.
 
     Attributes:
-        text: the sentence; a second one if a method tells what it decided for the clients.
+        text: the sentence; a second one describes what a method decided for the clients, if it reports this.
         answer: yes, no, undecided, or nothing if there is nothing to compare.
         method: the method that the verdict is about.
         reference: the strongest thing that a client can do alone, `local` or a baseline.
@@ -344,7 +344,7 @@ class Comparison:
         )
 
     def _all_gain(self, rivals: Mapping[str, float]) -> bool:
-        """Tell whether each of the rivals is surely better than the reference, too."""
+        """Check that each of the rivals is surely better than the reference, too."""
         verdicts = [self._measure(name, self.reference) for name in rivals]
         return all(one.interval is not None and one.interval[0] > 0 for one in verdicts)
 
@@ -478,8 +478,8 @@ def write_fairness_notes(results: Sequence["RunMetrics"]) -> list[str]:
     ]
     steps = count_steps(groups)
     counts = {name: f"{count:,.0f}" for name, count in steps.items()}
-    apart = max(steps.values()) - min(steps.values()) > 0.005 * max(steps.values())
-    if apart and len(set(counts.values())) > 1:
+    differs = max(steps.values()) - min(steps.values()) > 0.005 * max(steps.values())
+    if differs and len(set(counts.values())) > 1:
         settings = results[0].settings
         reasons = []
         if settings.cohort_size(results[0].n_clients) < results[0].n_clients:

@@ -26,7 +26,7 @@ from ..tables import format_points
 MAX_LEVEL, UNKNOWN_LEVEL = 254, 255
 """The byte of the largest weight, and the byte of a weight that is not known."""
 MAX_PICTURED_CLIENTS = 150
-"""Clients in the pictures of who learns from whom; more could not be told apart."""
+"""Maximum number of clients in the pictures of who learns from whom; more would be unreadable."""
 MAX_CURVE_POINTS = 400
 MAX_MATRIX_BYTES = 6_000_000
 """Bytes of mixing matrices before they are zipped; halved until the page is small enough."""
@@ -131,7 +131,7 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
 
     Args:
         mixings: method -> its mixing.
-        n_bytes: most bytes of the matrices; rounds are left out to stay below.
+        n_bytes: maximum size of the matrices; rounds are left out to stay below.
 
     Returns:
         The data of the pictures, and the packed matrices.
