@@ -15,7 +15,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import ablate, floors, gpu, in_jax, machine, measure, problems, robustness, show, training
+from benchmarks import ablate, floors, gpu, in_jax, measure, problems, robustness, show, training
 from benchmarks.__main__ import all_cases, main, select_cases
 from benchmarks.measure import Figures, Setting, Target, Workload
 
@@ -93,14 +93,6 @@ def test_every_rule_can_be_switched_off(tmp_path: Path) -> None:
     assert not [case for case in select_cases(all_cases(), []) if case.name.startswith("ablate")]
 
 
-@pytest.mark.parametrize("rule", ablate.RULES, ids=lambda rule: rule.name)
-def test_a_rule_is_off_inside_the_block_alone(rule: ablate.Rule) -> None:
-    before = [getattr(owner, name) for owner, name, _ in rule.off]
-    with rule.switched_off():
-        assert all(getattr(owner, name) is value for owner, name, value in rule.off)
-    assert before == [getattr(owner, name) for owner, name, _ in rule.off]
-
-
 @pytest.mark.deployed
 def test_workloads_on_ray_and_flower_run(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
@@ -137,17 +129,6 @@ def test_a_rival_that_trains_something_else_is_refused() -> None:
         measure.measure(workload, Setting(quick=True))
     alone = measure.measure(replace(workload, ways={"floor": ways["floor"]}), Setting(quick=True))
     assert len(alone.seconds["floor"]) == 1
-
-
-def test_training_moves_the_floor_downhill() -> None:
-    problem = replace(small("mlr"), data=problems.even(2, 60), steps=40)
-    trained = floors.plain(problem)(problem.orders(1))
-    for client, (x, y) in enumerate(problem.own):
-        first, last = (
-            torch.nn.functional.cross_entropy(floors.mlr(w, x.flatten(1)), y)
-            for w in (list(problem.task.params.values()), [t[client] for t in trained])
-        )
-        assert last < 0.5 * first
 
 
 @pytest.mark.parametrize("kind", ["steps", "epochs"])
@@ -191,28 +172,6 @@ def test_ratios_are_medians_of_rounds_that_ran_side_by_side() -> None:
     ]  # fmt: skip
 
 
-def test_targets_may_be_about_memory_and_other_numbers() -> None:
-    measured = figures(rss={"auto": 300, "floor": 200}, values={"auto": {"disk MB": 7.0}})
-    assert measured.reached(Target("auto", "floor", 1.3, of="rss")) == 1.5
-    assert measured.reached(Target("auto", "", 400, of="rss")) == 300
-    assert measured.reached(Target("auto", "", 8, of="disk MB")) == 7
-    assert measured.reached(Target("floor", "", 8, of="disk MB")) is None
-
-
-def test_the_roofline_is_the_slower_of_arithmetic_and_copying() -> None:
-    rates = machine.Rates(flops=100.0, bytes=10.0)
-    assert rates.roofline(50, 20) == 2.0
-    assert rates.roofline(500, 20) == 5.0
-    assert machine.UNKNOWN.roofline(1, 1) == 0.0
-
-
-def test_arithmetic_is_counted() -> None:
-    problem = small("mlr")
-    # 784x10 weights, 2 operations each, forwards and for the gradient; 2 clients x 2 steps of 4.
-    assert problem.flops == 784 * 10 * 2 * 2 * 16
-    assert problem.sample_flops == 784 * 10 * 2
-
-
 def test_names_choose_cases_up_to_a_hyphen() -> None:
     cases = all_cases()
     assert {c.name for c in select_cases(cases, ["W1"])} == {"W1"}
@@ -246,17 +205,6 @@ def test_the_table_in_the_docs_changes_only_where_something_was_measured(tmp_pat
     page.write_text("no marks", "utf-8")
     with pytest.raises(ValueError, match="lacks the lines"):
         show.write_docs(page, facts, [figures()])
-
-
-def test_the_docs_have_a_place_for_the_table() -> None:
-    text = (ROOT / "docs" / "performance.md").read_text("utf-8")
-    assert text.count(show.BEGIN) == text.count(show.END) == 1
-    assert text.index(show.BEGIN) < text.index(show.END)
-
-
-def test_impossible_numbers_are_refused() -> None:
-    with pytest.raises(SystemExit, match="--repeats must be at least 1, got 0"):
-        main(["W1", "--repeats", "0"])
 
 
 def test_epsilon_against_accuracy(tmp_path: Path) -> None:

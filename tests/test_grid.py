@@ -80,19 +80,6 @@ def test_scores_of_methods_are_those_worked_out_by_hand() -> None:
     assert found["ditto"].harmed == 6 / 8
 
 
-def test_changes_against_a_method_are_those_worked_out_by_hand() -> None:
-    """b is 2 points better in one cell and 6 worse in the other; c stands in one cell only."""
-    accuracies = {"one": {"a": 50.0, "b": 52.0}, "two": {"a": 70.0, "b": 64.0, "c": 71.0}}
-    scores = {
-        cell: {m: grid_scores.CellScore(value) for m, value in each.items()}
-        for cell, each in accuracies.items()
-    }
-    assert grid_scores.write_changes(scores, "a").splitlines()[2:] == [
-        "| b | 2 | -2.00 | -6.0 | two |",
-        "| c | 1 | +1.00 | +1.0 | two |",
-    ]
-
-
 def test_a_method_that_diverges_at_every_rate_has_no_accuracy_and_harms_all() -> None:
     diverged = [make_run("ditto", 0, None, lr=rate) for rate in grid.RATES]
     (scores,) = grid_scores.score_cells([*RUNS[:2], *diverged], SEEDS).values()
@@ -169,15 +156,6 @@ def test_a_wrong_call_is_one_sentence() -> None:
             main(["grid", *call])
 
 
-@pytest.mark.parametrize("name", [name for name in grid.CELLS if name.startswith(("digits", "synthetic"))])
-def test_cells_without_outside_data_can_be_made(name: str) -> None:
-    cell = grid.CELLS[name]
-    data = cell.load(0)
-    assert data.n_clients == int(name.removesuffix("-fifth").split("-")[-1])
-    assert bool((data.sizes("train") > 0).all())
-    assert torch.isfinite(data.x).all()
-
-
 def test_groups_have_what_they_are_named_after() -> None:
     whole = fedattune.load_federation("digits", partition="iid", clients=8, seed=0)
     rows = [torch.as_tensor(client.all) for client in whole.clients]
@@ -191,8 +169,3 @@ def test_groups_have_what_they_are_named_after() -> None:
     shifted = grid_cells.shift_features(whole, 0, 0)
     means = [float(shifted.x[mine].mean()) for mine in rows]
     assert np.std(means) > 10 * np.std([float(plain[mine].mean()) for mine in rows])
-
-
-def test_the_held_out_grid_shares_no_cell_with_the_main_one() -> None:
-    assert not set(grid.CELLS) & set(grid.HELD_OUT)
-    assert {cell.kind for cell in grid.CELLS.values()} == set(grid_cells.KINDS)

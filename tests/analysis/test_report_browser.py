@@ -130,13 +130,6 @@ def test_browser_reads_a_cell_chooses_a_layer_and_marks_a_client(opened: Any) ->
     assert opened.locator("#gains svg").count() == opened.locator("#curves svg").count() == 1
 
 
-def test_browser_on_a_phone_has_nothing_wider_than_the_screen(opened: Any) -> None:
-    opened.set_viewport_size({"width": 360, "height": 740})
-    opened.wait_for_timeout(300)
-    assert opened.evaluate("document.documentElement.scrollWidth") <= 360
-    opened.set_viewport_size({"width": 1200, "height": 900})
-
-
 def test_browser_prints_it(opened: Any) -> None:
     widths = "[...document.querySelectorAll('.chart svg, .chart canvas')].map((e) => e.getBoundingClientRect().width)"
     opened.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -209,20 +202,6 @@ def test_browser_shows_words_and_lines_that_stand_out(opened: Any, theme: str) -
     assert min(contrast(stroke, page) for stroke in strokes) >= (3 if theme == "dark" else 2)
     assert opened.evaluate(STROKES)  # lines are drawn in colours of the theme
     assert {one.lower() for one in opened.evaluate(STROKES)} & set(strokes)
-    set_system(opened, "light")
-
-
-def test_browser_prints_a_dark_page_light(opened: Any) -> None:
-    set_system(opened, "dark")
-    opened.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert opened.get_attribute("html", "data-theme") == "light"
-    assert luminance(opened.evaluate(PAGE)) == 1
-    assert opened.evaluate("Look.colours.ink") == "#1c2330"
-    opened.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert opened.get_attribute("html", "data-theme") == "dark"
-    opened.emulate_media(color_scheme="dark", media="print")  # without the events, too
-    assert luminance(opened.evaluate(PAGE)) == 1
-    opened.emulate_media(media="screen")
     set_system(opened, "light")
 
 

@@ -256,13 +256,6 @@ def test_a_run_that_another_study_has_is_not_trained_again(
     assert Records(other).runs == Records(first).runs
 
 
-def test_two_processes_give_the_same_numbers(cli: Cli, work: Path, small: Path) -> None:
-    cli("reproduce", small, "--out", "one", "--cells", "few", "--quiet", "--processes", 1)
-    cli("reproduce", small, "--out", "two", "--cells", "few", "--quiet", "--processes", 2)
-    one, two = (lines(work / out / "small") for out in ("one", "two"))
-    assert [(r["run"], r["value"]) for r in one] == [(r["run"], r["value"]) for r in two]
-
-
 def test_a_run_that_diverges_is_a_result(cli: Cli, work: Path, small: Path) -> None:
     small.write_text(SMALL.replace("  FedAvg: {algorithm: fedavg, grid: {lr: [1.0e-6, 0.1]}}",
                                    "  FedAvg: {algorithm: fedavg, settings: {lr: 1.0e+38}}"))  # fmt: skip
@@ -279,14 +272,6 @@ def test_a_run_that_diverges_is_a_result(cli: Cli, work: Path, small: Path) -> N
     ]
     assert len(failed) == 2
     assert all("round 1" in text for text in failed)
-
-
-def test_a_loss_that_is_no_number_is_no_end(cli: Cli, work: Path, small: Path) -> None:
-    """Finite weights with logits that overflow: the accuracy stands, and the study goes on."""
-    small.write_text(SMALL.replace("rounds: 4, steps: 5", "rounds: 1, steps: 1, lr: 1.0e+38"))
-    done = cli("reproduce", small, "--out", "out", "--cells", "*/Local", "--quiet", "--processes", 1)
-    assert done.code == 0, done.err
-    assert {line["row"] for line in lines(work / "out" / "small")} == {"Local"}
 
 
 def test_a_run_that_diverged_before_a_stop_is_kept(small: Path, work: Path) -> None:
@@ -471,14 +456,6 @@ def test_a_cell_of_few_rounds_has_no_numbers(cli: Cli, work: Path, small: Path) 
     assert cli(*words, "--cells", "all", "--rounds", 2, "--out", "enough").code == 0
     assert {line["note"] for line in lines(work / "enough" / "small")} == {""}
     assert all(float(line["value"]) for line in lines(work / "enough" / "small"))
-
-
-def test_a_figure_names_the_cells_of_few_rounds(cli: Cli, work: Path, small: Path) -> None:
-    small.write_text(SMALL.replace("all: {cohort: 1.0}", "all: {rounds: 6}"))
-    words = ("reproduce", small, "--out", "out", "--no-search", "--quiet", "--processes", 1, "--rounds", 1)
-    assert cli(*words, "--seeds", 1).code == 0
-    figure = (work / "out" / "small" / "figure.svg").read_text()
-    assert "not run: 1 of 6 rounds: all" in figure
 
 
 def test_claims_stand_first_on_the_terminal_and_in_the_table(cli: Cli, work: Path, small: Path) -> None:
@@ -716,10 +693,3 @@ def test_a_figure_that_cannot_be_drawn_loses_no_run(
     assert len(Records(work / "out" / "small").runs) == 2
     small.write_text(small.read_text().replace(figure, "{kind: bars}"))
     assert cli(*words, "--show").code == 0
-
-
-def test_only_local_of_a_study_about_mixing(cli: Cli, work: Path, images: Path) -> None:
-    done = cli("reproduce", "igfl-fig2", "--cells", "paired population/Local", "--rounds", 1, "--seeds", 1, "--quiet",
-               "--data-dir", images, "--processes", 1)  # fmt: skip
-    assert done.code == 0, done.err
-    assert not (work / "results" / "igfl-fig2" / "figure.svg").exists()

@@ -25,7 +25,7 @@ every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name
 RUN: dict[str, Any] = {"rounds": 4, "cohort": 3, "steps": 3, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
 
 
-def fit(name: str, federation: Federation, model: str = "dnn", **settings: Any) -> Result:
+def fit(federation: Federation, name: str, model: str = "dnn", **settings: Any) -> Result:
     chosen = settings.pop("options", {})
     hidden = {"hidden": 6} if model == "dnn" else {}
     return fedattune.fit(federation, name, model, options=chosen, model_options=hidden, **(RUN | settings))
@@ -34,12 +34,12 @@ def fit(name: str, federation: Federation, model: str = "dnn", **settings: Any) 
 RESULTS: dict[tuple[Any, ...], Result] = {}
 
 
-def fit_once(name: str, federation: Federation, **settings: Any) -> Result:
+def fit_once(federation: Federation, name: str, **settings: Any) -> Result:
     """The result of `fit`, shared by all tests of this process that change nothing in the package."""
     merged = RUN | {"train": "method", "options": {}} | settings
     key = (name, id(federation), repr(sorted(merged.items())))
     if key not in RESULTS:
-        RESULTS[key] = fit(name, federation, **settings)
+        RESULTS[key] = fit(federation, name, **settings)
     return RESULTS[key]
 
 
@@ -63,7 +63,7 @@ def test_every_algorithm_is_in_the_table() -> None:
 def test_engines_agree(case: Case, work: dict[str, Any], train: str, ragged: Federation) -> None:
     """Ragged sizes, partial cohorts, and everybody training: equal to rounding in float64."""
     reference, together = (
-        fit_once(case.name, ragged, engine=e, train=train, options=case.same, **work)
+        fit_once(ragged, case.name, engine=e, train=train, options=case.same, **work)
         for e in ("sequential", "vectorized")
     )
     assert distance(reference, together) < 1e-12
@@ -79,28 +79,28 @@ def test_recorded_steps_agree(
     case: Case, work: dict[str, Any], ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps recorded and replayed, with a client axis and without, give what the reference gives."""
-    reference = fit_once(case.name, ragged, engine="sequential", options=case.same, **work)
+    reference = fit_once(ragged, case.name, engine="sequential", options=case.same, **work)
     monkeypatch.setattr(engines, "MIN_RECORDED_STEPS", 0)
-    assert distance(reference, fit(case.name, ragged, engine="vectorized", options=case.same, **work)) < 1e-12
+    assert distance(reference, fit(ragged, case.name, engine="vectorized", options=case.same, **work)) < 1e-12
     monkeypatch.setattr(engines, "_supports_batching", lambda *_: False)
-    assert distance(reference, fit(case.name, ragged, engine="auto", options=case.same, **work)) < 1e-12
+    assert distance(reference, fit(ragged, case.name, engine="auto", options=case.same, **work)) < 1e-12
 
 
 @every_method
 def test_chunks_of_clients_do_not_change_the_result(
     case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = fit_once(case.name, ragged, engine="vectorized", options=case.same)
+    whole = fit_once(ragged, case.name, engine="vectorized", options=case.same)
     monkeypatch.setattr(vectorized, "ENGINE_CHUNK_BYTES", 2000)
     monkeypatch.setattr(engines_base, "INPUT_CACHE_BYTES", 0)
-    assert distance(whole, fit(case.name, ragged, engine="vectorized", options=case.same)) < 1e-12
+    assert distance(whole, fit(ragged, case.name, engine="vectorized", options=case.same)) < 1e-12
 
 
 @every_method
 def test_seeds_repeat(case: Case, ragged: Federation) -> None:
-    first, again = fit_once(case.name, ragged), fit(case.name, ragged)
+    first, again = fit_once(ragged, case.name), fit(ragged, case.name)
     assert distance(first, again) == 0
-    assert distance(first, fit(case.name, ragged, seed=4)) > 1e-6
+    assert distance(first, fit(ragged, case.name, seed=4)) > 1e-6
 
 
 @every_method
@@ -112,12 +112,12 @@ def test_no_dead_knobs(case: Case, ragged: Federation) -> None:
         if knob in case.on:
             problem = PROBLEMS[case.on[knob]]
             before, after = (
-                fit(case.name, problem.make(0), problem.model, options=o, **SETTINGS | problem.settings)
+                fit(problem.make(0), case.name, problem.model, options=o, **SETTINGS | problem.settings)
                 for o in (under, under | {knob: value})
             )
         else:
-            before = fit_once(case.name, ragged, options=under, **case.acts)
-            after = fit(case.name, ragged, options=under | {knob: value}, **case.acts)
+            before = fit_once(ragged, case.name, options=under, **case.acts)
+            after = fit(ragged, case.name, options=under | {knob: value}, **case.acts)
         assert distance(before, after) > 1e-8, f"{case.name}: {knob} has no effect"
 
 
@@ -135,7 +135,7 @@ def test_no_test_label_reaches_validation(case: Case, ragged: Federation) -> Non
         if isinstance(value, str)
     ]
     for chosen in ({}, *words):
-        one, two = fit_once(case.name, ragged, options=chosen), fit(case.name, without, options=chosen)
+        one, two = fit_once(ragged, case.name, options=chosen), fit(without, case.name, options=chosen)
         assert one.metrics != two.metrics
         assert [entry["validation"] for entry in one.history] == [
             entry["validation"] for entry in two.history
@@ -145,8 +145,8 @@ def test_no_test_label_reaches_validation(case: Case, ragged: Federation) -> Non
 @every_method
 def test_deployed_models_are_those_evaluated(case: Case, ragged: Federation) -> None:
     """The model that a client gets reaches exactly the accuracy that is reported for it, and is not the first."""
-    result = fit_once(case.name, ragged)
-    start = fit(case.name, ragged, rounds=1, lr=1e-12)
+    result = fit_once(ragged, case.name)
+    start = fit(ragged, case.name, rounds=1, lr=1e-12)
     settings = Settings(**RUN)
     asked = {i for r in range(1, RUN["rounds"] + 1) for i in sample_cohort(settings, 6, r).tolist()}
     for number, client in enumerate(ragged.clients):
@@ -162,8 +162,8 @@ def test_deployed_models_are_those_evaluated(case: Case, ragged: Federation) -> 
 
 @every_method
 def test_training_trains(case: Case, equal: Federation) -> None:
-    short = fit(case.name, equal, rounds=1, cohort=4, **case.learns)
-    long = fit(case.name, equal, cohort=4, **({"rounds": 25} | case.learns))
+    short = fit(equal, case.name, rounds=1, cohort=4, **case.learns)
+    long = fit(equal, case.name, cohort=4, **({"rounds": 25} | case.learns))
     assert long.metrics["loss_uniform"] < short.metrics["loss_uniform"]
 
 
@@ -191,14 +191,14 @@ def test_the_mechanism_acts_and_helps_at_its_default(case: Case) -> None:
 
 def test_every_method_with_a_mechanism_has_a_problem(ragged: Federation) -> None:
     """A method that measures a mechanism is in the test above; the ablation's only term is inert in the public code."""
-    measured = {case.name for case in CASES if fit_once(case.name, ragged).effects}
+    measured = {case.name for case in CASES if fit_once(ragged, case.name).effects}
     assert measured == {case.name for case in CASES if case.helps}
 
 
 @every_method
 def test_bytes_are_those_of_the_payloads(case: Case, ragged: Federation) -> None:
     """On the network of 5 inputs, 6 hidden units and 3 classes, whose classifier has 6 x 3 + 3 values."""
-    result = fit_once(case.name, ragged)
+    result = fit_once(ragged, case.name)
     sizes = Sizes(d=5 * 6 + 6 + 6 * 3 + 3, head=6 * 3 + 3)
     receivers = ragged.n_clients if case.to_all else RUN["cohort"]
     if case.up:
@@ -218,14 +218,14 @@ def test_definition_prints_compares_and_pickles(case: Case) -> None:
 
 @every_method
 def test_stopped_anywhere_it_goes_on_to_the_same_end(case: Case, ragged: Federation, tmp_path: Any) -> None:
-    whole = fit_once(case.name, ragged)
+    whole = fit_once(ragged, case.name)
     out = tmp_path / "run"
     # One run for all stops: what one of them loses is missing at the end.
     for stop_after in (1, 2, 3):
-        part = fit(case.name, ragged, out=out, resume=stop_after > 1, stop=lambda: True)
+        part = fit(ragged, case.name, out=out, resume=stop_after > 1, stop=lambda: True)
         assert not part.is_finished
         assert part.rounds == stop_after
-    rest = fit(case.name, ragged, out=out, resume=True)
+    rest = fit(ragged, case.name, out=out, resume=True)
     assert distance(whole, rest) == 0
     same = ("final", "best_test", "best_validation", "mean_last_10pct", "clients", "bytes", "rounds")
     assert {k: whole.to_json()[k] for k in same} == {k: rest.to_json()[k] for k in same}
@@ -271,7 +271,7 @@ def test_personal_tensors_never_leave_the_client(
 
 
 def test_local_sends_nothing(ragged: Federation) -> None:
-    result = fit("local", ragged)
+    result = fit(ragged, "local")
     assert (result.bytes_up, result.bytes_down, len(result.mixing)) == (0, 0, 0)
 
 
@@ -285,7 +285,7 @@ def test_cohorts_and_batches_are_the_same_for_every_algorithm(ragged: Federation
         (("heurfedamp", {"self_weight": "attention", "sigma": 5.0, "lam": 0}), ("fedavg_mcsa", MODEL_WISE)),
     ]
     for (a, given_a), (b, given_b) in same:
-        assert distance(fit(a, ragged, options=given_a), fit(b, ragged, options=given_b)) < 1e-14
+        assert distance(fit(ragged, a, options=given_a), fit(ragged, b, options=given_b)) < 1e-14
 
 
 PROFILE = {"profile": "paper"}
@@ -294,24 +294,24 @@ MODEL_WISE = {"profile": "paper", "unit": "model", "sigma": 5.0}
 
 def test_full_cohort_limits(equal: Federation) -> None:
     """sigma=0 mixes uniformly: with everybody in the cohort and equal sizes, that is FedAvg."""
-    fedavg = fit("fedavg", equal, cohort=4)
-    mixed = fit("fedavg_mcsa", equal, cohort=4, options=PROFILE | {"sigma": 0.0})
+    fedavg = fit(equal, "fedavg", cohort=4)
+    mixed = fit(equal, "fedavg_mcsa", cohort=4, options=PROFILE | {"sigma": 0.0})
     for metric, value in fedavg.final["received"].items():
         assert mixed.final["received"][metric] == pytest.approx(value, abs=1e-12)
-    no_mcsa = fit("fedmcsa_no_mcsa", equal, cohort=4, options={"weight_decay": 0.0})
+    no_mcsa = fit(equal, "fedmcsa_no_mcsa", cohort=4, options={"weight_decay": 0.0})
     assert distance(fedavg, no_mcsa) < 1e-14
 
 
 def test_weight_decay_of_the_run_and_of_the_method(ragged: Federation) -> None:
     """An option of the method goes before the run's value, and that before the method's default."""
-    own = fit("fedmcsa", ragged, options={"weight_decay": 0.05})
-    assert distance(own, fit("fedmcsa", ragged, options={"weight_decay": 0.05}, weight_decay=0.3)) == 0
-    assert distance(own, fit("fedmcsa", ragged, weight_decay=0.05)) == 0
-    default = fit("fedmcsa", ragged)
-    assert distance(default, fit("fedmcsa", ragged, weight_decay=0.001)) == 0
-    assert distance(default, fit("fedmcsa", ragged, weight_decay=0.0)) > 0
+    own = fit(ragged, "fedmcsa", options={"weight_decay": 0.05})
+    assert distance(own, fit(ragged, "fedmcsa", options={"weight_decay": 0.05}, weight_decay=0.3)) == 0
+    assert distance(own, fit(ragged, "fedmcsa", weight_decay=0.05)) == 0
+    default = fit(ragged, "fedmcsa")
+    assert distance(default, fit(ragged, "fedmcsa", weight_decay=0.001)) == 0
+    assert distance(default, fit(ragged, "fedmcsa", weight_decay=0.0)) > 0
     assert default.facts["weight_decay"] == 0.001
-    assert distance(fit("fedavg", ragged), fit("fedavg", ragged, weight_decay=0.3)) > 1e-6
+    assert distance(fit(ragged, "fedavg"), fit(ragged, "fedavg", weight_decay=0.3)) > 1e-6
 
 
 def test_a_method_of_the_users_own_is_held_to_the_same(ragged: Federation) -> None:
@@ -342,10 +342,10 @@ def test_who_has_nothing_to_adapt_on_keeps_what_it_received(engine: str, ragged:
     clients[2] = replace(clients[2], test=clients[2].test[:0])
     some = replace(ragged, clients=tuple(clients))
     plain, adapted = (
-        fit("perfedavg", some, engine=engine, options={"adapt_on": "test", "adapt_steps": n, "alpha": 0.3})
+        fit(some, "perfedavg", engine=engine, options={"adapt_on": "test", "adapt_steps": n, "alpha": 0.3})
         for n in (1, 3)
     )
     assert all(torch.equal(plain.models[k][2], adapted.models[k][2]) for k in plain.models)
     assert distance(plain, adapted) > 1e-6
     none = replace(some, clients=tuple(replace(c, validation=c.validation[:0]) for c in clients))
-    assert fit("perfedavg", none, options={"adapt_on": "test"}).history[-1]["validation"] is None
+    assert fit(none, "perfedavg", options={"adapt_on": "test"}).history[-1]["validation"] is None

@@ -81,17 +81,6 @@ def test_a_comparison_of_one_method_is_a_comparison(cli: Cli, work: Path) -> Non
     assert "start a new run" in cli("compare", "--resume", "o").err
 
 
-def test_second_interrupt_stops_at_once(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fit(*_: object, **__: object) -> None:
-        signal.raise_signal(signal.SIGINT)  # asks
-        signal.raise_signal(signal.SIGINT)  # insists
-
-    monkeypatch.setattr("fedattune.training.fit.train_run", fit)
-    done = cli("run", "--clients", 5, "--out", "o", "--quiet")
-    assert done.code == 130
-    assert done.err == "fedattune: interrupted; resume with: fedattune run --resume o\n"
-
-
 def test_interrupt_between_two_methods(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedattune.training import fit as trainer
 

@@ -232,7 +232,7 @@ def test_engines_agree(name: str, attack: str, ragged: Federation) -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", ["fedavg", "pfedla"])
 def test_remote_clients_give_the_same(name: str, attack: str, ragged: Federation) -> None:
     runs = [
         trained(BY_NAME[name], ragged, make_backend, attack=attack, attackers=2)
@@ -244,11 +244,9 @@ def test_remote_clients_give_the_same(name: str, attack: str, ragged: Federation
 
 
 @every_method
-@pytest.mark.parametrize("attack", ["negated_update", "label_flip_count"])
-def test_every_method_runs_under_attack_and_repeats(case: Case, attack: str, ragged: Federation) -> None:
-    """Twice the same; and where clients share anything, not as without the attack."""
-    one, again = (fit(ragged, case.name, attack=attack, attackers=2, rounds=2) for _ in range(2))
-    same_models(one, again, 0.0)
+def test_every_method_runs_under_attack(case: Case, ragged: Federation) -> None:
+    """Honest clients that share nothing train as without the attack."""
+    one = fit(ragged, case.name, attack="label_flip_count", attackers=2, rounds=2)
     if case.name == "local":
         honest = fit(ragged, case.name, rounds=2)
         kept = [i for i in range(6) if str(i) not in one.facts["attack"]["attackers"]]

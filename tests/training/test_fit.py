@@ -1,11 +1,6 @@
 """Faults, edges and the files of a run."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +12,6 @@ from torch import nn
 import fedattune
 from fedattune import ConfigError, Federation, ModelError, Result, RunError
 from fedattune.training.sampling import sample_cohort
-from federations import make_federation
 
 RUN: dict[str, Any] = {"rounds": 3, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
 
@@ -131,46 +125,6 @@ def test_a_damaged_checkpoint_is_said(ragged: Federation, tmp_path: Path) -> Non
     (out / "checkpoints" / "000001.safetensors").write_bytes(b"\x00" * 50)
     with pytest.raises(RunError, match=r"is damaged .* expected an undamaged one; remove"):
         fedattune.fit(ragged, "fedavg", out=out, resume=True, **RUN)
-
-
-KILLED = """
-import sys, torch, fedattune
-sys.path.insert(0, {tests!r})
-from federations import make_federation
-data = make_federation([14, 20, 31, 41, 50, 60])
-fedattune.fit({name!r}, data, "mlr", out={out!r}, resume=True, rounds=150, cohort=3, steps=2, batch_size=8, lr=0.1,
-              watch=lambda p: print(p.round, flush=True))
-"""
-
-
-def test_killed_at_any_moment_it_ends_with_the_same_numbers(tmp_path: Path) -> None:
-    """SIGKILL several times, at whatever the process is doing then; the end is that of an undisturbed run."""
-    name = "fedmcsa"
-    out = tmp_path / "run"
-    tests = str(Path(__file__).parents[1])
-    code = KILLED.format(tests=tests, name=name, out=str(out))
-    kills = 0
-    for wanted in (2, 31, 110):
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        for line in process.stdout:
-            if int(line) >= wanted:
-                time.sleep(0.003 * kills)  # not always right after a round
-                os.kill(process.pid, signal.SIGKILL)
-                break
-        process.stdout.close()
-        kills += process.wait() == -signal.SIGKILL
-    assert kills == 3
-    settings = RUN | {"rounds": 150}
-    data = make_federation([14, 20, 31, 41, 50, 60])
-    resumed = fedattune.fit(data, name, "mlr", out=out, resume=True, **settings)
-    whole = fedattune.fit(data, name, "mlr", **settings)
-    for key in ("final", "best_test", "best_validation", "clients", "bytes", "local_steps"):
-        assert resumed.to_json()[key] == whole.to_json()[key]
-    assert all(torch.equal(v, whole.models[k]) for k, v in resumed.models.items())
-    strip = [{k: v for k, v in e.items() if k != "seconds"} for e in resumed.history]
-    assert strip == [{k: v for k, v in e.items() if k != "seconds"} for e in whole.history]
-    assert list(resumed.mixing) == list(whole.mixing)
 
 
 def test_eval_every_and_progress(ragged: Federation) -> None:

@@ -34,7 +34,7 @@ def test_methods_agree_with_the_cpu(
 ) -> None:
     """Steps are captured as graphs, however few they are."""
     monkeypatch.setattr(engines, "MIN_RECORDED_STEPS", 0)
-    on_cpu = fit_once(case.name, ragged, engine="sequential", options=case.same, device="cpu")
+    on_cpu = fit_once(ragged, case.name, engine="sequential", options=case.same, device="cpu")
     on_gpu = fit(ragged, case.name, engine=engine, options=case.same, device="cuda")
     assert distance(on_cpu, on_gpu) < 1e-9
     assert on_cpu.bytes_up == on_gpu.bytes_up
@@ -47,7 +47,7 @@ def test_every_method_trains_everybody(
 ) -> None:
     monkeypatch.setattr(engines, "MIN_RECORDED_STEPS", 0)
     runs: dict[str, Any] = {"train": "all", "steps": None, "epochs": 2, "options": case.same}
-    on_cpu = fit_once(case.name, ragged, engine="sequential", device="cpu", **runs)
+    on_cpu = fit_once(ragged, case.name, engine="sequential", device="cpu", **runs)
     assert distance(on_cpu, fit(ragged, case.name, device="cuda", **runs)) < 1e-9
 
 

@@ -12,7 +12,7 @@ import torch
 
 import fedattune
 from conformance.table import CASES, Case
-from conformance.test_conformance import RUN, every_method
+from conformance.test_conformance import RUN
 from fedattune import ConfigError, Federation, Result, RunError, Settings
 from fedattune.cli import main
 from fedattune.training.backends.message import WorkerMessage
@@ -59,10 +59,12 @@ def same_models(one: Result, other: Result) -> None:
             torch.testing.assert_close(there[k], v, atol=1e-12, rtol=0)
 
 
-@every_method
-def test_every_method_gives_the_numbers_of_one_process(
-    case: Case, ragged: Federation, cluster: RayCluster
-) -> None:
+ON_RAY = ("local", "fedavg", "fedmcsa", "fedrep", "scaffold", "pfedla", "fedfomo", "l2gd", "attune")
+"""A method of each kind: `test_remote.py` sends the same messages of all methods to workers in this process."""
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in ON_RAY], ids=lambda case: case.name)
+def test_methods_give_the_numbers_of_one_process(case: Case, ragged: Federation, cluster: RayCluster) -> None:
     one, other = trained(case, ragged, None), on_ray(case, ragged)
     same_numbers(one, other)
     same_models(one, other)
