@@ -98,19 +98,6 @@ def test_steps_on_one_batch_read_and_write_a_layer_once(
     assert sum(used[p] for p in products) == 3 + (PROXIMAL_STEPS - 1) + 1
 
 
-@pytest.mark.parametrize(
-    ("inputs", "sizes", "parts"),
-    [(600, (3, 5, 6), 2), (600, (3, 5, 11), 1), (500, (3, 5, 6), 1)],
-    ids=["other samples", "many samples", "few inputs"],
-)
-def test_a_layer_is_multiplied_in_every_step_where_the_first_product_does_not_help(
-    inputs: int, sizes: tuple[int, ...], parts: int
-) -> None:
-    used, got, want = _targets(_steps_on(_layer_last, parts, 0.1), *_of_inputs(inputs, *sizes))
-    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-    assert used[aten.bmm.default] + used[aten.baddbmm.default] == 2 * PROXIMAL_STEPS
-
-
 def test_the_gradient_of_the_loss_takes_few_operations() -> None:
     z, y = torch.randn(5, 4), torch.randint(0, 4, (5,))
     used, got, _ = _targets(grad(lambda z: compute_sample_losses(z, y).mean()), z)
@@ -140,17 +127,6 @@ def test_a_product_is_taken_in_the_order_that_was_measured(
     assert used[_multiply_turned] == (faster == "turned")
     assert used[aten.baddbmm.default] == (faster == "plain")
     torch.testing.assert_close(got, want)
-
-
-@pytest.mark.parametrize("outputs", [_layer_first, _layer_last])
-def test_products_that_were_made_from_others_are_taken_in_the_measured_order(
-    outputs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedattune.engine.compiler.rewrites.choose", lambda what, sizes, calls: "turned")
-    given_ = [tensor.float() for tensor in _of_inputs(600, 3, 5, 6)]
-    used, got, want = _targets(_steps_on(outputs, 1, 0.1), *given_)
-    assert used[_multiply_turned]
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

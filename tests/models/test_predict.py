@@ -16,7 +16,7 @@ from torch import nn
 
 import fedattune
 from data.image_files import pictures, write
-from fedattune import ConfigError, DataError, Federation, Predictions, Result, RunError
+from fedattune import ConfigError, DataError, Federation, Result, RunError
 from fedattune.cli import main
 from fedattune.data import export_clients, load_node
 
@@ -383,10 +383,6 @@ def test_files_that_are_none(file: Path, tmp_path: Path) -> None:
         fedattune.predict(changed(file, tmp_path, algorithm="fedavg", options={"foo": 1}), HOSPITALS)
     with pytest.raises(RunError, match="a Net of your own; give one as `module`"):
         fedattune.predict(changed(file, tmp_path, model="Net"), HOSPITALS)
-
-
-def test_a_card_of_none(file: Path, tmp_path: Path) -> None:
-    assert isinstance(fedattune.predict(changed(file, tmp_path), HOSPITALS), Predictions)
 
 
 # The command.

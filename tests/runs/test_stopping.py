@@ -38,13 +38,6 @@ def test_the_first_of_equally_good_rounds_is_taken() -> None:
     assert StoppingRule("loss").add_round(1, scores([0, 0], [0, 0], [0, 0])) is None
 
 
-def test_equal_accuracies_are_told_apart_by_the_loss() -> None:
-    rule = StoppingRule("accuracy")
-    for r, loss in enumerate([3.0, 1.0, 2.0], 1):
-        rule.add_round(r, scores([10], [7], [loss]))
-    assert rule.rounds.tolist() == [2]
-
-
 def test_a_loss_that_is_not_finite_is_never_the_best() -> None:
     rule = StoppingRule("loss")
     rule.add_round(1, scores([5, 5], [0, 0], [1.0, 1.0]))

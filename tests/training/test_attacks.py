@@ -16,7 +16,7 @@ from fedattune.core.settings import Settings
 from fedattune.data.types import TargetScale
 from fedattune.training.sampling import sample_attackers, sample_eval_ids
 from fedattune.training.uploads.adversary import check_attack
-from fedattune.training.uploads.attacks import ATTACKS, View, compute_z_max, parse_attack
+from fedattune.training.uploads.attacks import ATTACKS, View, compute_z_max
 from fedattune.training.uploads.poisoning import (
     Rows,
     flip_labels,
@@ -284,11 +284,6 @@ def test_a_false_count_outweighs_all_others(ragged: Federation) -> None:
     assert weights["samples", "label_flip_count"] == pytest.approx(1e6 / (1e6 + others))
     assert weights["uniform", "label_flip_count"] == pytest.approx(1 / 6)
     same_models(models["uniform", "label_flip"], models["uniform", "label_flip_count"], 0.0)
-
-
-def test_the_strength_of_an_attack_can_be_chosen() -> None:
-    assert parse_attack("scaled_update").strength == 10
-    assert parse_attack("scaled_update:2.5").strength == 2.5
 
 
 def test_extras_like_the_model_are_attacked_too(ragged: Federation) -> None:

@@ -197,19 +197,6 @@ def test_features_in_one_text(tmp_path, features):
     assert data.x.shape == (N, 1 if features in ("age", "a,b") else 2)
 
 
-def test_many_text_columns_are_named_briefly(tmp_path):
-    content = columns() | {f"t{i}": ["a", "b"] * 20 for i in range(12)}
-    notes = made(parquet(tmp_path, content)).notes
-    assert "Text became categories in 'ward', 't0'," in notes[1]
-    assert notes[1].endswith("'t8' and 3 more.")
-
-
-def test_few_bad_cells_among_true_text_are_categories(tmp_path):
-    content = columns() | {"grade": ["1", "2", "x", "y"] * 10, "code": ["1", "2"] * 20}
-    content["code"] = pa.array(content["code"]).dictionary_encode()  # declared as categories
-    assert made(parquet(tmp_path, content)).x.shape == (N, 3 + 3 + 4 + 2)
-
-
 @pytest.mark.parametrize("name", ["NA", "null", "NaN", "None", "n/a"])
 def test_clients_and_text_targets_may_be_called_na(tmp_path, name):
     rows = [f"{site},{i},{ill}" for site in (name, "b") for i in range(10) for ill in (name, "x")]
