@@ -302,17 +302,14 @@ def test_a_run_that_diverged_before_a_stop_is_kept(small: Path, work: Path) -> N
     ("name", "content", "said"),
     [
         ("runs.json", "null", "is no list of runs"),
-        ("runs.json", '{"a": {}}', "is no list of runs"),
-        ("runs.json", '{"a": 3}', "is no list of runs"),
         ("runs.json", '{"a": {"experiment": 3}}', "is no list of runs"),
         ("runs.json", "{", "cannot read"),
         ("history.parquet", None, "lacks"),
         ("history.parquet", "x", "cannot read"),
     ],
 )
-@pytest.mark.parametrize("how", ["--resume", "--show"])
 def test_damaged_raw_results_are_refused(
-    cli: Cli, work: Path, small: Path, how: str, name: str, content: str | None, said: str
+    cli: Cli, work: Path, small: Path, name: str, content: str | None, said: str
 ) -> None:
     """Before anything is chosen or trained; another study beside them is not disturbed."""
     words = ("reproduce", small, "--out", "out", "--cells", "few/Local", "--quiet", "--processes", 1)
@@ -321,10 +318,11 @@ def test_damaged_raw_results_are_refused(
     path.unlink()
     if content is not None:
         path.write_text(content)
-    done = cli(*words, how)
-    assert done.code == 2
-    assert said in done.err
-    assert len(done.err.strip().splitlines()) == 1
+    for how in ("--resume", "--show"):
+        done = cli(*words, how)
+        assert done.code == 2
+        assert said in done.err
+        assert len(done.err.strip().splitlines()) == 1
     (work / "other.yaml").write_text(SMALL)
     assert cli("reproduce", work / "other.yaml", *words[2:]).code == 0
 

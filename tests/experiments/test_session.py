@@ -44,7 +44,7 @@ def test_interrupt_and_resume(
     assert "use fedattune compare --resume o" in wrong.err
 
 
-@pytest.mark.parametrize("point", ["local: round 8 of", "fedmcsa: round 24 of"])
+@pytest.mark.parametrize("point", ["fedmcsa: round 24 of"])
 def test_kill_and_resume(
     cli: Cli, start: Callable[..., "subprocess.Popen[str]"], work: Path, whole: Any, point: str
 ) -> None:

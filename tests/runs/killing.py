@@ -16,13 +16,9 @@ from fedattune.training import loop as rounds
 from federations import make_federation
 
 CASES = [  # method, engine, where clients' rows are
-    ("fedavg", "sequential", "memory"),
-    ("scaffold", "vectorized", "disk"),
     ("fedmcsa", "vectorized", "disk"),
     ("fedmcsa", "sequential", "memory"),
-    ("pfedla", "vectorized", "memory"),
     ("pfedhn", "sequential", "disk"),
-    ("fedrep", "sequential", "disk"),
     ("apfl", "vectorized", "memory"),
     ("fedala", "vectorized", "disk"),
     ("ditto", "sequential", "disk"),
