@@ -1,0 +1,225 @@
+"""IFCA, the iterative federated clustering algorithm.
+
+    @inproceedings{ghosh2020efficient,
+      author = {Ghosh, Avishek and Chung, Jichan and Yin, Dong and Ramchandran, Kannan},
+      title = {An Efficient Framework for Clustered Federated Learning},
+      booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
+      year = {2020},
+      eprint = {2006.04088},
+      archiveprefix = {arXiv}
+    }
+
+Algorithm 1, with model averaging (option II):
+
+    server   sends the K models theta_j
+    client   j_i = argmin_j F_i(theta_j), the mean loss over its training samples;  theta~_i by SGD from theta_{j_i}
+    server   theta_j <- mean of theta~_i over the clients of the cohort with j_i = j; without any, theta_j stays
+    used as  theta_{j_i} before SGD
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ..core.algorithm import Algorithm, ClientUpdate, ServerUpdate
+from ..core.effect import Effect, measure_mixing
+from ..core.params import Params
+from ..core.payload import (
+    Batch,
+    Broadcast,
+    Grad,
+    LocalState,
+    Loss,
+    MixingMatrices,
+    Payload,
+    RoundContext,
+    ServerState,
+    Traffic,
+    count_traffic,
+)
+from ..server.average import Weighting, client_weights
+from .table import Family, method
+
+
+class _Carry(NamedTuple):
+    w: Params
+    models: Params
+    losses: Tensor
+    n_samples: Tensor
+
+
+@dataclass(frozen=True)
+class IFCAClient(ClientUpdate):
+    """Client rule of IFCA: score the K models on the training samples, train the best one, and report its number."""
+
+    @property
+    def required_extras(self) -> dict[str, str]:
+        """The models to choose from."""
+        return {"models": "IFCAServer"}
+
+    @property
+    def is_ready_after_probe(self) -> bool:
+        """The received model is the one with the lowest loss."""
+        return True
+
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
+        """Stack the K models (K, ...); personal tensors are the client's own in each of them."""
+        models, k = sent.extra["models"], _count(sent.extra["models"])
+        whole = sent.params.map(lambda v: v.expand(k, *v.shape))
+        zeros = context.n_steps.new_zeros(k)
+        return _Carry(sent.params, Params({**whole, **models}), zeros, context.n_steps * 0)
+
+    def probe_passes(self, local_state: LocalState) -> Tensor:
+        """Return one pass over the training samples."""
+        return torch.ones(())
+
+    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
+        """Average the losses over the samples so far, and take the best model."""
+        x, _, *weight = batch
+        n_batch = weight[0].sum() if weight else torch.full_like(carry.n_samples, len(x))
+        n_samples = carry.n_samples + n_batch
+        # One by one: some models cannot run as a batch of models.
+        each = torch.stack([loss(carry.models.rows(j), batch) for j in range(len(carry.losses))])
+        losses = carry.losses + (each - carry.losses) * (n_batch / n_samples)
+        best = choose_best(losses)
+        w = carry.models.map(lambda v: torch.tensordot(best.to(v.dtype), v, 1))
+        return carry._replace(w=w, losses=losses, n_samples=n_samples)
+
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
+        """Take one gradient step."""
+        return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
+
+    def finish(
+        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload the trained model, and which of the K models it was."""
+        return Payload(carry.w, {"cluster": Params(best=choose_best(carry.losses))}), {}
+
+    def decline(self, sent: Payload, own: Params) -> Payload:
+        """Return copies of the own model in place of the K models."""
+        models = sent.extra["models"]
+        return Payload(
+            own, {"models": models.map(lambda v, mine: mine.expand(v.shape), own.only(models))}
+        )
+
+
+def choose_best(losses: Tensor) -> Tensor:
+    """Return (K,) 1 for the lowest of K losses, the first of equal ones, and 0 for all others."""
+    return (torch.arange(len(losses), device=losses.device) == losses.argmin()).to(losses.dtype)
+
+
+def _count(models: Params) -> int:
+    return len(next(iter(models.values())))
+
+
+@dataclass(frozen=True)
+class IFCAServer(ServerUpdate):
+    """Server rule of IFCA: keeps and sends K models, and averages the uploads of each cluster into its model.
+
+    The first model is the initial model. Equal models would never separate, so noise is added to the others.
+
+    Attributes:
+        clusters: number K of models.
+        spread: deviation of the noise, relative to the root mean square of each tensor.
+        weighting: weights in the average of a cluster.
+
+    """
+
+    per_client: ClassVar[tuple[str, ...]] = ("cluster", "p")
+
+    clusters: int = 2
+    spread: float = 1.0
+    weighting: Weighting = "uniform"
+
+    def init(self, w0: Params, n_clients: int) -> ServerState:
+        """Return the K models (K, ...), the last choice (N,) of each client, and the weights (N,) of the last cohort."""
+
+        def draw(v: Tensor) -> Tensor:
+            noise = torch.randn(self.clusters - 1, *v.shape, dtype=torch.float64).to(v)
+            return torch.cat([v[None], v + self.spread * v.square().mean().sqrt() * noise])
+
+        return {
+            "models": w0.map(draw),
+            "cluster": torch.zeros(n_clients, dtype=torch.int64),
+            "p": torch.zeros(n_clients, dtype=torch.float64),
+        }
+
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+        """Send all K models, and as the model of the payload the one that the client chose last."""
+        models = cast(Params, state["models"])
+        cluster, p = cast(Tensor, state["cluster"]), cast(Tensor, state["p"])
+        mixing, columns = None, p.nonzero().flatten()
+        if len(columns) and models:
+            weights = (cluster[ids.cpu()][:, None] == cluster[columns]) * p[columns]
+            total = weights.sum(1, keepdim=True)
+            mixing = MixingMatrices(ids, columns, {"model": weights / torch.where(total > 0, total, 1.0)})
+        chosen = models.rows(cluster[ids.cpu()].to(ids.device))
+        return Broadcast(Payload(chosen, {"models": models.repeat(len(ids))}), mixing)
+
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> ServerState:
+        """Average the uploads of each cluster."""
+        best = uploads.extra["cluster"]["best"]
+        p = client_weights(n, self.weighting)
+        weights = best.T.double() * p
+        total = weights.sum(1)
+        weights = weights / torch.where(total > 0, total, 1.0)[:, None]
+
+        def average(old: Tensor, new: Tensor) -> Tensor:
+            has_any = (total > 0).reshape(-1, *[1] * (old.dim() - 1))
+            return torch.where(has_any, torch.tensordot(weights.to(new.dtype), new, 1), old)
+
+        cluster, last = cast(Tensor, state["cluster"]), cast(Tensor, state["p"])
+        return {
+            "models": cast(Params, state["models"]).map(average, uploads.params),
+            "cluster": cluster.index_copy_(0, ids.cpu(), best.argmax(1).cpu()),
+            "p": last.zero_().index_copy_(0, ids.cpu(), p.cpu()),
+        }
+
+    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+        """Measure the distance of the clusters from one average for all."""
+        return measure_mixing(mixing)[:1]
+
+    def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
+        """Count the K models; the model of the payload is one of them."""
+        return sent.traffic() - count_traffic(sent.params)
+
+    def newcomer_model(self, state: ServerState) -> Params:
+        """Return the model that most clients chose last; the newcomer chooses among all K."""
+        return cast(Params, state["models"]).rows(int(cast(Tensor, state["cluster"]).mode().values))
+
+    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+        """Return the state with `n_new` more clients, who hold the model that most clients chose last."""
+        cluster, p = cast(Tensor, state["cluster"]), cast(Tensor, state["p"])
+        more = cluster.mode().values.expand(n_new)
+        return {**state, "cluster": torch.cat([cluster, more]), "p": torch.cat([p, p.new_zeros(n_new)])}
+
+
+@method(
+    Family.MIXTURE,
+    "K models, each the average of a cluster",
+    "trains the one with the lowest loss on its samples",
+    tune={"clusters": (2, 4)},
+)
+def ifca(
+    *,
+    clusters: Annotated[int, Field(ge=1, le=1000)] = 2,
+    spread: Annotated[float, Field(ge=0)] = 1.0,
+    weighting: Weighting = "uniform",
+) -> Algorithm:
+    """The server keeps K models; each client trains the one that fits its samples best.
+
+    Source: Ghosh et al. (2020), Algorithm 1 with option II, model averaging.
+
+    Args:
+        clusters: number K of models; 1 is FedAvg.
+        spread: deviation of the noise between the K initial models, relative to the root mean square of each
+            tensor.
+        weighting: weights in the average of a cluster: `uniform`, as in the paper, or by training samples.
+
+    """
+    return Algorithm(IFCAClient(), IFCAServer(clusters, spread, weighting), headline="received")
