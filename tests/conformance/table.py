@@ -170,6 +170,17 @@ CASES = [
     ),
     Case("fedper", {"layers": 0, "weighting": "uniform", "head": "1"}, up=base_floats, down=base_floats),
     Case(
+        "ifca",
+        {"clusters": 4, "spread": 0.1, "weighting": "samples"},
+        on={"clusters": "groups"},
+        acts={"rounds": 6},
+        # Both models come; one model and a flag for each of the two goes.
+        up=lambda sizes: sizes.d + 2,
+        down=lambda sizes: 2 * sizes.d,
+        helps=("groups", "fedavg", {"weighting": "uniform"}),
+    ),
+    Case("feddyn", {"alpha": 1.0}, helps=("drift, few clients", "fedavg", {"weighting": "uniform"})),
+    Case(
         "fedfomo",
         {
             "models": 2,

@@ -101,9 +101,7 @@ class IFCAClient(ClientUpdate):
     def decline(self, sent: Payload, own: Params) -> Payload:
         """Return copies of the own model in place of the K models."""
         models = sent.extra["models"]
-        return Payload(
-            own, {"models": models.map(lambda v, mine: mine.expand(v.shape), own.only(models))}
-        )
+        return Payload(own, {"models": models.map(lambda v, mine: mine.expand(v.shape), own.only(models))})
 
 
 def choose_best(losses: Tensor) -> Tensor:
@@ -135,7 +133,7 @@ class IFCAServer(ServerUpdate):
     weighting: Weighting = "uniform"
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """Return the K models (K, ...), the last choice (N,) of each client, and the weights (N,) of the last cohort."""
+        """Return the K models (K, ...), the last choice (N,) of each client, and the last weights (N,)."""
 
         def draw(v: Tensor) -> Tensor:
             noise = torch.randn(self.clusters - 1, *v.shape, dtype=torch.float64).to(v)
