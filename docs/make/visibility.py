@@ -24,6 +24,7 @@ from fedattune.training.loop import RoundLoop
 
 EXTRAS = {
     "dc": "the change of its control variate",
+    "cluster": "which of the models fits its rows best",
     "affinity": "how much each other model helped it",
     "losses": "its losses on its validation rows",
 }

@@ -172,7 +172,7 @@ CASES = [
     Case(
         "ifca",
         {"clusters": 4, "spread": 0.1, "weighting": "samples"},
-        on={"clusters": "groups"},
+        on={"clusters": "groups", "spread": "groups"},
         acts={"rounds": 6},
         # Both models come; one model and a flag for each of the two goes.
         up=lambda sizes: sizes.d + 2,

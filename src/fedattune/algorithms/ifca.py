@@ -117,7 +117,8 @@ def _count(models: Params) -> int:
 class IFCAServer(ServerUpdate):
     """Server rule of IFCA: keeps and sends K models, and averages the uploads of each cluster into its model.
 
-    The first model is the initial model. Equal models would never separate, so noise is added to the others.
+    The first model is the initial model. Equal models would never separate, so noise is added to the others, which keep
+    the scale of the first: a larger model would have a larger loss everywhere, and nobody would choose it.
 
     Attributes:
         clusters: number K of models.
@@ -137,7 +138,8 @@ class IFCAServer(ServerUpdate):
 
         def draw(v: Tensor) -> Tensor:
             noise = torch.randn(self.clusters - 1, *v.shape, dtype=torch.float64).to(v)
-            return torch.cat([v[None], v + self.spread * v.square().mean().sqrt() * noise])
+            others = v + self.spread * v.square().mean().sqrt() * noise
+            return torch.cat([v[None], others / (1 + self.spread**2) ** 0.5])
 
         return {
             "models": w0.map(draw),
