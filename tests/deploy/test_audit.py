@@ -15,9 +15,9 @@ from flwr.app import ConfigRecord, MessageType
 
 from fedattune import Federation, RunError
 from fedattune.core.io import write_text
-from fedattune.deploy import audit
 from fedattune.deploy.grid import pack_record, unpack_record
 from fedattune.deploy.node.client_app import make_client_app
+from fedattune.deploy.operate import audit
 from fedattune.deploy.operate.audit import AuditLog, AuditLogError, count_bytes
 from fedattune.training.backends.message import WorkerMessage
 from flower.in_process import InProcessGrid

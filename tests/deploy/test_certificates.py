@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-from experiments.deploy.test_kit import run_script, written
+
+from deploy.test_kit import run_script, written
 
 
 def test_certificates_name_the_hosts_and_are_for_the_owner_alone(tmp_path: Path) -> None:

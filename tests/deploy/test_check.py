@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import ConfigError
-from fedattune.deploy import check
+from fedattune.deploy.operate import check
 from fedattune.deploy.operate.check import check_kit, find_run_folder
 from fedattune.deploy.operate.kit import write_kit
 from fedattune.deploy.operate.nodes import KnownNode

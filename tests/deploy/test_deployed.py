@@ -17,7 +17,7 @@ from flwr.app import Message
 
 from fedattune import Federation, Result, fit, load_model
 from fedattune.cli import main
-from fedattune.deploy import programs
+from fedattune.deploy.operate import programs
 from fedattune.deploy.operate.audit import AuditLog
 from fedattune.deploy.secagg.node import STEPS
 from fedattune.deploy.server.server_app import run_server

@@ -11,8 +11,8 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 from fedattune import Federation, RunError
 from fedattune.core.settings import Settings
 from fedattune.deploy.node.policy import NodePolicy, PrivacyBudgetError, PrivacyRequiredError
-from fedattune.privacy import clients
 from fedattune.privacy.accounting import epsilon_of
+from fedattune.training.uploads import client_privacy as clients
 from fedattune.training.uploads.client_privacy import UploadAccounting
 from flower.in_process import InProcessGrid
 from flower.runs import GROUPS, read_log, run_deployed

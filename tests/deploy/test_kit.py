@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fedattune import ConfigError
-from fedattune.deploy import programs
+from fedattune.deploy.operate import programs
 from fedattune.deploy.operate.kit import Scalar, write_kit
 from flower.harness import Deployment, free_ports, nginx, ports, wait_until
 

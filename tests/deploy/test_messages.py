@@ -21,8 +21,8 @@ from fedattune.core.algorithm import ServerUpdate
 from fedattune.core.params import Params
 from fedattune.core.payload import Broadcast, LocalState, Payload, ServerState
 from fedattune.core.selectors import AllParameters
-from fedattune.deploy import backend
 from fedattune.deploy.grid import pack_record, unpack_record
+from fedattune.deploy.server import backend
 from fedattune.deploy.server.backend import FlowerBackend
 from fedattune.runs.rows import RowStorage
 from fedattune.training.backends.message import WorkerMessage

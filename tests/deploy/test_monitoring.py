@@ -13,8 +13,8 @@ from flwr.app import Message
 
 from fedattune import Federation
 from fedattune.analysis.monitor import read_nodes, read_statuses
-from fedattune.deploy import monitoring
 from fedattune.deploy.config import DeploymentOptions
+from fedattune.deploy.server import monitoring
 from fedattune.deploy.server.monitoring import RunMonitor, classify_fault
 from fedattune.runs.context import Progress
 from flower.in_process import InProcessGrid

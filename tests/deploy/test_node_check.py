@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from data.nodes import csv, rows
 from fedattune import ConfigError
 from fedattune.data import Schema
-from fedattune.deploy import node_check
+from fedattune.deploy.operate import node_check
 from fedattune.deploy.operate.node_check import check_node
 from fedattune.experiments.doctor import Finding
 from flower.certificates import write_certificate

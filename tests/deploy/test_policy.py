@@ -11,8 +11,8 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 from fedattune import ConfigError, Federation, RunError
 from fedattune.data import infer_schema
 from fedattune.data.node import NON_DATA_KEYS
-from fedattune.deploy import policy as policy_module
 from fedattune.deploy.grid import MESSAGE_TYPES
+from fedattune.deploy.node import policy as policy_module
 from fedattune.deploy.node.policy import (
     MaxBytesError,
     MaxRoundsError,

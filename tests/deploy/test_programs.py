@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fedattune import ConfigError
-from fedattune.deploy import programs
+from fedattune.deploy.operate import programs
 
 pytest.importorskip("flwr")
 

@@ -32,9 +32,9 @@ from fedattune import (
 )
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.client import SGD
-from fedattune.deploy import backend
 from fedattune.deploy.grid import unpack_record
 from fedattune.deploy.node.client_app import make_client_app
+from fedattune.deploy.server import backend
 from fedattune.deploy.server.server_app import make_server_app
 from fedattune.training.backends.message import WorkerMessage, split_message
 from flower.in_process import InProcessGrid

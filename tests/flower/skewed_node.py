@@ -4,7 +4,7 @@ import sys
 from datetime import datetime, timedelta
 from typing import Any
 
-from fedattune.deploy import programs
+from fedattune.deploy.operate import programs
 
 
 def main(seconds: float, arguments: list[str]) -> Any:
