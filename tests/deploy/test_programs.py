@@ -21,7 +21,7 @@ def run_python(code: str) -> str:
 def test_the_superlink_gives_an_upload_up_after_a_minute() -> None:
     assert programs.UPLOAD_TTL_S == 60
     found = run_python(
-        "from fedattune.deploy import programs\n"
+        "from fedattune.deploy.operate import programs\n"
         "programs._shorten_uploads()\n"
         "from flwr.supercore.corestate import sql_corestate, in_memory_corestate\n"
         "print([m.OBJECT_PUSH_SESSION_TTL_SECONDS for m in (sql_corestate, in_memory_corestate)])"
@@ -31,15 +31,14 @@ def test_the_superlink_gives_an_upload_up_after_a_minute() -> None:
 
 def test_a_node_sleeps_as_long_as_it_is_told() -> None:
     found = run_python(
-        "from fedattune.deploy import programs\n"
+        "from fedattune.deploy.operate import programs\n"
+        "import time; slept = []; time.sleep = slept.append\n"
         "programs._shorten_pauses(0.25)\n"
         "from flwr.supernode import start_client_internal as node\n"
-        "import time\n"
-        "slept = []; time.sleep = slept.append\n"
         "node.time.sleep(3); node.time.sleep(1)\n"
-        "print(slept, node.subprocess.Popen is programs._start_program)"
+        "print(slept == [0.25, programs.TASK_POLL_S], node.subprocess.Popen is programs._start_program)"
     )
-    assert found == "[0.25, 0.25] True"
+    assert found == "True True"
 
 
 @pytest.mark.parametrize("text", ["0", "soon", "1e9", "-1", "nan"])
@@ -69,7 +68,7 @@ def test_a_fork_ends_with_the_code_of_its_app(end: str, code: int, said: str) ->
         [
             sys.executable,
             "-c",
-            f"from fedattune.deploy import programs\ndef main(*_):\n    {end}\nprograms.main = main\n"
+            f"from fedattune.deploy.operate import programs\ndef main(*_):\n    {end}\nprograms.main = main\n"
             "programs._run_fork('flwr-clientapp', [], [])",
         ],
         check=False,
