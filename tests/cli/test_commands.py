@@ -37,8 +37,9 @@ def check_run(run: dict[str, Any]) -> None:
 
 
 def test_help_and_version(cli: Cli) -> None:
-    done = cli("compare", "--help")
+    done = cli("compare", "--help-all")
     assert done.code == 0
+    assert "--help-all shows all" not in done.out
     options = (
         "config data partition clients model algorithm algorithms set rounds cohort steps epochs batch-size lr "
         "weight-decay seed seeds engine device eval-every out json resume quiet data-dir client-column target"
@@ -46,6 +47,16 @@ def test_help_and_version(cli: Cli) -> None:
     for option in options.split():
         assert f" --{option} " in done.out
     assert re.fullmatch(r"fedattune \d+\.\d+\.\d+\S*\n", cli("--version").out)
+
+
+@pytest.mark.parametrize("command", ["compare", "run", "deploy"])
+def test_help_shows_at_most_25_common_options(cli: Cli, command: str) -> None:
+    done = cli(command, "--help")
+    assert done.code == 0
+    assert re.search(r"--help-all shows all\s+\d\d\.\s*$", done.out)
+    assert len(re.findall(r"^  -", done.out, re.MULTILINE)) <= 25 + len(("--help", "--help-all"))
+    assert "--lr X" in done.out
+    assert "--dp-client-where" not in done.out
 
 
 def test_compare(cli: Cli, work: Path) -> None:

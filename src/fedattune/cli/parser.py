@@ -19,6 +19,14 @@ DATA_FIELDS = (
     "clients", "split", "time_column", "split_seed", "test", "validation",
     "stratify", "small_clients", "scaling", "save_partition",
 )  # fmt: skip
+COMMON_OPTIONS = (
+    "data", "client_column", "target", "partition", "clients", "model", "algorithms", "set", "seeds",
+    "metric", "splits", "tune", "baseline", "rounds", "cohort", "steps", "epochs", "batch_size", "lr",
+    "engine", "device", "config", "out", "resume", "quiet",
+    "nodes", "schema_file", "port", "node_port", "run_folder", "round_timeout", "secure_aggregation",
+)  # fmt: skip
+"""Options that `--help` shows of a command with more than `MAX_SHORT_HELP` options; `--help-all` shows all."""
+MAX_SHORT_HELP = 25
 METAVARS = {"algorithms": "A,B,C", "allow_code": "CODE", "cells": "FILTER", "set": "NAME=VALUE"}
 LIST_KINDS = ("algorithms", "data", "models", "partitions")
 TEMPLATES = ("algorithm", "model", "data")
@@ -31,11 +39,56 @@ DEFAULT_ALGORITHMS = {"run": "fedmcsa", "deploy": "local,fedmcsa"}
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """A parser that raises its errors, so that they are printed as one sentence without usage."""
+    """A parser that raises its errors, so that they are printed as one sentence without usage.
+
+    Attributes:
+        shown: destinations that `--help` shows; None shows all.
+
+    """
+
+    shown: frozenset[str] | None = None
+
+    def shorten_help(self) -> None:
+        """Let `--help` show the common options only, and add `--help-all`, if the command has many options."""
+        options = [one for one in self._actions if one.option_strings and one.dest != "help"]
+        if len(options) > MAX_SHORT_HELP:
+            self.shown = frozenset({"help", "help_all", *COMMON_OPTIONS})
+            self.epilog = f"These are the common options; {self.prog} --help-all shows all {len(options)}."
+            self.add_argument(
+                "--help-all",
+                action=_HelpAll,
+                nargs=0,
+                default=argparse.SUPPRESS,
+                help="show all options and exit",
+            )
+
+    def format_help(self) -> str:
+        """Return the help text, without the options that are not shown."""
+        formatter = self._get_formatter()
+        actions = [one for one in self._actions if self._is_shown(one)]
+        formatter.add_usage(self.usage, actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_arguments([one for one in group._group_actions if self._is_shown(one)])
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def _is_shown(self, action: argparse.Action) -> bool:
+        return self.shown is None or not action.option_strings or action.dest in self.shown
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing and leaving."""
         raise ConfigError(message)
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        assert isinstance(parser, ArgumentParser)
+        parser.shown = parser.epilog = None
+        parser.print_help()
+        parser.exit()
 
 
 class Options(NamedTuple):
@@ -246,6 +299,7 @@ def _fill_command(parser: ArgumentParser, command: Command, algorithms: str | No
         fields = options.fields or schema.model_fields
         names = [one for one in fields if one not in without]
         _add_options(groups[options.title], schema, names, algorithms)
+    parser.shorten_help()
 
 
 def _import(path: str) -> Any:
