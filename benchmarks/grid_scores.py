@@ -23,7 +23,7 @@ NEAR_POINTS = 0.5
 HARM_POINTS = 1.0
 """A client who loses more points than this against training alone counts as harmed."""
 CAP_POINTS = 10
-"""Regret from which on the heat map has one colour."""
+"""Regret above which the heat map has one colour."""
 ROUNDING = 1e-9
 
 

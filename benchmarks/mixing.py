@@ -90,7 +90,7 @@ def ours(rule: ServerUpdate, cohort: Cohort, device: torch.device, uploaded: Upl
         state = rule.aggregate(state, ids, sent, Payload(uploads), n)
         new = rule.broadcast(state, ids).payload
         if isinstance(rule, PFedLAServer):
-            sent = new  # it learns from what was sent
+            sent = new  # it learns from the models sent
         return new.params
 
     return run

@@ -3,7 +3,7 @@
     python -m benchmarks privacy
     python -m benchmarks privacy --problems digits --epsilons inf,10 --seeds 1
 
-The clipping lengths were chosen by hand on the seed 0; a real choice would cost epsilon too.
+The clipping norms were chosen by hand on the seed 0; a real choice would cost epsilon too.
 """
 
 import argparse

@@ -70,7 +70,7 @@ def get_settings(column: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_row(method: str, data: Federation, column: dict[str, Any], rounds: int) -> list[str]:
-    """Measure one method on one column; return the cells of its row. Found are clients refused or set apart."""
+    """Measure one method on one column; return the cells of its row. Found are clients rejected or quarantined."""
     settings = get_settings(column)
     # The first run records the steps, which takes longer.
     fedattune.fit(data, method, column["model"], rounds=2, **settings)

@@ -10,7 +10,7 @@ from torch import Tensor
 from .core.algorithm import ClientUpdate, pick_newest
 from .core.effect import Mechanism
 from .core.errors import ConfigError
-from .core.params import Params, clip_norm, square_length
+from .core.params import Params, clip_norm, squared_norm
 from .core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 
 StartPoint = Literal["sent", "newest", "own"]
@@ -107,7 +107,7 @@ class SGD(ClientUpdate):
         corrections: change the gradient, one after the other.
         start: the model that training starts from.
         momentum: the step is lr v with v <- momentum v + g, from v = 0 in every round.
-        clip: maximum length of the corrected gradient; None for no limit.
+        clip: maximum norm of the corrected gradient; None for no limit.
 
     """
 
@@ -182,12 +182,12 @@ class SGD(ClientUpdate):
     ) -> tuple[tuple[Tensor, Tensor], ...]:
         """Measure the change of the gradient by each correction."""
         g = grad(carry.w, batch, statistics=False)
-        lengths = []
+        norms = []
         for correct in self.corrections:
             corrected = correct(g, carry.w, carry.make_local_context(context))
-            lengths.append((square_length(corrected - g), square_length(g)))
+            norms.append((squared_norm(corrected - g), squared_norm(g)))
             g = corrected
-        return tuple(lengths)
+        return tuple(norms)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

@@ -130,7 +130,7 @@ def test_signed_weights_and_unknown_ones_are_packed_apart() -> None:
     signed = np.frombuffer(frames.pack_weights(weights, 1.0, True), dtype=np.uint8)
     quarter = 37  # 127 (1 - 0.25 ** 0.25) = 37.2
     assert signed.tolist() == [254, quarter, frames.UNKNOWN_LEVEL, 127]
-    # Weights of a ten thousandth beside own ones of nearly all are still told apart.
+    # Weights of a ten thousandth beside own ones of nearly all are still distinguishable.
     small = np.array([[1.0, 2e-4], [5e-6, 0.0]])
     levels = np.frombuffer(frames.pack_weights(small, 1.0, False), dtype=np.uint8)
     np.testing.assert_allclose((levels / 254.0) ** 4, small.ravel(), rtol=0.15)

@@ -96,7 +96,7 @@ value = 3
 
 @pytest.fixture
 def code(work: Path) -> Path:
-    """A file of the user's own in a folder, with a neighbour that it imports."""
+    """A custom file in a folder, with a neighbour that it imports."""
     folder = work / "code"
     folder.mkdir()
     (folder / "helper.py").write_text("MU = 0.5\n")

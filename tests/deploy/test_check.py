@@ -95,7 +95,7 @@ def trial_data(kit: Path) -> None:
         (lambda kit: (kit / "keys/node-0").chmod(0o644), "keys/node-0", "others may read it (mode 644)"),
         (lambda kit: (kit / "keys/node-0.pub").write_text("x"), "keys/node-0.pub", "no public key that Flower"),
         (same_key, "keys/node-1.pub", "the same key as node-0.pub"),
-        (lambda kit: (kit / "nodes/0.toml").write_text("data ="), "nodes/0.toml", "mend the file"),
+        (lambda kit: (kit / "nodes/0.toml").write_text("data ="), "nodes/0.toml", "fix the file"),
         (lambda kit: (kit / "keys/node-1.pub").unlink(), "keys", "1 public keys for 2 nodes; get the others"),
         (lambda kit: (kit / "keys/x.pub").mkdir(), "keys/x.pub", "no public key that Flower"),
         (trial_data, "nodes/0.toml", "the trial's data in data/node-0 are missing"),

@@ -243,7 +243,7 @@ def test_tuning_sees_no_test_rows_of_the_reported_split() -> None:
 
 
 def test_tuning_is_for_all_and_resumes(cli: Cli, work: Path) -> None:
-    """`local` gets the same budget; a rate that is a ninth of a good one is mended; what was chosen is kept."""
+    """`local` gets the same budget; a rate that is a ninth of a good one is fixed; what was chosen is kept."""
     write_wards(work / "t.csv")
     argv = [*TABLE, "--algorithms", "local,fedprox", "--tune", 3, "--lr", 0.005]
     done = cli("compare", *argv)

@@ -1,4 +1,4 @@
-"""Check the papers' models by parameter counts and behaviour, and models of the user's own."""
+"""Check the papers' models by parameter counts and behaviour, and custom models."""
 
 from pathlib import Path
 from typing import Any

@@ -99,7 +99,7 @@ def test_two_rounds_of_the_server_by_hand() -> None:
 
 @pytest.mark.parametrize(("stretch", "expected"), [(1.0, 1.0), (4.0, 4.0), (10.0, 8.5)])
 def test_the_mean_update_is_stretched_where_updates_differ(stretch: float, expected: float) -> None:
-    """D = (0, 1) and updates of squared length 17: a = 17/2."""
+    """D = (0, 1) and updates of squared norm 17: a = 17/2."""
     rule = AttuneServer(stretch=stretch)
     state = serve(
         rule, rule.init(vectors([0, 0]).rows(0), 2), vectors([4, 1], [-4, 1]), [5, 5], [1, 1], [1, 1]

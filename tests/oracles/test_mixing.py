@@ -290,7 +290,7 @@ def test_a14_small_distances_between_many_large_models() -> None:
 
 
 def test_a14_a_receiver_outside_the_cohort_has_no_negative_weight() -> None:
-    """Eight orthogonal models of squared length 1 are 2 apart. The zero model, which is older, is 1 from each.
+    """Eight orthogonal models of squared norm 1 are 2 apart. The zero model, which is older, is 1 from each.
 
     So its kernel is exp(-1 / 0.5) where theirs is exp(-1 / 0.25): its weights sum to 8 exp(-2) > 1. They become 1/9
     each, as many as its own. The rows of the eight stay.

@@ -56,7 +56,7 @@ def step(rule: PFedLAServer, state: Any, received: Params, ids: Tensor = IDS) ->
 
 
 def by_networks(rule: PFedLAServer, state: Any, G: Params, ids: Tensor = IDS) -> Params:
-    """The gradient that a step of rate 1 follows when G is that of the loss by what was sent."""
+    """The gradient that a step of rate 1 follows when G is that of the loss by the models sent."""
     networks = state["hypernetworks"].map(torch.clone)
     copy = {**state, "hypernetworks": networks}
     sent = rule.broadcast(state, ids).payload

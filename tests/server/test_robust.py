@@ -55,12 +55,12 @@ def test_multi_krum_averages_the_updates_with_the_nearest_neighbours() -> None:
     x = flatten(uploads)
     x[3] += 50
     uploads = uploads.map(lambda a: a.index_add(0, torch.tensor([3]), torch.full_like(a[:1], 50.0)))
-    lies = int(0.3 * 7)
+    n_bad = int(0.3 * 7)
     scores = []
     for i in range(7):
         distances = sorted(((x[i] - x[j]) ** 2).sum() for j in range(7) if j != i)
-        scores.append(sum(distances[: 7 - lies - 2]))
-    chosen = np.argsort(scores)[: 7 - lies]
+        scores.append(sum(distances[: 7 - n_bad - 2]))
+    chosen = np.argsort(scores)[: 7 - n_bad]
     assert 3 not in chosen
     np.testing.assert_allclose(run("multi_krum", uploads), x[chosen].mean(0), rtol=1e-12)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, ClientUpdate
 from ..core.effect import Mechanism
 from ..core.options import Fraction
-from ..core.params import Params, square_length
+from ..core.params import Params, squared_norm
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
@@ -78,9 +78,9 @@ class APFLClient(ClientUpdate):
     def measure_step(
         self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
     ) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Measure the distance of the mixture from w, beside the length of w."""
+        """Measure the distance of the mixture from w, beside the norm of w."""
         w, v, alpha = carry
-        return ((square_length(alpha * (v - w)), square_length(w)),)
+        return ((squared_norm(alpha * (v - w)), squared_norm(w)),)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

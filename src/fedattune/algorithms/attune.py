@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm, ClientUpdate, ServerUpdate
 from ..core.options import NonNegative
-from ..core.params import Params, square_length
+from ..core.params import Params, squared_norm
 from ..core.payload import (
     Batch,
     Broadcast,
@@ -45,7 +45,7 @@ from ..core.payload import (
 )
 from ..core.selectors import NamedParameters
 from ..server.average import Weighting, client_weights, weighted_sum
-from ..server.class_groups import LEAST_SHARE, assign_groups, find_class_rows
+from ..server.class_groups import MIN_SHARE, assign_groups, find_class_rows
 from .table import Family, method
 from .twins import GUARD, TwinNetwork, set_guards
 
@@ -61,10 +61,10 @@ SHARED_ALONE = EXPERTS.index((1.0, 0.0))
 MEMORY = 0.5
 """Weight of the losses of earlier rounds."""
 
-LEAST_PROBABILITY = 1e-4
+MIN_PROBABILITY = 1e-4
 """Probability below which a prediction counts as equally wrong, so that one row cannot decide."""
 
-MAX_GROUPS = int(1 / LEAST_SHARE)
+MAX_GROUPS = int(1 / MIN_SHARE)
 """Most groups."""
 
 EARLY_UPLOADS = 3
@@ -141,7 +141,7 @@ class AttuneClient(ClientUpdate):
             else:
                 right = own.softmax(1).gather(1, y[:, None]).squeeze(1)
                 by_shared = (plain + c * (shifted - plain)).softmax(1).gather(1, y[:, None]).squeeze(1)
-                losses = -(s * by_shared + (1 - s) * right).clamp_min(LEAST_PROBABILITY).log()
+                losses = -(s * by_shared + (1 - s) * right).clamp_min(MIN_PROBABILITY).log()
             each.append((losses * weights).sum())
         return torch.stack(each)
 
@@ -197,7 +197,7 @@ class AttuneServer(ServerUpdate):
     Attributes:
         beta: momentum of each group's model.
         stretch: most times that a group's mean update counts, where its clients' updates differ; 1 for no stretching.
-        likeness: least likeness of clients in one group; -1 puts all into one.
+        likeness: minimum likeness of clients in one group; -1 puts all into one.
         weighting: weights p_k in the mean update of a group.
 
     """
@@ -269,7 +269,7 @@ class AttuneServer(ServerUpdate):
         """Return the mean update, longer where the updates cancel each other out."""
         mean = weighted_sum(p, updates)
         squares = torch.stack([v.flatten(1).square().sum(1) for v in updates.values()]).sum(0)
-        factor = (p.to(squares.dtype) * squares).sum() / (2 * square_length(mean)).clamp_min(1e-30)
+        factor = (p.to(squares.dtype) * squares).sum() / (2 * squared_norm(mean)).clamp_min(1e-30)
         return factor.clamp(1.0, self.stretch) * mean
 
     @staticmethod
@@ -344,7 +344,7 @@ def attune(
         server_momentum: momentum of each group's model on the server; 0 for none.
         stretch: most times that a group's mean update counts where its clients' updates differ, as in FedExP; 1 for
             no stretching.
-        likeness: least likeness of the classes of clients that share a model, from -1 (all clients share one) to 1.
+        likeness: minimum likeness of the classes of clients that share a model, from -1 (all clients share one) to 1.
         prior_rows: rows for which all clients' mean losses count beside a client's own validation rows.
         class_shares: whether the shared model's predictions may use the client's class shares.
         guard: weights of the shared and the own model: by `losses` on validation rows, `equal` for all experts, or

@@ -26,7 +26,7 @@ from ..client import SGD
 from ..core.algorithm import Algorithm, ClientUpdate
 from ..core.effect import Mechanism
 from ..core.options import NonNegative, Positive
-from ..core.params import Params, square_length
+from ..core.params import Params, squared_norm
 from ..core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
@@ -93,7 +93,7 @@ class DittoClient(ClientUpdate):
     ) -> tuple[tuple[Tensor, Tensor], ...]:
         """Measure the pull beside the gradient."""
         pull = self.lam * (carry.v - carry.anchor)
-        return ((square_length(pull), square_length(grad(carry.v, batch, statistics=False))),)
+        return ((squared_norm(pull), squared_norm(grad(carry.v, batch, statistics=False))),)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

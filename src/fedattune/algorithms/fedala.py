@@ -27,7 +27,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, ClientUpdate
 from ..core.effect import Mechanism
 from ..core.options import Count, NonNegative
-from ..core.params import Params, choose, square_length
+from ..core.params import Params, choose, squared_norm
 from ..core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 from ..core.selectors import group_names
 from ..server import Average
@@ -111,7 +111,7 @@ class FedALAClient(ClientUpdate):
         """Measure the part of the old upper layers that U keeps."""
         difference = carry.sent - carry.old
         kept = difference.map(lambda a, b: a * (1 - b), carry.U)
-        return ((square_length(kept), square_length(difference)),)
+        return ((squared_norm(kept), squared_norm(difference)),)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

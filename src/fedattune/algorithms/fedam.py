@@ -13,7 +13,7 @@
 
 Rules:
 
-    client   E_p <- E_g;  v = sum over classes of |H_p - H_g|, of length 1 (fixed for the round)
+    client   E_p <- E_g;  v = sum over classes of |H_p - H_g|, of norm 1 (fixed for the round)
              f_p = E_p(x), f_g = E_g(x);  [r ; s] = softmax of each pair of A(N(f_p * v)),
              N standardises each sample over its features;  A = linear (f, h), ReLU, linear (h, 2f)
              y = H_p(r * f_p) + H_g(s * f_p)

@@ -13,7 +13,7 @@
 
 Algorithm 1:
 
-    client   E_p <- E_g;  v = sum over classes of H_p's weights (before the client's first round: drawn), of length 1
+    client   E_p <- E_g;  v = sum over classes of H_p's weights (before the client's first round: drawn), of norm 1
              f_p = E_p(x), f_g = E_g(x);  [r ; s] = Gumbel softmax of each pair of P(f_p * v),
              P = linear (f, 2f), layer normalisation, ReLU;  y = H_p(r * f_p) + H_g(s * f_p)
              SGD of E_p, H_p, P on cross-entropy + lam MMD(f_p, f_g)
@@ -55,7 +55,7 @@ def fedcp(
         noise: whether training adds Gumbel noise to the policy; evaluation has no noise.
         context: input of the policy: the `product` f_p * v, or v alone (`client`), which divides all samples of a
             client alike and shows what the sample's features add.
-        first_context: vector v in a client's first round: `random` is one draw for all clients, divided by its length;
+        first_context: vector v in a client's first round: `random` is one draw for all clients, divided by its norm;
             `head` derives v from the head, as in later rounds.
         client_vector: vector v of the client: the `sum` of H_p's class rows, the sum of their `absolute` values, or the
             `difference`, the sum of |H_p - H_g|. With `sum`, all clients have the same v.

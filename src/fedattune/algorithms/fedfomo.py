@@ -32,7 +32,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, ClientUpdate
 from ..core.effect import Mechanism
 from ..core.options import Fraction
-from ..core.params import Params, choose, square_length
+from ..core.params import Params, choose, squared_norm
 from ..core.payload import (
     Batch,
     Broadcast,
@@ -146,8 +146,8 @@ class FedFomoClient(ClientUpdate):
         apart = carry.models.map(lambda a, b: a[2:] - b, own)
         return (
             (
-                square_length(carry.start - own),
-                (square_length(apart) / max(1, len(carry.losses) - 2)).clamp_min(1e-12),
+                squared_norm(carry.start - own),
+                (squared_norm(apart) / max(1, len(carry.losses) - 2)).clamp_min(1e-12),
             ),
         )
 

@@ -137,8 +137,8 @@ class TaskRelationship(UploadStore):
                 gram.addmm_(part, part.T)
         values, vectors = torch.linalg.eigh(gram)
         values = values.clamp_min(0) + SMOOTHING * values.mean().clamp_min(1e-12)
-        lengths = values.sqrt()  # the eigenvalues of (W^T W)^(1/2)
-        omega: Tensor = (vectors * (lengths.sum() / lengths)) @ vectors.T
+        norms = values.sqrt()  # the eigenvalues of (W^T W)^(1/2)
+        omega: Tensor = (vectors * (norms.sum() / norms)) @ vectors.T
         return omega
 
 

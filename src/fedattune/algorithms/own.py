@@ -1,4 +1,4 @@
-"""Build a method by its name, or by a reference to the user's own factory; see `core.own_code`."""
+"""Build a method by its name, or by a reference to a custom factory; see `core.own_code`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

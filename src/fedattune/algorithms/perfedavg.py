@@ -26,7 +26,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, ClientUpdate, FineTune
 from ..core.effect import Mechanism
 from ..core.options import Count, Positive
-from ..core.params import Params, square_length
+from ..core.params import Params, squared_norm
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
@@ -87,7 +87,7 @@ class PerFedAvgClient(ClientUpdate):
         beta = context.lr if self.beta is None else self.beta
         quiet = partial(grad, statistics=False)
         taken = (carry - self.step(carry, batch, quiet, context)) / beta
-        return ((square_length(taken - plain), square_length(plain)),)
+        return ((squared_norm(taken - plain), squared_norm(plain)),)
 
     def finish(
         self, carry: Params, sent: Payload, local_state: LocalState, context: RoundContext

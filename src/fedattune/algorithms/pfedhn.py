@@ -12,7 +12,7 @@
 Algorithm 1:
 
     server   theta_i = h(v_i; phi)
-    client   theta~_i <- theta_i, then SGD with momentum, gradients clipped to a length
+    client   theta~_i <- theta_i, then SGD with momentum, gradients clipped to a norm
     server   (phi, v_i) <- optimizer step with the gradient (d theta_i / d(phi, v_i))^T (theta_i - theta~_i)
     used as  theta_i
 
@@ -31,7 +31,7 @@ from ..client import SGD
 from ..core.algorithm import Algorithm, ServerUpdate
 from ..core.effect import Effect, Mechanism
 from ..core.options import Count, NonNegative, Positive
-from ..core.params import Params, add_prefix, clip_norm, select_prefix, square_length
+from ..core.params import Params, add_prefix, clip_norm, select_prefix, squared_norm
 from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 from ..server.hypernetwork import apply_trunk, draw_linear, draw_normal, draw_trunk
 from .table import Family, method
@@ -48,7 +48,7 @@ class PFedHNServer(ServerUpdate):
 
     The server generates all models of a cohort at once. Then it takes one optimizer step per upload, with the Jacobian
     J and the theta_i of the current phi. h has a linear layer, `depth` times ReLU and a linear layer, and one linear
-    head per tensor of the model. The optimizer is SGD with momentum, weight decay, and gradients clipped to a length.
+    head per tensor of the model. The optimizer is SGD with momentum, weight decay, and gradients clipped to a norm.
 
     Attributes:
         embedding: width of v_i; None for 1 + N / 4, rounded down, for N clients.
@@ -57,7 +57,7 @@ class PFedHNServer(ServerUpdate):
         hn_lr: learning rate of the optimizer.
         momentum: momentum of the optimizer.
         weight_decay: weight decay of the optimizer.
-        clip: maximum length of a gradient.
+        clip: maximum norm of a gradient.
 
     """
 
@@ -108,12 +108,12 @@ class PFedHNServer(ServerUpdate):
         return {"phi": old - self.hn_lr * velocity, "velocity": velocity}
 
     def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
-        """Measure how far the generated models are from their mean, beside its length."""
+        """Measure how far the generated models are from their mean, beside its norm."""
         phi = cast(Params, state["phi"])
         models = generate_models(phi, phi["embedding"][:MEASURED_CLIENTS])
         mean = models.map(lambda a: a.mean(0))
-        spread = square_length(models - mean) / len(phi["embedding"][:MEASURED_CLIENTS])
-        return (Effect(GENERATION, float((spread / square_length(mean).clamp_min(1e-30)).sqrt())),)
+        spread = squared_norm(models - mean) / len(phi["embedding"][:MEASURED_CLIENTS])
+        return (Effect(GENERATION, float((spread / squared_norm(mean).clamp_min(1e-30)).sqrt())),)
 
     def newcomer_model(self, state: ServerState) -> Params:
         """Return the model generated from the mean embedding."""
@@ -185,9 +185,9 @@ def pfedhn(
         hn_lr: learning rate of the server's optimizer.
         hn_momentum: momentum of the server's optimizer.
         hn_weight_decay: l2 coefficient of the server's optimizer, for phi and all embeddings.
-        hn_clip: maximum length of the server's gradient, before weight decay.
+        hn_clip: maximum norm of the server's gradient, before weight decay.
         momentum: momentum of the client's SGD, from zero in every round.
-        clip: maximum length of the client's gradient, with weight decay.
+        clip: maximum norm of the client's gradient, with weight decay.
         weight_decay: l2 coefficient of the client; None takes the run's coefficient if there is one, else 5e-5.
 
     """

@@ -107,7 +107,7 @@ MIN_WEIGHT = 1e-6
 """Added to every weight of `relu_sum`, so that no row is zero."""
 
 MIN_SQUARE = 1e-30
-"""Least s_l^2; equal models teach nothing."""
+"""Minimum s_l^2; equal models teach nothing."""
 
 
 @dataclass(frozen=True)

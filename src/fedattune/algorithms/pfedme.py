@@ -26,7 +26,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, ClientUpdate, Participation, pick_newest
 from ..core.effect import Mechanism
 from ..core.options import Count, NonNegative, Positive
-from ..core.params import Params, square_length
+from ..core.params import Params, squared_norm
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
@@ -86,12 +86,12 @@ class PFedMeClient(ClientUpdate):
     ) -> tuple[tuple[Tensor, Tensor], ...]:
         """Measure the pull in the K inner steps, beside the gradient."""
         w, theta = carry
-        pulls = lengths = torch.zeros_like(context.n_steps)
+        pulls = norms = torch.zeros_like(context.n_steps)
         for _ in range(self.K):
             g, pull = grad(theta, batch, statistics=False), self.lam * (theta - w)
-            pulls, lengths = pulls + square_length(pull), lengths + square_length(g)
+            pulls, norms = pulls + squared_norm(pull), norms + squared_norm(g)
             theta = theta - self.personal_lr * (g + pull)
-        return ((pulls, lengths),)
+        return ((pulls, norms),)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

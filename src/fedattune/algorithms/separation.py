@@ -72,7 +72,7 @@ CombinationKind = Literal["logits", "probabilities"]
 
 
 def make_client_vector(kind: VectorKind, own: Tensor, shared: Tensor) -> Tensor:
-    """Return the client's vector (f,) of length 1.
+    """Return the client's vector (f,) of norm 1.
 
     Args:
         kind: sum over classes of the own weights (`sum`), of their absolute values (`absolute`), or of
@@ -180,11 +180,11 @@ class SeparationModule(MethodModule):
         logits = self._predict(own, r, s)
         change = logits - self._predict(own, r.mean(0), s.mean(0))
         # Predictions do not depend on the mean over classes; the mean over rows takes its place for one number.
-        length = (logits - logits.mean(1 if logits.shape[1] > 1 else 0, keepdim=True)).norm()
-        return (Effect(DIVISION, float(change.norm() / length.clamp_min(1e-30))),)
+        norm = (logits - logits.mean(1 if logits.shape[1] > 1 else 0, keepdim=True)).norm()
+        return (Effect(DIVISION, float(change.norm() / norm.clamp_min(1e-30))),)
 
     def _normalize(self, u: Tensor) -> Tensor:
-        # The small eps is for u = 0 alone: products of features and a vector of length 1 have tiny variances.
+        # The small eps is for u = 0 alone: products of features and a vector of norm 1 have tiny variances.
         return nn.functional.layer_norm(u, u.shape[1:], eps=1e-12) if self.network.normalize else u
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:

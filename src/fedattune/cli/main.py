@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
 
     """
     allow_all_letters()
-    # A training command sets the folder that it writes, and the user's own code that it runs.
+    # A training command sets the folder that it writes, and the custom code that it runs.
     space = Namespace(command=None, training_folder=None, training_code=())
     try:
         return run_command(argv, space)
@@ -51,7 +51,9 @@ def main(argv: list[str] | None = None) -> int:
     except (FedAttuneError, OSError) as error:
         resume = ""
         if space.training_folder and getattr(error, "errno", None) in OF_THE_DISK:
-            resume = f"; finished rounds are kept; when that is mended, resume with: {format_resume_command(space)}"
+            resume = (
+                f"; finished rounds are kept; when that is fixed, resume with: {format_resume_command(space)}"
+            )
         print_message(f"error: {error}{resume}")
     except MemoryError as error:
         print_message(

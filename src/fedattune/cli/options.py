@@ -93,7 +93,7 @@ class PrivacyOptions(StrictSchema):
         None, description="epsilon of the whole run, for which the noise is computed"
     )
     noise_multiplier: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="noise whose epsilon is computed: its deviation over the clipping length"
+        None, description="noise whose epsilon is computed: its deviation over the clipping norm"
     )
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(
         1e-5, description="probability with which epsilon may be exceeded"

@@ -16,9 +16,9 @@ class PlannedNoise(NamedTuple):
     Attributes:
         mechanism: where the noise is.
         sampling: who is drawn, as the accountant counts on it.
-        noise_multiplier: deviation of the noise over the clipping length.
+        noise_multiplier: deviation of the noise over the clipping norm.
         epsilon: epsilon of the whole run.
-        noise_ratio: length of the noise on an average, or on an upload, over the length of a clipped update.
+        noise_ratio: norm of the noise on an average, or on an upload, over the norm of a clipped update.
 
     """
 
@@ -115,7 +115,7 @@ def _print_plans(plans: Sequence[PlannedNoise], options: PrivacyOptions) -> None
     print_whole(fill_table(plans, columns, ("noise", "drawn")), console)
     what = "one client replaced" if options.level == "client" else "one training row more or less"
     console.print(
-        f"neighbours: {what}; delta {options.delta:g}; multiplier: deviation of the noise over the clipping length"
-        + ("; noise/update: their lengths in one round" if "noise/update" in columns else ""),
+        f"neighbours: {what}; delta {options.delta:g}; multiplier: deviation of the noise over the clipping norm"
+        + ("; noise/update: their norms in one round" if "noise/update" in columns else ""),
         style="dim",
     )

@@ -185,7 +185,7 @@ def _format_duration(seconds: float | None) -> str:
 
 
 def _choose_columns(statuses: "Sequence[RunStatus]") -> dict[str, Callable[["RunStatus"], str]]:
-    """Choose the columns that say something here."""
+    """Choose the informative columns."""
     silent = {
         title for title in OPTIONAL_COLUMNS if {STATUS_COLUMNS[title](one) for one in statuses} <= {"-", "0"}
     }

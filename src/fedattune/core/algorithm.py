@@ -142,7 +142,7 @@ class ClientUpdate(ABC):
         """Measure the mechanisms in the local step that follows.
 
         Returns:
-            For each of `mechanisms`, two squared lengths (scalars): of the change that it makes to the step, and of the
+            For each of `mechanisms`, two squared norms (scalars): of the change that it makes to the step, and of the
             step without the change. The effect is the root of the ratio of their sums over steps.
 
         """

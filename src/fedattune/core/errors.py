@@ -1,4 +1,4 @@
-"""Define the errors that a user can mend.
+"""Define the errors that a user can fix.
 
 FedAttuneError
 ├── ConfigError   an unknown or impossible option, key or value

@@ -60,7 +60,7 @@ def differentiate(loss: LossFunction, params: Params, buffers: Params, batch: Ba
 def sum_clipped(
     loss: LossFunction, params: Params, buffers: Params, batch: Batch, clip: float, at_once: int
 ) -> Params:
-    """Return the weighted sum of the gradients of single samples, each clipped to a length; works under `vmap`.
+    """Return the weighted sum of the gradients of single samples, each clipped to a norm; works under `vmap`.
 
     No sample moves the sum by more than `clip` times its weight: a gradient that is not finite counts as zero.
     Source: Abadi et al. (CCS 2016), Algorithm 1, without its noise.
@@ -70,7 +70,7 @@ def sum_clipped(
         params: the model.
         buffers: its buffers; they stay unchanged.
         batch: inputs (B, ...), targets (B,) and weights (B,).
-        clip: greatest length of a sample's gradient over all tensors.
+        clip: maximum norm of a sample's gradient over all tensors.
         at_once: samples whose gradients are in memory at the same time.
 
     """
@@ -82,9 +82,9 @@ def sum_clipped(
     for x, y, weight in zip(*(torch.split(t, at_once) for t in batch), strict=True):
         each = vmap(differentiate_one, randomness="different")(x, y)
         parts = torch.stack([torch.linalg.vector_norm(v.flatten(1), dim=1) for v in each.values()])
-        lengths = torch.linalg.vector_norm(parts, dim=0)
-        is_finite = lengths.isfinite()
-        factors = torch.where(is_finite, weight * (clip / lengths.clamp_min(1e-12)).clamp_max(1.0), 0.0)
+        norms = torch.linalg.vector_norm(parts, dim=0)
+        is_finite = norms.isfinite()
+        factors = torch.where(is_finite, weight * (clip / norms.clamp_min(1e-12)).clamp_max(1.0), 0.0)
         for k, v in each.items():
             rows = torch.where(is_finite[:, None], v.flatten(1), 0.0)
             total[k] = total[k] + (factors @ rows).view(v.shape[1:])

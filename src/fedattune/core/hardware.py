@@ -206,7 +206,7 @@ class LoadMeter:
 
 
 MIN_LOAD_SECONDS = 0.2
-"""Least time over which the load of other processes is measured."""
+"""Minimum time over which the load of other processes is measured."""
 
 UNUSED_TIMES = {"idle", "iowait", "guest", "guest_nice"}
 """Times in which a core does nothing, or that are counted twice."""

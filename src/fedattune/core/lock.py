@@ -56,7 +56,7 @@ def lock_folder(folder: Path, *, is_new: bool = False) -> Iterator[None]:
 
 
 def _describe_writer(folder: Path) -> str:
-    """Name the process that holds the lock."""
+    """Name the owner of the lock."""
     try:
         about = json.loads((folder / WRITER_FILE).read_text(encoding="utf-8"))
         return f"process {about['pid']} on {about['host']} since {about['since']}"

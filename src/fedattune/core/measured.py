@@ -23,16 +23,16 @@ from .hardware import LoadMeter, find_processor_name, use_threads
 from .io import find_cache_folder, replace_atomically
 
 MIN_GAIN = 1.15
-"""Least ratio of the plain call's time to the time of a call that is chosen in its place."""
+"""Minimum ratio of the plain call's time to the time of a call that is chosen in its place."""
 
 REPEATS = 5
-"""Times that each call is measured; the least counts: other processes only add to it."""
+"""Times that each call is measured; the minimum counts: other processes only add to it."""
 
 MAX_SECONDS = 0.15
 """Seconds after which no call is repeated."""
 
 MAX_MEASUREMENTS = 5
-"""Processes that measure the same calls while others keep the machine busy; then the least of all times counts."""
+"""Processes that measure the same calls while others keep the machine busy; then the minimum of all times counts."""
 
 MAX_BUSY_CORES = 0.25
 """Cores that other processes may keep busy while calls are measured for good."""
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
 
     Attributes:
         name: the chosen call; empty if nothing was to choose.
-        seconds: the least seconds of each call.
+        seconds: the minimum seconds of each call.
         busy: processes that measured beside others which kept the machine busy; 0 if the last one measured alone.
     """
 
@@ -75,7 +75,7 @@ def choose(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], obj
 
 
 def compare(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the least seconds of each call on this machine; nothing if calls may not be measured."""
+    """Return the minimum seconds of each call on this machine; nothing if calls may not be measured."""
     return _find(what, sizes, calls, lambda _: "").seconds if is_allowed() else {}
 
 

@@ -1,4 +1,4 @@
-"""Load functions of the user's own: `file.py:function`, or `package.module:function`.
+"""Load custom functions: `file.py:function`, or `package.module:function`.
 
 Methods, models and partitions share this loader. A file gets a module name of its own, so that two files of one name
 stand beside each other. Classes of such a module can be pickled; a process that receives them calls `load_file`
@@ -31,7 +31,7 @@ _loaded: dict[Path, tuple[int, ModuleType]] = {}
 
 
 def is_reference(name: str) -> bool:
-    """Tell whether a name refers to code of the user's own.
+    """Tell whether a name refers to custom code.
 
     Examples:
         >>> is_reference("own.py:near"), is_reference("package.module:near"), is_reference("fedavg")

@@ -158,16 +158,16 @@ def concatenate(stacks: Sequence[Params]) -> Params:
     return Params({k: torch.cat([s[k] for s in stacks]) for k in stacks[0]}) if len(stacks) > 1 else stacks[0]
 
 
-def square_length(params: Params) -> Tensor:
-    """Return the squared length over all tensors, a scalar."""
+def squared_norm(params: Params) -> Tensor:
+    """Return the squared norm over all tensors, a scalar."""
     if not params:  # nothing is shared
         return torch.zeros(())
     return torch.stack([v.square().sum() for v in params.values()]).sum()
 
 
 def clip_norm(g: Params, most: float) -> Params:
-    """Scale a gradient down to a length of at most `most` over all tensors."""
-    return g * (most / square_length(g).sqrt().clamp_min(1e-12)).clamp_max(1.0)
+    """Scale a gradient down to a norm of at most `most` over all tensors."""
+    return g * (most / squared_norm(g).sqrt().clamp_min(1e-12)).clamp_max(1.0)
 
 
 def select_prefix(params: Mapping[str, Tensor], prefix: str) -> Params:

@@ -15,7 +15,7 @@ SEED_LIMIT = 2**32
 MAX_FLOAT32 = 1e38
 MAX_COUNT = 1_000_000
 LARGEST_UPDATE = 5.0
-"""Ratio of an update's length to the usual length from which on it is refused, unless a deployment says another."""
+"""Ratio of an update's norm to the usual norm, above which it is rejected, unless a deployment says another."""
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
 EngineName = Literal["auto", "sequential", "vectorized", "ray"]
 """Name of an engine; see `Settings.engine`."""
@@ -125,7 +125,7 @@ class Settings(StrictSchema):
         description="the same, by the noise multiplier instead of epsilon: deviation of the noise over dp_client_clip",
     )
     dp_client_clip: Annotated[float, Field(gt=0, le=MAX_FLOAT32, allow_inf_nan=False)] = Field(
-        1.0, description="with dp_client or dp_client_noise: length to which each client's update is clipped"
+        1.0, description="with dp_client or dp_client_noise: norm to which each client's update is clipped"
     )
     dp_client_where: Literal["central", "local"] = Field(
         "central",
@@ -142,7 +142,7 @@ class Settings(StrictSchema):
         None, description="the same, by its noise multiplier, the same for all clients, instead of epsilon"
     )
     dp_record_clip: Annotated[float, Field(gt=0, le=MAX_FLOAT32, allow_inf_nan=False)] = Field(
-        1.0, description="with dp_record or dp_record_noise: length to which each row's gradient is clipped"
+        1.0, description="with dp_record or dp_record_noise: norm to which each row's gradient is clipped"
     )
 
     attack: str | None = Field(
@@ -160,7 +160,7 @@ class Settings(StrictSchema):
     screening: Literal["auto", "on", "groups", "off"] = Field(
         "auto",
         description="refuse uploads that no honest client sends (groups), and clients who contradict the others (on); "
-        "auto is on where somebody may lie: in deployments and under attack",
+        "auto is on where a client may be malicious: in deployments and under attack",
     )
     max_weight: Annotated[float, Field(ge=1, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
         None,
@@ -174,7 +174,7 @@ class Settings(StrictSchema):
     )
     robust_share: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] = Field(
         0.2,
-        description="share of uploads that may be lies: trimmed_mean cuts it at each end, multi_krum leaves it out",
+        description="share of uploads that may be malicious: trimmed_mean cuts it at each end, multi_krum leaves it out",
     )
     trusted: str | None = Field(
         None,

@@ -170,13 +170,13 @@ class Task:
         return differentiate(self._loss, params, buffers, batch)
 
     def clipped_gradient(self, params: Params, buffers: Params, batch: Batch, clip: float) -> Params:
-        """Return the weighted sum of the samples' gradients, each clipped to the length `clip`; works under `vmap`.
+        """Return the weighted sum of the samples' gradients, each clipped to the norm `clip`; works under `vmap`.
 
         Args:
             params: the model.
             buffers: its buffers.
             batch: inputs (B, ...), labels (B,) and weights (B,); weight 0 is padding.
-            clip: greatest length of one sample's gradient over all trained tensors.
+            clip: maximum norm of one sample's gradient over all trained tensors.
 
         """
         self.model.train()

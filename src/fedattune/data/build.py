@@ -57,10 +57,10 @@ def partition_dataset(
         stratify: whether each part of a client has the same share of every class; by default the partition decides.
         split: what decides the part of a sample: `random`, or `time`, where a client's oldest rows are for training
             and its newest ones for testing.
-        time_column: column of dates or numbers of a table that says how old a row is; by default the only date column.
+        time_column: column of dates or numbers of a table with the age of rows; by default the only date column.
         split_number: number of a random split; each has the same clients with other parts.
         scaling: rows whose constants standardise the numbers of a table; see `tables.scaling`.
-        min_clients: least number of clients; a node of a real federation may have a single one.
+        min_clients: minimum number of clients; a node of a real federation may have a single one.
 
     Raises:
         ConfigError: an unknown partition, or options that do not fit it.
@@ -308,7 +308,7 @@ def load_federation(
             one place); "auto" takes client unless a column is constant within most clients, then federated.
         split: what decides the part of a sample: `random`, or `time`, where a client's oldest rows are for training
             and its newest ones for testing.
-        time_column: column of dates or numbers of a table that says how old a row is; by default the only date column.
+        time_column: column of dates or numbers of a table with the age of rows; by default the only date column.
         split_number: number of a random split; each has the same clients with other parts.
 
     Raises:

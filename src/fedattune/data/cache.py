@@ -1,7 +1,7 @@
 """A cache on disk of arrays that take long to decode: .npy files mapped into memory, and a header.
 
 An entry is a folder. The content of the source files is its key, so that a replaced file is noticed whatever its name,
-size and time. Whatever is read from an entry is compared with the hashes in its header, so that a damaged entry is
+size and time. All data read from an entry are compared with the hashes in its header, so that a damaged entry is
 made anew. All processes that open an entry share its pages in memory.
 """
 

@@ -220,7 +220,7 @@ class ClientIndex(Sequence[Client]):
 
     @cached_property
     def _first_with_repeats(self) -> int | None:
-        """Number of the first client that holds a sample twice."""
+        """Number of the first client with a duplicate sample."""
         flats = [lists.flat for lists in self.parts.values()]
         n = max((int(flat.max()) + 1 for flat in flats if len(flat)), default=0)
         if sum(map(len, flats)) <= n:

@@ -53,7 +53,7 @@ class Dataset:
         owners: names of the natural clients.
         encode: takes the training rows and all rows of each client, and the scaling; returns features, float32
             (n, F), each client's constants, and the scaling that was chosen (see `tables.scaling`).
-        read_times: of a table, reads the column that says how old rows are; None stands for the only date column.
+        read_times: of a table, reads the column of their age; None stands for the only date column.
         notes: sentences for the user.
         known_fingerprint: fingerprint of x and y, where reading them has found it.
         schema: columns and categories of a table.

@@ -245,11 +245,11 @@ def infer_schema(data: Dataset | Federation) -> Schema:
 
 
 IMBALANCED_SHARE = 0.75
-"""Share of one class from which on accuracy says little, so that another metric is the default."""
+"""Share of one class above which accuracy says little, so that another metric is the default."""
 
 
 MIN_AUC_CLIENTS = 6
-"""Clients with test rows of several classes from which on their mean AUC says enough."""
+"""Clients with test rows of several classes above which their mean AUC says enough."""
 
 
 def choose_metric(federation: Federation) -> MetricName:

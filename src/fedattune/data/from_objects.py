@@ -1,4 +1,4 @@
-"""A federation from the user's own Python objects, one per client."""
+"""A federation from Python objects, one per client."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -46,7 +46,7 @@ def federation_from(
         validation: fraction of a client's training samples for validation, where the user gives none.
         seed: seed of the split.
         small_clients: "error" names clients that are too small in an error, "drop" leaves them out.
-        min_clients: least number of clients; a single client can only join others.
+        min_clients: minimum number of clients; a single client can only join others.
         name: name of the data.
 
     Raises:

@@ -130,7 +130,7 @@ def find_node_problems(
     validation: float,
     data_dir: Path | str | None = None,
 ) -> list[str]:
-    """Find all problems of a node's data that can be told apart: one sentence each, which says what to do.
+    """Find all problems of a node's data that can be distinguished: one sentence each, which says what to do.
 
     Args:
         config: values of `flower-supernode --node-config`.

@@ -43,16 +43,16 @@ class Schema(StrictSchema):
 
     Of a table, whose features are its numbers, the marks of missing numbers, and one column per category:
 
-        numbers: columns that hold numbers; each client standardises its own
+        numbers: number columns; each client standardises its own
         flagged: columns of numbers that may lack values; a further column of 0 and 1 marks each missing value
-        categories: columns that hold text, each with all categories that a client may have; cells without a value
+        categories: text columns, each with all categories that a client may have; cells without a value
             have the category "missing"
         dates: columns of dates, among the numbers as days since 1970, with their formats; sine and cosine of month,
             weekday and hour follow
         texts: columns of free text, each with the number of hashed inputs
         tokens: the one column whose text is read as token numbers, with its tokenizer; it has no other column beside it
         max_tokens: token numbers of a row of that column
-        target: column that holds the class, or the number to predict
+        target: column of the class, or the number to predict
 
     Of other samples, whose model input is (x - shift) * scale where they have such constants:
 

@@ -19,7 +19,7 @@ def read_times(
     Args:
         dataset: the samples.
         split: what decides the part of a sample.
-        column: column of a table that says how old a row is; None for the only date column.
+        column: column of a table with the age of rows; None for the only date column.
         is_stratified: whether each part should have the same share of every class.
         split_number: number of the split.
 

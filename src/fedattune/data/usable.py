@@ -37,7 +37,7 @@ def select_usable_clients(
         classes: names of the classes.
         sizes: sizes of each client's training, validation and test part.
         small_clients: treatment of the other clients.
-        min_clients: least number of clients.
+        min_clients: minimum number of clients.
 
     Returns:
         Numbers of the usable clients, and notes for the user.

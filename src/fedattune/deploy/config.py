@@ -64,7 +64,7 @@ class DeploymentOptions(StrictSchema):
     largest_update: float = Field(
         LARGEST_UPDATE,
         gt=1,
-        description="refuse an update whose length (L2 norm) is this many times the usual length",
+        description="refuse an update whose L2 norm is this many times the usual norm",
     )
     poll: float = Field(0.5, gt=0, description="seconds between checks for replies")
     metrics_port: int = Field(
@@ -186,7 +186,7 @@ class DeploymentPlan:
 
 
 def _check_reachable(methods: Sequence[str], model: str) -> None:
-    """Refuse code of the user's own that nodes cannot find.
+    """Refuse custom code that nodes cannot find.
 
     Raises:
         ConfigError: a method is a reference, or the model is in a file.

@@ -17,7 +17,7 @@ LogFormat = Literal["text", "json"]
 WARNING = re.compile(
     r"round \d+: |left out of the federation|a second node|metrics-port: |.*does not belong to this federation"
 )
-"""Beginnings of sentences about something that an administrator may have to mend."""
+"""Beginnings of sentences about something that an administrator may have to fix."""
 
 HEAD_FIELDS = {"run": "token", "method": "algorithm", "seed": "seed", "round": "round"}
 """Field of a log line -> key in the head of a message."""

@@ -1,4 +1,4 @@
-"""The rule that says which versions of FedAttune work together in one federation."""
+"""Which versions of FedAttune work together in one federation."""
 
 import re
 

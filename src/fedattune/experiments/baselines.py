@@ -30,7 +30,7 @@ PARTS: "tuple[EvalPart, ...]" = ("test", "validation")
 UNSEEN_LOGIT = -20.0
 """Logit of a class that a client's training rows lack: a probability of two in a billion."""
 MIN_BOOSTED_ROWS = 40
-"""Training rows below which boosting cannot split: twice scikit-learn's least rows of a leaf."""
+"""Training rows below which boosting cannot split: twice scikit-learn's minimum rows of a leaf."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _fit_pooled(rows: SplitRows, fit: Fit) -> dict[str, RowPredictions]:
 
 
 def _collect(rows: SplitRows, outputs: dict[str, list[Array]]) -> dict[str, RowPredictions]:
-    """Put the outputs of all clients after each other, in the unit of the target."""
+    """Concatenate the outputs of all clients, in the unit of the target."""
     predictions = {}
     scale = rows.federation.target_scale
     for part, each in outputs.items():

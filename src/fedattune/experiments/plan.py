@@ -37,7 +37,7 @@ class Plan:
         options: the options of each method, as given.
         model_options: the options of the model, as given.
         algorithms: the methods, built with their options.
-        sources: method of the user's own -> the reference to its factory.
+        sources: custom method -> the reference to its factory.
         tuned: learning rate and options that tuning chose for each method; empty without tuning.
         notes: sentences for the user.
 

@@ -154,7 +154,7 @@ def reopen_run(
         command: the command, which must be the one that began the run.
         out: the run folder.
         overrides: options of the experiment on the command line.
-        allow_code: references to code of the user's own that the run may use.
+        allow_code: references to custom code that the run may use.
 
     Returns:
         The plan, and a note about settings that changed.

@@ -40,7 +40,7 @@ FRACTIONS = (1 / 9, 1 / 3, 1.0)
 """Share of the rounds in each step of the halving."""
 
 MIN_ROUNDS = 3
-"""Least rounds of a step."""
+"""Minimum number of rounds of a step."""
 
 TUNING_VALIDATION = 0.25
 """Share of a client's rows outside the test part that choose; small parts would choose by chance."""
@@ -100,9 +100,7 @@ def list_combinations(
     """
     from ..algorithms.table import METHODS
 
-    tunable = (
-        METHODS[method].tune if method in METHODS else {}
-    )  # of a method of the user's own, the learning rate
+    tunable = METHODS[method].tune if method in METHODS else {}  # of a custom method, the learning rate
     space = {key: values for key, values in tunable.items() if key not in fixed}
     grid = [
         Combination(lr * factor, dict(zip(space, values, strict=True)))

@@ -14,7 +14,7 @@ from .config import Experiment
 ALL_METHODS = "all"
 
 TABLE_SOURCE = "table"
-"""Name of the data source that reads a user's own table."""
+"""Name of the data source that reads a table from a file."""
 
 TABLE_COLUMN_OPTIONS = {"client_column", "target", "drop_columns", "missing"}
 """Options of that source that the experiment has as fields."""
@@ -147,7 +147,7 @@ def list_partition_options(name: str) -> list[str]:
     """List the options of a partition; a saved one has none.
 
     Raises:
-        ConfigError: there is no such partition, or the user's own cannot be loaded.
+        ConfigError: there is no such partition, or the custom one cannot be loaded.
 
     """
     from ..data import PARTITIONS

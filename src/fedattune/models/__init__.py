@@ -1,4 +1,4 @@
-"""Build the papers' models by name, and the user's own models by `file.py:factory` or `package.module:factory`."""
+"""Build the papers' models by name, and custom models by `file.py:factory` or `package.module:factory`."""
 
 import inspect
 from collections.abc import Callable, Mapping

@@ -168,7 +168,7 @@ def open_onnx(file: Path) -> tuple[LogitsFunction, dict[str, str]]:
 
 
 def _read_safetensors(file: Path, model: nn.Module, card: ModelCard) -> LogitsFunction:
-    """Load the file as a user would; a module of the user's own must be passed."""
+    """Load the file as a user would; a custom module must be passed."""
     return load_model(file, None if is_rebuildable(card) else model, factory=card["model"])
 
 

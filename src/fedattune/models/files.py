@@ -25,15 +25,15 @@ ModelCard = Mapping[str, Any]
 """The description of a model that its file holds beside the weights.
 
 To rebuild the network: model, model_options, algorithm, options, seed. Its purpose: input_shape, classes, client. To
-prepare inputs: schema and, for a table, preparation. For the reader: dtype, input, output. For a network of the
-user's own, or a pretrained one, reference_logits: its outputs for fixed inputs, which reveal that it has changed.
+prepare inputs: schema and, for a table, preparation. For the reader: dtype, input, output. For a custom
+or pretrained network, reference_logits: its outputs for fixed inputs, which reveal that it has changed.
 """
 
 CARD_KEY = "fedattune"
 """The key of the card in a file, as JSON."""
 
 SOURCE_KEY = "algorithm_source"
-"""Key of a run's configuration with the reference to the user's own method. A card in a file never has it."""
+"""Key of a run's configuration with the reference to a custom method. A card in a file never has it."""
 
 
 class _CardSchema(BaseModel):
@@ -237,7 +237,7 @@ def read_model(file: Path, module: nn.Module | None, factory: str | None) -> tup
 
 
 def confirm_code(card: ModelCard, factory: str | None, where: Path | str) -> ModelCard:
-    """Return the card of a model whose code may run: FedAttune's, or the user's own that the user names.
+    """Return the card of a model whose code may run: FedAttune's, or custom code that the user names.
 
     Args:
         card: the card of the model.
@@ -256,7 +256,7 @@ def confirm_code(card: ModelCard, factory: str | None, where: Path | str) -> Mod
             f"{where} was trained with {name!r}, which is code of somebody's own and is not run because a file "
             f"names it; if it is yours, say so by factory={name!r} (--factory {name}), or export the model as onnx"
         )
-    return {**card, "model": factory}  # the user's own path, not the path in the file
+    return {**card, "model": factory}  # the user's path, not the path in the file
 
 
 def fill_model(module: nn.Module | None, state: Mapping[str, Tensor], card: ModelCard) -> nn.Module:
@@ -302,7 +302,7 @@ def rebuild_model(card: ModelCard) -> nn.Module:
     """Build the run's model with its initial weights, as it was before any method changed it.
 
     Raises:
-        RunError: the run had a module of the user's own.
+        RunError: the run had a custom module.
 
     """
     if not is_rebuildable(card):
@@ -320,7 +320,7 @@ def is_rebuildable(card: ModelCard) -> bool:
 
 
 def build_algorithm(card: ModelCard) -> Algorithm:
-    """Build the method of a run from its name, or the reference to the user's own factory, and its options.
+    """Build the method of a run from its name, or the reference to a custom factory, and its options.
 
     Raises:
         ConfigError: the method is unknown, or its code cannot be loaded.

@@ -64,7 +64,7 @@ def epsilon_of(
 ) -> float:
     """Return the epsilon of `steps` Gaussian mechanisms at `delta`; infinite without noise.
 
-    The noise multiplier is the standard deviation of the noise on a sum over the length C that each part is clipped to.
+    The noise multiplier is the standard deviation of the noise on a sum over the norm C that each part is clipped to.
 
     - `poisson`: neighbours differ by one part that is there or not, so the sum moves by C. The accountant composes
       privacy loss distributions (Koskela, Jälkö and Honkela, AISTATS 2020).

@@ -33,7 +33,7 @@ class RecordPrivacy:
     """DP-SGD in one round of local training.
 
     Attributes:
-        clip: length to which each row's gradient is clipped.
+        clip: norm to which each row's gradient is clipped.
         calls: gradients that a local step takes on each of its batches.
         multiplier: gives the noise multiplier of a client.
         is_secret: whether random numbers come from the operating system, as on real nodes, or from the run's seed.

@@ -71,13 +71,13 @@ def clip_and_noise(
 ) -> Uploaded:
     """Return anchor + clipped difference + noise for each client.
 
-    The difference of a client is one vector over all its tensors; it is scaled down to a length of at most `clip`.
+    The difference of a client is one vector over all its tensors; it is scaled down to a norm of at most `clip`.
 
     Args:
         uploaded: one row per client.
         anchor: what the observer knows already; rows, or one for all. Names that it lacks count as zero.
         ids: (C,) numbers of the clients.
-        clip: the length C.
+        clip: the norm C.
         deviation: standard deviation of the noise on each number.
         draw: the source of the noise.
 

@@ -20,10 +20,10 @@ from torch.nn import functional
 from ..core.params import Params
 
 MAX_CLASSES, MAX_FEATURES = 100, 512
-"""Most classes, and features of the last layer, that are compared."""
+"""Maximum number of classes, and of features of the last layer, that are compared."""
 
 MAX_COMPARED = 256
-"""Most clients that form groups; the others join one of these."""
+"""Maximum number of clients that form groups; the others join one of these."""
 
 POWER_STEPS = 10
 """Steps of the power iteration for the shared direction."""
@@ -34,14 +34,14 @@ UNKNOWN, WEIGHT_OF_UNKNOWN = 0.5, 0.05
 TRUSTED_UPLOADS = 1.0
 """Uploads after which a client's classes count half."""
 
-LEAST_F = 1.3
-"""Least ratio of the variance of class rows between groups to the variance within; below it, all are one group."""
+MIN_F = 1.3
+"""Minimum ratio of the variance of class rows between groups to the variance within; below it, all are one group."""
 
-LEAST_SHARE = 0.15
-"""Least share of the compared clients in a group of its own, and two clients at least: fewer have too few samples."""
+MIN_SHARE = 0.15
+"""Minimum share of the compared clients in a group of its own, and two clients at least: fewer have too few samples."""
 
-LEAST_OF_OWN = 0.4
-"""Least likeness of two groups that become one, as a ratio to the likeness within the less coherent one."""
+MIN_OF_OWN = 0.4
+"""Minimum likeness of two groups that become one, as a ratio to the likeness within the less coherent one."""
 
 
 def split_rows(updates: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,16 +94,16 @@ def compare_classes(updates: Tensor, trust: Tensor | None = None) -> tuple[Tenso
         The likeness of each pair times its evidence (K, K), and the evidence (K, K), which is 1 at most.
 
     """
-    lengths = updates.flatten(1).norm(dim=1).clamp_min(1e-30)
-    updates = updates / lengths[:, None, None]
-    trust = torch.ones_like(lengths) if trust is None else trust.to(lengths.dtype)
+    norms = updates.flatten(1).norm(dim=1).clamp_min(1e-30)
+    updates = updates / norms[:, None, None]
+    trust = torch.ones_like(norms) if trust is None else trust.to(norms.dtype)
     if updates.shape[1] == 2:  # the two rows are opposite, and say the same
         row = functional.normalize(updates[:, 1] - updates[:, 0], dim=1) * trust[:, None]
         return row @ row.T, trust[:, None] * trust
     held, rest = split_rows(updates)
-    lengths = rest.norm(dim=2)
-    weights = functional.normalize(held * lengths, dim=1) * trust[:, None]
-    scaled = rest / lengths.clamp_min(1e-30)[..., None] * weights[..., None]
+    norms = rest.norm(dim=2)
+    weights = functional.normalize(held * norms, dim=1) * trust[:, None]
+    scaled = rest / norms.clamp_min(1e-30)[..., None] * weights[..., None]
     return torch.einsum("icf,kcf->ik", scaled, scaled), weights @ weights.T
 
 
@@ -113,7 +113,7 @@ def group_clients(likeness: Tensor, evidence: Tensor, least: float) -> Tensor:
     Args:
         likeness: (K, K) likeness of each pair times its evidence.
         evidence: (K, K) evidence.
-        least: least likeness of two groups that become one.
+        least: minimum likeness of two groups that become one.
 
     Returns:
         (K,) number of each client's group, from 0 in the order of the groups' first clients.
@@ -135,7 +135,7 @@ def group_clients(likeness: Tensor, evidence: Tensor, least: float) -> Tensor:
     while alive.sum() > 1:
         i, j = sorted(np.unravel_index(int(score.argmax()), score.shape))
         within = rate(own_total[[i, j]], own_weight[[i, j]]).min() if own_weight[[i, j]].all() else 0.0
-        if not score[i, j] >= max(least, LEAST_OF_OWN * within):
+        if not score[i, j] >= max(least, MIN_OF_OWN * within):
             if not np.isfinite(score[i, j]) or score[i, j] < least:
                 break
             score[i, j] = score[j, i] = -np.inf  # these two stay apart, others may still become one
@@ -169,7 +169,7 @@ def join_groups(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
 
 
 def join_small(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
-    """Let clients of groups smaller than `LEAST_SHARE` join the most similar larger group.
+    """Let clients of groups smaller than `MIN_SHARE` join the most similar larger group.
 
     Args:
         likeness: (K, K) likeness of each pair times its evidence.
@@ -180,7 +180,7 @@ def join_small(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
         (K,) numbers of the groups that remain, from 0.
 
     """
-    is_large = (found.bincount() >= max(2, LEAST_SHARE * len(found)))[found]
+    is_large = (found.bincount() >= max(2, MIN_SHARE * len(found)))[found]
     if not is_large.any():
         return torch.zeros_like(found)
     kept: Tensor = found[is_large].unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
@@ -250,7 +250,7 @@ def assign_groups(
         new: (B,) clients whose sums are new.
         group: (N,) places of the clients' groups before.
         n_places: number of places.
-        least: least likeness of two groups that become one.
+        least: minimum likeness of two groups that become one.
 
     Returns:
         The places of the clients' groups (N,); an unknown client is in the largest group. And for every place, the
@@ -261,7 +261,7 @@ def assign_groups(
     compared = n_uploads.nonzero().flatten()[:MAX_COMPARED]
     pairs = compare_classes(sums[compared], trust[compared])
     found = join_small(*pairs, group_clients(*pairs, least).to(sums.device))
-    if measure_f(sums[compared] / n_uploads[compared, None, None], found) < LEAST_F:
+    if measure_f(sums[compared] / n_uploads[compared, None, None], found) < MIN_F:
         found = torch.zeros_like(found)
     place, source = place_groups(found, group[compared], n_places)
     group = group.index_copy(0, compared, place[found])

@@ -175,7 +175,7 @@ class Pool:
         return dots(self.parts, as_slice(self.own), (len(self.own), len(self.member)))
 
     def squares(self, products: Tensor) -> Tensor:
-        """Return the squared lengths (K,); `products` (R, K) holds them if all K clients receive."""
+        """Return the squared norms (K,); `products` (R, K) holds them if all K clients receive."""
         if len(self.own) == len(self.member):
             own = products.gather(1, self.own[:, None])[:, 0]
             return torch.empty_like(own).index_copy_(0, self.own, own)
@@ -304,5 +304,5 @@ def cosines(pool: Pool) -> Tensor:
     alike = pool.dots()
     scale = pool.squares(alike).sqrt().clamp_min(1e-12).reciprocal()
     alike.mul_(scale[pool.own][:, None]).mul_(scale)
-    alike.nan_to_num_(0.0, 0.0, 0.0)  # models of infinite length resemble no model
+    alike.nan_to_num_(0.0, 0.0, 0.0)  # models of infinite norm resemble no model
     return alike.scatter_(1, pool.own[:, None], 1.0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.algorithm import ServerUpdate, SumWeighting
 from ..core.effect import Effect, Mechanism
-from ..core.params import Params, square_length
+from ..core.params import Params, squared_norm
 from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 from .average import Weighting, client_weights, mean_update
 
@@ -48,7 +48,7 @@ class ServerOptimizer(ServerUpdate):
         mean = mean_update(client_weights(n, self.weighting), sent.params, uploads.params)
         step, moments = self.direction(mean, moments)
         update = self.server_lr * step
-        effect = (square_length(update - mean) / square_length(mean).clamp_min(1e-30)).sqrt()
+        effect = (squared_norm(update - mean) / squared_norm(mean).clamp_min(1e-30)).sqrt()
         return {"w": cast(Params, state["w"]) + update, **moments, "effect": effect.double().cpu()}
 
     @property

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..core.dense import add_dots, column_blocks, multiply
 
 MIN_HALVED_MODELS = 512
-"""Number of models from which on half of a symmetric product is copied from the other half."""
+"""Number of models above which half of a symmetric product is copied from the other half."""
 
 TensorLoader = Callable[[], Tensor]
 """Returns one tensor of a stack as (K, P); the tensor may be a temporary copy."""
@@ -82,9 +82,9 @@ def squared_distances(parts: Sequence[TensorLoader], like: Tensor, error: float)
     out = torch.zeros(n, n, dtype=torch.float64, device=like.device)
     for part in parts:
         _add_centred_dots(out, part())
-    lengths = out.diagonal().clone()
-    if lengths.max() * torch.finfo(torch.float64).eps <= error:
-        return out.mul_(-2).add_(lengths).add_(lengths[:, None]).clamp_min_(0)
+    norms = out.diagonal().clone()
+    if norms.max() * torch.finfo(torch.float64).eps <= error:
+        return out.mul_(-2).add_(norms).add_(norms[:, None]).clamp_min_(0)
     out.zero_()
     for part in parts:
         out += torch.cdist(a := part(), a, compute_mode="donot_use_mm_for_euclid_dist").double().square_()

@@ -7,7 +7,7 @@ Sources:
     Pillutla et al., Robust aggregation for federated learning, IEEE TSP 2022, arXiv:1912.13445
     Cao et al., FLTrust, NDSS 2021, arXiv:2012.13995
 
-With u_k = theta_k - sent_k over C uploads, of which f = floor(share C) may be lies:
+With u_k = theta_k - sent_k over C uploads, of which f = floor(share C) may be malicious:
 
     median            the median of every value                                                (Yin)
     trimmed_mean      the mean of every value without its f largest and f smallest             (Yin)
@@ -18,7 +18,7 @@ With u_k = theta_k - sent_k over C uploads, of which f = floor(share C) may be l
 
 FLTrust's u_0 comes from a root data set at the server. Here it is the mean update of trusted clients, such as the
 operator's own, who take part like any other. The result takes the place of every upload, so the rule's own average,
-with whatever weights, returns it.
+with any weights, returns it.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def aggregate_robustly(
         uploads: the uploads of C clients; weights that a rule finds for the models serve for the extras too.
         buffers: the BatchNorm statistics that come with them.
         n: (C,) training samples, which only the geometric median looks at.
-        share: share of the uploads that may be lies.
+        share: share of the uploads that may be malicious.
         trusted: rows of the trusted clients. Without any, `trust` changes nothing in this round.
 
     """
@@ -98,7 +98,7 @@ def find_weights(
         rule: `geometric_median`, `multi_krum` or `trust`.
         products: (C, C) dot products of the updates.
         n: (C,) training samples.
-        share: share of the updates that may be lies.
+        share: share of the updates that may be malicious.
         trusted: rows of the trusted clients.
 
     """
@@ -107,17 +107,19 @@ def find_weights(
     squares = products.diagonal()
     if rule == "multi_krum":
         distances = (squares[:, None] + squares - 2 * products).clamp_min(0)
-        lies = int(share * len(n))
-        nearest = distances.sort(1).values[:, 1 : max(2, len(n) - lies - 1)]  # the first is the update itself
-        chosen = nearest.sum(1).sort(stable=True).indices[: len(n) - lies]
+        n_bad = int(share * len(n))
+        nearest = distances.sort(1).values[
+            :, 1 : max(2, len(n) - n_bad - 1)
+        ]  # the first is the update itself
+        chosen = nearest.sum(1).sort(stable=True).indices[: len(n) - n_bad]
         return torch.zeros_like(squares).index_fill_(0, chosen, 1 / len(chosen))
     if not len(trusted):
         return torch.zeros_like(squares)
     to_reference = products[:, list(trusted)].mean(1)
     reference = to_reference[list(trusted)].mean().clamp_min(0).sqrt()
-    lengths = squares.clamp_min(1e-30).sqrt()
-    trust = (to_reference / (lengths * reference).clamp_min(1e-30)).clamp(0, 1)
-    return trust * reference / lengths / trust.sum().clamp_min(1e-30)
+    norms = squares.clamp_min(1e-30).sqrt()
+    trust = (to_reference / (norms * reference).clamp_min(1e-30)).clamp(0, 1)
+    return trust * reference / norms / trust.sum().clamp_min(1e-30)
 
 
 def _weigh_by_distance(products: Tensor, n: Tensor) -> Tensor:

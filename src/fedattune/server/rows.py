@@ -30,7 +30,7 @@ class MixtureLimits:
             weights: (R, K) a mixing matrix.
             own: (R,) column of each row's own model.
             products: (R, K) dot products of the own models with all; needed to clip.
-            squares: (K,) squared lengths of all; likewise.
+            squares: (K,) squared norms of all; likewise.
 
         """
         columns = own[:, None]

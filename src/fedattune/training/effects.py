@@ -29,7 +29,7 @@ MEASURED_SAMPLES = 256
 class _Carry(NamedTuple):
     inner: Any
     changes: tuple[Tensor, ...]
-    lengths: tuple[Tensor, ...]
+    norms: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,19 @@ class MeasuredUpdate(ClientWrapper):
         return self.inner.measure_step(carry.inner, batch, grad, context)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """Add the squared lengths of the step; then take it."""
+        """Add the squared norms of the step; then take it."""
         measured = self.measure_step(carry, batch, grad, context)
         changes = tuple(a + b for a, (b, _) in zip(carry.changes, measured, strict=True))
-        lengths = tuple(a + b for a, (_, b) in zip(carry.lengths, measured, strict=True))
-        return _Carry(self.inner.step(carry.inner, batch, grad, context), changes, lengths)
+        norms = tuple(a + b for a, (_, b) in zip(carry.norms, measured, strict=True))
+        return _Carry(self.inner.step(carry.inner, batch, grad, context), changes, norms)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload the effects (M,) alone."""
         ratios = [
-            (change / length.clamp_min(1e-30)).sqrt()
-            for change, length in zip(carry.changes, carry.lengths, strict=True)
+            (change / norm.clamp_min(1e-30)).sqrt()
+            for change, norm in zip(carry.changes, carry.norms, strict=True)
         ]
         return Payload(Params(effects=torch.stack(ratios))), {}
 

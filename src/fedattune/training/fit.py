@@ -46,7 +46,7 @@ class PreparedRun:
         model_name: name of the model.
         model_options: options of the model, if it was given by name.
         options: the method's options, if it was given by name.
-        source: reference to the method's factory, if it is the user's own.
+        source: reference to the method's factory, if it is custom.
 
     """
 
@@ -160,7 +160,7 @@ def prepare_run(
     """Build the parts of a run, and check that they fit together.
 
     Arguments and errors are the same as for `fit`. A plan has checked the parts of its runs: it says `check=False`. It
-    also gives the `source` of a method of the user's own, which it has built.
+    also gives the `source` of a custom method, which it has built.
     """
     if check:
         if not isinstance(federation, Federation):

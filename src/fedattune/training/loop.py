@@ -358,7 +358,7 @@ class RoundLoop:
         if is_finished:
             try:
                 effects = self._measure_effects()
-            except Exception as error:  # a fault in a rule of the user's own must not lose the run
+            except Exception as error:  # a fault in a custom rule must not lose the run
                 notes.append(
                     f"{name}: the effect of the mechanism could not be measured: {summarize_error(error)}"
                 )

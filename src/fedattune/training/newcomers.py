@@ -83,8 +83,8 @@ def personalize(
         result: the finished run.
         data: a Federation, or an argument of `fedattune.federation`.
         rounds: rounds that the newcomers train.
-        algorithm: the method, if it is the user's own and the run was read from its folder.
-        module: the user's own model with its initial weights, likewise.
+        algorithm: the method, if it is custom and the run was read from its folder.
+        module: a custom model with its initial weights, likewise.
 
     Returns:
         A result about the newcomers alone.

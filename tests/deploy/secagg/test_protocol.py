@@ -1,4 +1,4 @@
-"""The protocol without a network: sums, drop-outs, and every way in which a lying server or node is refused."""
+"""The protocol without a network: sums, drop-outs, and every way in which a malicious server or node is refused."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A node's answers to single messages of a server that lies, and its secrets on the disk."""
+"""A node's answers to single messages of a malicious server, and its secrets on the disk."""
 
 import json
 import os

@@ -221,7 +221,7 @@ MAX_ORDERED_CLIENTS = 600
 """Clients up to which the order within the tree is optimised; more take too long."""
 MAX_CLUSTERS = 30
 MIN_TIMES_CHANCE = 1.2
-"""Least ratio of the share that clusters keep to the share by chance; both are shares of the weights of others."""
+"""Minimum ratio of the share that clusters keep to the share by chance; both are shares of the weights of others."""
 N_SHUFFLES = 39
 """Shuffled mixtures that must all keep less: one in 40 clusters by chance."""
 

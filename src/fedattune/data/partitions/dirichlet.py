@@ -29,7 +29,7 @@ def dirichlet(
         n_clients: number of clients N.
         seed: seed of the random stream.
         beta: concentration of the distribution.
-        min_size: least number of samples per client, by default min(40, n/N/2). Here 40 is batch size 10 over a test
+        min_size: minimum number of samples per client, by default min(40, n/N/2). Here 40 is batch size 10 over a test
             quarter, so FedAM's and FedCP's rule for another batch size B is `min_size` = 4 B.
         max_tries: largest number of draws.
 

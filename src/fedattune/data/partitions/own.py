@@ -1,4 +1,4 @@
-"""Divide samples by a partition of the package, or by a function of the user's own whose answer is checked."""
+"""Divide samples by a partition of the package, or by a custom function whose answer is checked."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from . import PARTITIONS
 
 
 def find_partition(name: str) -> Callable[..., Any]:
-    """Return a partition by its name, or the user's own function by its reference.
+    """Return a partition by its name, or a custom function by its reference.
 
     Raises:
         ConfigError: there is none.
@@ -30,7 +30,7 @@ def divide_samples(
     """Divide samples among clients.
 
     Args:
-        name: name of a partition, or reference to the user's own.
+        name: name of a partition, or reference to a custom one.
         labels: label of each sample (n,).
         n_clients: number of clients.
         seed: seed of the division.

@@ -41,7 +41,7 @@ from .tokens import DEFAULT_MAX_TOKENS
 
 MAX_CATEGORIES = 100
 ID_SHARE = 0.5
-"""Share of different texts from which on a column of short texts names the rows."""
+"""Share of different texts above which a column of short texts names the rows."""
 
 
 def load_table(

@@ -12,12 +12,12 @@ MAX_AUDIT_ROWS = 5_000
 MAX_AUDIT_COLUMNS = 200
 """Rows and columns that are looked at, so that large tables load fast."""
 REVEALING_SCORE = 0.95
-"""Balanced accuracy, or R2, of one column alone from which on it is called revealing."""
+"""Balanced accuracy, or R2, of one column alone, above which it is called revealing."""
 MIN_COUNTED_ROWS = 100
 MIN_CLASS_ROWS = 6
 """Rows below which a class is left out of the check."""
 MIN_ID_SHARE = 0.5
-"""Share of different numbers from which on a column that is called an id is one."""
+"""Share of different numbers above which a column that is called an id is one."""
 CALLED_ID = re.compile(r"(^|[_\W])(id|ID|Id)$|[a-z](ID|Id)$")
 ID_PATTERN = re.compile(
     r"(^|[_\W])(id|index|idx|no|nr|number|key|row|rownames?)$|^(unnamed.*|rownames?)$", re.IGNORECASE

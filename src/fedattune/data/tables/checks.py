@@ -15,7 +15,7 @@ from .file import TableFile, is_categorical, is_numeric
 MAX_NUMBER_CLASSES = 20
 MAX_TEXT_CLASSES = 100
 MIN_NUMBER_SHARE = 0.9
-"""Share of numbers from which on text is taken for misspelt numbers."""
+"""Share of numbers above which text is taken for misspelt numbers."""
 NUMBER_PATTERN = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
 MAX_ABS_VALUE = 1e30  # squares of such values leave float32, and no measurement is that large
 MAX_EXAMPLE_COLUMNS = 6

@@ -22,7 +22,7 @@ DATE_FORMATS = (
 """Formats of dates in text, in the order in which they are tried; month/day wins over day/month where both fit."""
 TIME_FORMATS = (TIME_SUFFIX, " %H:%M", " %I:%M:%S %p", " %I:%M %p", "")
 MIN_DATE_SHARE = 0.95
-"""Share of dates from which on a text column is one of dates; other cells count as missing."""
+"""Share of dates above which a text column is one of dates; other cells count as missing."""
 N_SAMPLE_CELLS = 500
 """Cells that the formats are tried on before they are tried on all."""
 SECONDS_PER_DAY = 86400

@@ -185,8 +185,8 @@ def _replace_lone_returns(path: Path) -> bytes | None:
     """
     is_packed = path.name.lower().endswith(".gz")
     content = gzip.decompress(path.read_bytes()) if is_packed else path.read_bytes()
-    mended = re.sub(rb"\r(?!\r?\n)", b" ", content) if b"\n" in content else content
-    return None if mended == content else mended
+    fixed = re.sub(rb"\r(?!\r?\n)", b" ", content) if b"\n" in content else content
+    return None if fixed == content else fixed
 
 
 def _keep_words_for_missing(table: TableFile, *names: str) -> TableFile:

@@ -1,4 +1,4 @@
-"""All problems of a table with a schema at once, for the people who mend the table."""
+"""All problems of a table with a schema at once, for the people who fix the table."""
 
 from pathlib import Path
 

@@ -14,7 +14,7 @@ from ...core.errors import DataError
 from ..types import Array, Index, Scaling
 
 CONSTANT_SHARE = 0.5
-"""Share of the clients in which a column is constant from which on `auto` does not scale by client."""
+"""Share of the clients in which a column is constant, above which `auto` does not scale by client."""
 
 SCALING_NOTES = {
     "client": "Numbers are standardised with mean and deviation of each client's own training part.",

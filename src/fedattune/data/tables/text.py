@@ -12,7 +12,7 @@ from ..types import Array
 DEFAULT_TEXT_FEATURES = 256
 """Inputs that the words of a text column are hashed to."""
 MIN_WORDS = 3.0
-"""Mean number of words from which on a text column is free text."""
+"""Mean number of words above which a text column is free text."""
 
 
 def is_free_text(values: Array) -> bool:

@@ -27,7 +27,7 @@ N_CHARACTERS = len(ALPHABET) + 1
 """Number of different tokens of characters; token 0 stands for all characters outside ALPHABET."""
 
 MAX_TOKEN_NUMBER = 1 << 24
-"""Number from which on float32 cannot hold every whole number."""
+"""Smallest number above which float32 skips whole numbers."""
 
 
 def encode_texts(values: Array, tokenizer: str, length: int) -> Array:

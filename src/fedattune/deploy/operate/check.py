@@ -54,7 +54,7 @@ def read_app(folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is no TOML: {error}; mend it") from error
+        raise ConfigError(f"{file} is no TOML: {error}; fix it") from error
 
 
 def find_run_folder(folder: Path) -> Path:
@@ -131,7 +131,7 @@ def _check_configuration(app: dict[str, Any]) -> Iterator[Finding]:
             return
         plan = DeploymentPlan(config)
     except FedAttuneError as error:
-        yield _broken("configuration", str(error), f"mend {APP_FILE}")
+        yield _broken("configuration", str(error), f"fix {APP_FILE}")
     else:
         methods = ", ".join(plan.algorithms)
         yield Finding("configuration", "ok", f"{methods}, {plan.experiment.rounds} rounds")
@@ -154,7 +154,7 @@ def _check_nodes(folder: Path) -> Iterator[Finding]:
         try:
             data = str(tomllib.loads(file.read_text(encoding="utf-8")).get("data", ""))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            yield _broken(name, str(error), "mend the file")
+            yield _broken(name, str(error), "fix the file")
             continue
         if not data or data.startswith("CHANGE ME"):
             yield Finding(

@@ -31,7 +31,7 @@ DATE_LAG_S = 2
 """Seconds by which a Date header may lag: it has whole seconds, and uvicorn renews it once a second."""
 
 WARN_DAYS = 30
-"""Days before the end of a certificate from which on the check warns."""
+"""Days before the end of a certificate within which the check warns."""
 
 TIMEOUT_S = 10.0
 """Seconds to wait for the server."""

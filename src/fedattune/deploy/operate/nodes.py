@@ -41,7 +41,7 @@ def read_port(folder: Path) -> int:
     found = re.search(r"FEDATTUNE_PORT:=(\d+)", file.read_text(encoding="utf-8"))
     text = os.environ.get("FEDATTUNE_PORT") or (found[1] if found else "")
     if not re.fullmatch(r"\d{1,5}", text, re.ASCII):
-        raise RunError(f"FEDATTUNE_PORT: got {text!r}, expected the port of the SuperLink; mend {file}")
+        raise RunError(f"FEDATTUNE_PORT: got {text!r}, expected the port of the SuperLink; fix {file}")
     return int(text)
 
 

@@ -55,7 +55,7 @@ def check_secure_node(policy: NodePolicy, base: Path, *, is_asked: bool | None) 
         return
     if n > MAX_NODES or n < policy.min_participants:
         found = f"{policy.roster} has {n} nodes, expected {policy.min_participants} to {MAX_NODES}"
-        yield Finding(NAME, "broken", found, "mend the roster, or `min-participants`")
+        yield Finding(NAME, "broken", found, "fix the roster, or `min-participants`")
         return
     threshold = max(count_threshold(policy.threshold, n), policy.min_participants)
     digest = keys.hash_text(*(id_.encode() for id_ in sorted(roster)))

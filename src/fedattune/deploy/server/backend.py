@@ -281,7 +281,7 @@ class FlowerBackend(RemoteBackend):
             self.pending[client] |= self._delivered[client]
 
     def separate(self, r: int, clients: Iterable[int]) -> None:
-        """Log who is set apart."""
+        """Log who is quarantined."""
         names = self.context.federation.names
         for client in sorted(clients):
             self._grid.log(

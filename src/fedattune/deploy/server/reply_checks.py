@@ -1,4 +1,4 @@
-"""Checks of the nodes' replies before the server uses them: structure, types, shapes, numbers and lengths."""
+"""Checks of the nodes' replies before the server uses them: structure, types, shapes, numbers and norms."""
 
 from collections.abc import Sequence
 

@@ -201,7 +201,7 @@ class _Server:
             return False
         try:
             loop.server.add_clients(loop.server.state, loop.context.n_clients, self.registry.n_newcomers)
-        except Exception as error:  # the rule may be the user's own
+        except Exception as error:  # the rule may be custom
             self.registry.refuse_newcomers(self.grid, summarize_error(error))
             return False
         return True

@@ -263,7 +263,7 @@ def _eager_step(
 def _trace_step(
     function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors, moving: tuple[int, ...]
 ) -> RecordedStep:
-    # Every argument needs its own tensor: tracing cannot tell apart a tensor that comes twice.
+    # Every argument needs its own tensor: tracing cannot tell two uses of one tensor from each other.
     arguments = [t.view_as(t) for t in (*fixed, *leaves, *batch)]
     n, m = len(fixed), len(leaves)
     for i in moving:

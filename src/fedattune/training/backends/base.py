@@ -80,7 +80,7 @@ class TrainReply(NamedTuple):
 
     @classmethod
     def merge(cls, replies: Sequence["TrainReply"]) -> "TrainReply":
-        """Put the replies to the parts of one request after each other."""
+        """Concatenate the replies to the parts of one request."""
         if len(replies) == 1:
             return replies[0]
         uploaded = [reply for reply in replies if len(reply.ids)] or replies[:1]
@@ -104,7 +104,7 @@ class Backend(ABC):
         statistics: the averaged BatchNorm statistics that clients are sent; empty if these stay local.
         max_clients: number of clients to train per request; ignored if the cohort is larger.
         should_save_every_round: whether a checkpoint follows every round, as remote clients cannot be taken back far.
-        largest_update: ratio of an update's length to the usual length from which on it is refused.
+        largest_update: ratio of an update's norm to the usual norm, above which it is rejected.
         has_claimed_counts: whether sample counts are what clients elsewhere say.
         can_save: whether a checkpoint is possible now; not while clients are ahead of the server's round.
         has_secret_noise: whether the noise of differential privacy comes from the operating system, as it must outside

@@ -10,7 +10,7 @@ of the payload by a look at data. Losses are compared, as few rows say more by t
 equal loss is accepted. A client without validation rows accepts everything. BatchNorm statistics are not judged: both
 models are compared with those that the client has.
 
-It makes no difference to the rule whether a model is worse because somebody lies, or because it is an average of unlike
+It makes no difference to the rule whether a model is worse because of an attack, or because it is an average of unlike
 clients. Most methods are therefore close to training alone with it.
 """
 

@@ -191,7 +191,7 @@ class RecordPlan:
         return replace(self.training(), calls=(1,))
 
     def multiplier(self, client: int) -> float:
-        """Return the noise multiplier of a client: noise over the clipping length, on the sum of a batch."""
+        """Return the noise multiplier of a client: noise over the clipping norm, on the sum of a batch."""
         settings = self.context.settings
         if settings.dp_record is None:
             return settings.dp_record_noise or 0.0
