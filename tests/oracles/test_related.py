@@ -198,7 +198,7 @@ def test_e14_mocha_follows_its_regulariser(omega: Any) -> None:
 
 
 def test_e14_mocha_matrices() -> None:
-    """mean: I - 11^T/m; learned: Sigma = diag(2, 1) / 3 for orthogonal models of lengths 2 and 1."""
+    """mean: I - 11^T/m; learned: Sigma = diag(2, 1) / 3 for orthogonal models of norms 2 and 1."""
     seen = torch.ones(2, dtype=torch.bool)
     x = Params(w=torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
     half = torch.tensor([[0.5, -0.5], [-0.5, 0.5]], dtype=torch.float64)

@@ -174,7 +174,7 @@ class Settings(StrictSchema):
     )
     robust_share: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] = Field(
         0.2,
-        description="share of uploads that may be malicious: trimmed_mean cuts it at each end, multi_krum leaves it out",
+        description="share of malicious uploads: trimmed_mean cuts it at each end, multi_krum leaves it out",
     )
     trusted: str | None = Field(
         None,
