@@ -15,6 +15,7 @@ import pytest
 
 from cli_helpers import Done, environment
 from fedattune.core import measured
+from fedattune.core.checks import Finding, find_write_error
 from fedattune.experiments import doctor
 from fedattune.experiments.doctor import EXTRAS, NEEDED_PACKAGES, examine
 
@@ -112,13 +113,13 @@ def test_packages_and_extras_are_those_of_the_project() -> None:
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(work: Path) -> None:
-    assert doctor._find_write_error(work / "a" / "b") == ""
+    assert find_write_error(work / "a" / "b") == ""
     (work / "file").touch()
-    assert doctor._find_write_error(work / "file") == os.strerror(20)
+    assert find_write_error(work / "file") == os.strerror(20)
 
 
 def test_it_tells_which_calls_are_fastest_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def describe() -> doctor.Finding:
+    def describe() -> Finding:
         return next(one for one in examine(quick=True) if one.name == "fastest calls")
 
     assert "FEDATTUNE_MEASURE is off" in describe().value

@@ -11,8 +11,8 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import ConfigError
 from fedattune.deploy.operate import check
-from fedattune.deploy.operate.check import check_kit, find_run_folder
-from fedattune.deploy.operate.kit import write_kit
+from fedattune.deploy.operate.check import check_kit
+from fedattune.deploy.operate.kit import find_run_folder, write_kit
 from fedattune.deploy.operate.nodes import KnownNode
 from flower.certificates import write_certificate
 from flower.harness import ports
@@ -92,7 +92,7 @@ def trial_data(kit: Path) -> None:
         (other_certificates("ca.crt"), "chain", "no authority in ca.crt signed server.pem"),
         (other_certificates("server.key"), "server key", "server.key is of another certificate"),
         (lambda kit: (kit / "certificates/ca.crt").write_text("x"), "certificates", "replace the file"),
-        (lambda kit: (kit / "keys/node-0").chmod(0o644), "keys/node-0", "others may read it (mode 644)"),
+        (lambda kit: (kit / "keys/node-0").chmod(0o644), "keys/node-0", "other users may read node-0 (mode 644"),
         (lambda kit: (kit / "keys/node-0.pub").write_text("x"), "keys/node-0.pub", "no public key that Flower"),
         (same_key, "keys/node-1.pub", "the same key as node-0.pub"),
         (lambda kit: (kit / "nodes/0.toml").write_text("data ="), "nodes/0.toml", "fix the file"),

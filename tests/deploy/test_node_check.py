@@ -18,10 +18,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from data.nodes import csv, rows
 from fedattune import ConfigError
+from fedattune.core import checks
+from fedattune.core.checks import Finding
 from fedattune.data import Schema
-from fedattune.deploy.operate import node_check
-from fedattune.deploy.operate.node_check import check_node
-from fedattune.experiments.doctor import Finding
+from fedattune.deploy.operate import check as deploy_check
+from fedattune.deploy.operate.check import check_node
 from flower.certificates import write_certificate
 
 SCHEMA = Schema(classes=("n", "y"), numbers=("age",), categories={"sex": ("f", "m")}, target="ill")
@@ -221,7 +222,7 @@ def test_a_missing_name_and_the_problems_of_the_table(node: Path) -> None:
 def test_keys(node: Path) -> None:
     key = node.parents[1] / "keys" / "node-0"
     key.chmod(0o644)
-    assert "mode is 644, expected 600) -> chmod 600" in only(check(node))
+    assert "(mode 644, expected 600) -> chmod 600" in only(check(node))
     write_key(key, ed25519.Ed25519PrivateKey.generate())
     assert "Ed25519PrivateKey, expected one on a NIST curve such as P-384" in only(check(node))
     for curve in (ec.SECP256R1(), ec.SECP521R1()):  # Flower accepts them, too
@@ -291,8 +292,8 @@ def test_clocks_that_flower_accepts(ahead: float, node: Path, server: Server) ->
 def test_the_accepted_skew_is_flowers() -> None:
     from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 
-    assert SYSTEM_TIME_TOLERANCE == node_check.MAX_AHEAD_S
-    assert TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE == node_check.MAX_BEHIND_S
+    assert SYSTEM_TIME_TOLERANCE == deploy_check.MAX_AHEAD_S
+    assert TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE == deploy_check.MAX_BEHIND_S
 
 
 def test_another_version_of_flower(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +306,7 @@ def test_the_folder_of_the_state(node: Path, monkeypatch: pytest.MonkeyPatch) ->
     node.write_text('data = "ward.csv"\nname = "a"\nstate = "file"\n')
     assert "state: cannot write into" in only(check(node))
     node.write_text('data = "ward.csv"\nname = "a"\nmax-rounds = 3\n')
-    monkeypatch.setattr(node_check, "MIN_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(checks, "MIN_FREE_BYTES", 1 << 60)
     found = check(node)
-    assert "GiB are free" in only(found)
+    assert "GiB free" in only(found)
     assert any(one.value == "consent = given, max-rounds = 3" for one in found)

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from ..core.errors import ConfigError, RunError
 from ..deploy import require_flower
-from .doctor import print_finding
+from .doctor import print_findings
 
 OFF = "unknown"
 """Text for a time that Flower does not say."""
@@ -44,11 +44,7 @@ def act(space: Namespace, problems: list[str]) -> int:
 def _check(space: Namespace) -> int:
     from ..deploy.operate.check import check_kit
 
-    findings = check_kit(space.folder)
-    for one in findings:
-        print_finding(one)
-    n_broken = sum(one.state == "broken" for one in findings)
-    print()
+    n_broken = len(print_findings(check_kit(space.folder)))
     print(
         f"{n_broken} broken; the lines with -> say what to do."
         if n_broken
@@ -73,7 +69,7 @@ def _format_time(time: datetime | None) -> str:
 
 
 def _request(space: Namespace) -> int:
-    from ..deploy.operate.check import find_run_folder
+    from ..deploy.operate.kit import find_run_folder
     from ..deploy.server.control import write_request
 
     folder = find_run_folder(space.folder)

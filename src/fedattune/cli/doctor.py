@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from .options import DoctorOptions, parse_options
 
 if TYPE_CHECKING:
-    from ..experiments.doctor import Finding
+    from ..core.checks import Finding
 
 SIGNS = {"ok": "ok", "note": "--", "broken": "!!"}
 """State -> sign at the start of the line."""
@@ -36,14 +36,9 @@ def doctor(space: Namespace, problems: Sequence[str]) -> int:
 
         check_output_files({"--json": options.json_file}, {})
     findings = examine(quick=options.quick)
-    broken = [one for one in findings if one.state == "broken"]
-    for one in findings:
-        print_finding(one)
-    print()
+    broken = print_findings(findings)
     if broken:
-        print(
-            f"{len(broken)} broken: {', '.join(one.name for one in broken)}; the lines with -> say what to do."
-        )
+        print(f"{len(broken)} broken: {', '.join(broken)}; the lines with -> say what to do.")
     else:
         print("FedAttune works here.")
     if options.json_file:
@@ -52,15 +47,17 @@ def doctor(space: Namespace, problems: Sequence[str]) -> int:
     return FAILED if broken else 0
 
 
-def print_finding(finding: "Finding") -> None:
-    """Print a finding and its advice, wrapped at the width of the terminal."""
+def print_findings(findings: "Sequence[Finding]") -> list[str]:
+    """Print findings and their advice, wrapped at the width of the terminal; return the names of the broken ones."""
     width = max(shutil.get_terminal_size().columns, 40)
-    lines = [f"{SIGNS[finding.state]}  {finding.name}: {finding.value}"]
-    if finding.advice:
-        lines.append(f"    -> {finding.advice}")
-    for line in lines:
-        print(
-            textwrap.fill(
+    for one in findings:
+        lines = [f"{SIGNS[one.state]}  {one.name}: {one.value}"]
+        if one.advice:
+            lines.append(f"    -> {one.advice}")
+        for line in lines:
+            text = textwrap.fill(
                 line, width, subsequent_indent=" " * 7, break_long_words=False, break_on_hyphens=False
             )
-        )
+            print(text)
+    print()
+    return [one.name for one in findings if one.state == "broken"]

@@ -33,8 +33,8 @@ def run_action(space: Namespace, problems: Sequence[str]) -> int:
 
 
 def _check(space: Namespace, problems: Sequence[str]) -> int:
-    from ..deploy.operate.node_check import check_node
-    from .doctor import print_finding
+    from ..deploy.operate.check import check_node
+    from .doctor import print_findings
     from .main import FAILED
 
     options = parse_options(NodeCheckOptions, space, problems)
@@ -46,17 +46,14 @@ def _check(space: Namespace, problems: Sequence[str]) -> int:
         key=options.key,
         schema_file=options.schema_file,
     )
-    broken = [one for one in findings if one.state == "broken"]
     if options.json_:
+        broken = [one.name for one in findings if one.state == "broken"]
         print(json.dumps({"ready": not broken, "findings": [asdict(one) for one in findings]}, indent=2))
         return FAILED if broken else 0
-    for one in findings:
-        print_finding(one)
-    names = ", ".join(dict.fromkeys(one.name for one in broken))
+    broken = print_findings(findings)
     unchecked = ", ".join(one.name for one in findings if one.state == "note")
-    print()
     if broken:
-        print(f"The node is not ready: {names}; the lines with -> say what to do.")
+        print(f"The node is not ready: {', '.join(dict.fromkeys(broken))}; the lines with -> say what to do.")
     else:
         print(f"The node is ready{f', as far as it was checked (not: {unchecked})' if unchecked else ''}.")
     return FAILED if broken else 0

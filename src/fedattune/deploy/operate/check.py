@@ -1,29 +1,45 @@
-"""Check a written deployment: certificates, keys, ports, configuration, disk, versions and clock."""
+"""Checks of a written deployment, at its server, and of a node: files, keys, certificates, server, clock and disk."""
 
 import importlib.metadata
 import ipaddress
+import os
 import re
-import shutil
 import socket
+import ssl
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..._version import __version__
+from ...core.checks import (
+    Check,
+    Finding,
+    broken,
+    check_free_space,
+    find_nearest,
+    find_write_error,
+    note,
+    ok,
+    run_checks,
+)
 from ...core.errors import ConfigError, FedAttuneError, RunError, summarize_error
-from ...experiments.doctor import Finding
+from ...data import Schema
+from ...data.node import find_node_problems
+from ...experiments.config import Experiment
 from ..config import DeploymentPlan
+from ..node.files import find_base, find_state, read_node_file
+from ..node.policy import NodePolicy
+from ..secagg.checks import check_secure_node
+from .kit import APP_FILE, CONFIG_KEYS, find_run_config, read_app
 from .nodes import list_nodes, read_port
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
-
-APP_FILE = "app/pyproject.toml"
-"""The Flower app of a deployment, with the configuration of its runs."""
-
-CONFIG_KEYS = ("tool", "flwr", "app", "config")
-"""Keys on the way to the configuration of the run in the Flower app."""
 
 TRIAL_DATA = re.compile(r"data/node-\d+")
 """Folder of a node's data that `fedattune deploy` wrote for a trial."""
@@ -31,60 +47,25 @@ TRIAL_DATA = re.compile(r"data/node-\d+")
 RENEW_DAYS = 30
 """Days before its end from which a certificate should be renewed."""
 
-MIN_FREE_BYTES = 2**30
-"""Free bytes of disk that a run should find."""
+MAX_AHEAD_S, MAX_BEHIND_S = 5, 305
+"""Seconds by which Flower lets a node's clock be ahead of the server's, or behind it."""
 
-MAX_CLOCK_ERROR_S = 5.0
-"""Seconds that the clock of a node may be ahead of the server's, as Flower checks the signatures of nodes."""
+CLOCK_RULE = f"Flower accepts a node at most {MAX_AHEAD_S} s ahead and {MAX_BEHIND_S} s behind"
 
+DATE_LAG_S = 2
+"""Seconds by which a Date header may lag: it has whole seconds, and uvicorn renews it once a second."""
 
-def read_app(folder: Path) -> dict[str, Any]:
-    """Read the Flower app of a deployment.
+TIMEOUT_S = 10.0
+"""Seconds to wait for the server."""
 
-    Raises:
-        RunError: the folder holds no deployment.
-        ConfigError: the file is damaged.
-
-    """
-    file = folder / APP_FILE
-    if not file.is_file():
-        raise RunError(
-            f"{folder} holds no deployment: no {file}; give the folder that fedattune deploy wrote"
-        )
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is no TOML: {error}; fix it") from error
-
-
-def find_run_folder(folder: Path) -> Path:
-    """Find the run folder of a deployment; any other folder is taken for a run folder itself."""
-    if not (folder / APP_FILE).is_file():
-        return folder
-    config = find_run_config(read_app(folder), folder / APP_FILE)
-    return folder / str(config.get("run-folder", "runs/deployment"))
-
-
-def find_run_config(app: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Find the configuration of the run in a Flower app; empty if there is none.
-
-    Args:
-        app: content of the app's pyproject.toml.
-        file: that file, for messages.
-
-    Raises:
-        ConfigError: a key on the way holds no table.
-
-    """
-    found: Any = app
-    for depth, key in enumerate(CONFIG_KEYS, start=1):
-        found = found.get(key, {})
-        if not isinstance(found, dict):
-            raise ConfigError(
-                f"{file}: {'.'.join(CONFIG_KEYS[:depth])} is {found!r:.40}, expected the table "
-                f"[{'.'.join(CONFIG_KEYS)}] with keys such as rounds = 10"
-            )
-    return dict(found)
+TLS_ADVICE = {
+    "has expired": "the server's operators must renew it; see that this machine's date is right, too",
+    "not yet valid": "set this machine's clock, or ask the server's operators",
+    "match": "use an address that the certificate names, or ask the server's operators for a certificate with this one",
+    "self-signed": "get certificates/ca.crt from the server's operators again, over a channel that you trust",
+    "unable to get local issuer": "get certificates/ca.crt from the server's operators again, over a trusted channel",
+}
+"""Words of OpenSSL's message -> what to do."""
 
 
 def check_kit(folder: Path) -> list[Finding]:
@@ -93,78 +74,127 @@ def check_kit(folder: Path) -> list[Finding]:
     Args:
         folder: the folder.
 
-    Returns:
-        What was found; what is broken has an advice.
-
     Raises:
         RunError: the folder holds no deployment.
-        ConfigError: its Flower app is no TOML.
+        ConfigError: its Flower app is not valid TOML.
 
     """
     app = read_app(folder)
-    superlink, n_registered = _check_superlink(folder)
-    return [
-        *_check_configuration(app),
-        *_check_nodes(folder),
-        *_check_certificates(folder / "certificates"),
-        *_check_keys(folder / "keys", _count_nodes(app), n_registered or 0),
-        superlink,
-        *([] if n_registered is not None else _check_port(read_port(folder))),
-        _check_disk(folder),
-        *_check_versions(app),
-        *_check_clock(folder),
-    ]
+    certificates = folder / "certificates"
+    advice = "make room: models and the SuperLink's database grow"
+    try:
+        statuses = [node.status for node in list_nodes(folder)]
+    except RunError:
+        statuses = None
+    keys, n_registered = folder / "keys", len(statuses or ())
+    checks = (
+        Check("configuration", lambda: _check_run(app), f"fix {APP_FILE}"),
+        Check("nodes", lambda: _check_node_files(folder), "fix the files in nodes"),
+        Check("certificates", lambda: _check_certificates(certificates), "run ./certificates.sh"),
+        Check(
+            "keys",
+            lambda: _check_keys(keys, _count_nodes(app), n_registered),
+            "make the keys anew",
+        ),
+        Check(
+            "SuperLink",
+            lambda: _check_superlink(folder, statuses),
+            "start ./superlink.sh, and look at its log",
+        ),
+        Check("disk", lambda: [check_free_space("disk", folder, "", "broken", advice)], advice),
+        Check("Flower", lambda: _check_pin(app), "pip install 'fedattune[flower]'"),
+        Check("clock", lambda: _check_file_times(certificates), "compare the clock with the nodes'"),
+    )
+    return run_checks(checks)
 
 
-def _broken(name: str, value: str, advice: str) -> Finding:
-    return Finding(name, "broken", value, advice)
+def check_node(
+    file: Path,
+    *,
+    superlink: str | None = None,
+    certificates: Path | None = None,
+    key: Path | None = None,
+    schema_file: Path | None = None,
+) -> list[Finding]:
+    """Check a node, and find everything that is wrong at once.
+
+    Args:
+        file: the node's configuration.
+        superlink: address of the server, `HOST:PORT`; None leaves the connection out.
+        certificates: file of the authority that the node trusts; by default the deployment's.
+        key: file of the node's private key; by default the deployment's.
+        schema_file: file with the schema; by default the schema in the deployment's `app/pyproject.toml`.
+
+    Raises:
+        ConfigError: the configuration or the schema cannot be read.
+
+    """
+    config, base = read_node_file(file), find_base(file)
+    app = base / APP_FILE
+    run = find_run_config(read_node_file(app), app) if app.exists() else {}
+    schema = Schema.read(schema_file) if schema_file else None
+    if schema is None and (text := run.get("data-schema")):
+        schema = Schema.from_json(str(text))
+    key, authority = (
+        key or base / "keys" / f"node-{file.stem}",
+        certificates or base / "certificates" / "ca.crt",
+    )
+    state = find_state(file)
+    checks = (
+        Check("Flower", _check_versions, "pip install 'fedattune[flower]'"),
+        Check("configuration", lambda: _check_policy(config, run, base), "correct the node's configuration"),
+        Check("data", lambda: _check_data(config, base, run, schema), "correct the node's data"),
+        Check("key", lambda: _check_key(key), "make one: ./certificates.sh key N"),
+        Check("authority", lambda: _check_authority(authority), "get it from the server's operators"),
+        Check("server", lambda: _check_server(superlink, authority), "ask the server's operators"),
+        Check("state", lambda: _check_state(state), "make the folder writable for the user of the node"),
+    )
+    return run_checks(checks)
 
 
-def _check_configuration(app: dict[str, Any]) -> Iterator[Finding]:
+def _check_run(app: dict[str, Any]) -> Iterator[Finding]:
     """Check the configuration of the run, and its schema."""
     try:
         config = find_run_config(app, Path(APP_FILE))
         if not config:
-            yield _broken(
+            yield broken(
                 "configuration", f"no table [{'.'.join(CONFIG_KEYS)}] in {APP_FILE}", "write the folder anew"
             )
             return
         plan = DeploymentPlan(config)
     except FedAttuneError as error:
-        yield _broken("configuration", str(error), f"fix {APP_FILE}")
+        yield broken("configuration", str(error), f"fix {APP_FILE}")
     else:
         methods = ", ".join(plan.algorithms)
-        yield Finding("configuration", "ok", f"{methods}, {plan.experiment.rounds} rounds")
+        yield ok("configuration", f"{methods}, {plan.experiment.rounds} rounds")
         if plan.deployment.secure_aggregation:
             n = plan.deployment.nodes
             found = f"the server learns sums over {n} nodes; each node's own rules say how many are enough"
-            yield Finding("secure aggregation", "ok", found)
+            yield ok("secure aggregation", found)
         schema = plan.deployment.data_schema
         if schema is None:
-            yield Finding("schema", "note", "none", "write data-schema, so that nodes cannot disagree")
+            yield note("schema", "none", "write data-schema, so that nodes cannot disagree")
         else:
             what = f"{len(schema.columns)} columns" if schema.columns else f"inputs of {schema.input_shape}"
-            yield Finding("schema", "ok", f"{what}, {len(schema.classes)} classes")
+            yield ok("schema", f"{what}, {len(schema.classes)} classes")
 
 
-def _check_nodes(folder: Path) -> Iterator[Finding]:
+def _check_node_files(folder: Path) -> Iterator[Finding]:
     """Check that each node's configuration can be read and names its data."""
     for file in sorted((folder / "nodes").glob("*.toml")):
         name = f"nodes/{file.name}"
         try:
             data = str(tomllib.loads(file.read_text(encoding="utf-8")).get("data", ""))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            yield _broken(name, str(error), "fix the file")
+            yield broken(name, str(error), "fix the file")
             continue
         if not data or data.startswith("CHANGE ME"):
-            yield Finding(
-                name, "note", "names no data", "its operator writes there where the node's data are"
-            )
+            yield note(name, "names no data", "its operator writes there where the node's data are")
         elif TRIAL_DATA.fullmatch(data) and not (folder / data).exists():
             advice = "bring the folder back, or name other data, or write the trial anew"
-            yield _broken(name, f"the trial's data in {data} are missing", advice)
+            yield broken(name, f"the trial's data in {data} are missing", advice)
         else:
-            yield Finding(name, "ok", f"data in {data}")
+            yield ok(name, f"data in {data}")
 
 
 def _check_certificates(folder: Path) -> Iterator[Finding]:
@@ -178,47 +208,54 @@ def _check_certificates(folder: Path) -> Iterator[Finding]:
         key = serialization.load_pem_private_key((folder / "server.key").read_bytes(), None)
     except OSError as error:
         where = Path(str(error.filename)).name
-        yield _broken("certificates", f"{where}: {error.strerror}", "run ./certificates.sh")
+        yield broken("certificates", f"{where}: {error.strerror}", "run ./certificates.sh")
         return
     except (ValueError, TypeError) as error:
-        yield _broken("certificates", summarize_error(error), "replace the file that is no PEM")
+        yield broken("certificates", summarize_error(error), "replace the file that is no PEM")
         return
     server = chain[0]
-    yield _check_dates("server certificate", server, "run ./certificates.sh renew")
+    yield _check_dates("server certificate", "server.pem", server, "run ./certificates.sh renew")
     signers = _find_signers(chain, authorities)
     # Other authorities do no harm: during a change of the authority, ca.crt holds the old and the new one.
     latest = max(signers or authorities, key=lambda one: one.not_valid_after_utc)
-    yield _check_dates("authority", latest, "make a new authority, and send its ca.crt to all nodes first")
+    advice = "make a new authority, and send its ca.crt to all nodes first"
+    yield _check_dates("authority", "the latest authority in ca.crt", latest, advice)
     if missing := sorted({"localhost", "127.0.0.1"} - _list_names(server)):
-        yield _broken(
+        yield broken(
             "names", f"the certificate lacks {', '.join(missing)}", "sign one that is also valid for these"
         )
     else:
-        yield Finding("names", "ok", ", ".join(sorted(_list_names(server))))
+        yield ok("names", ", ".join(sorted(_list_names(server))))
     if signers:
-        yield Finding("chain", "ok", f"signed by {latest.subject.rfc4514_string()}")
+        yield ok("chain", f"signed by {latest.subject.rfc4514_string()}")
     else:
-        yield _broken(
+        yield broken(
             "chain", "no authority in ca.crt signed server.pem", "put the authority of server.pem into ca.crt"
         )
     form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     if key.public_key().public_bytes(*form) == server.public_key().public_bytes(*form):
-        yield Finding("server key", "ok", "fits the certificate")
+        yield ok("server key", "fits the certificate")
     else:
-        yield _broken("server key", "server.key is of another certificate", "run ./certificates.sh renew")
+        yield broken("server key", "server.key is of another certificate", "run ./certificates.sh renew")
     yield from _check_modes([folder / "server.key", *folder.glob("ca.key")])
 
 
-def _check_dates(name: str, certificate: "Certificate", advice: str) -> Finding:
-    now, end = datetime.now(UTC), certificate.not_valid_after_utc
-    if certificate.not_valid_before_utc > now:
-        start = certificate.not_valid_before_utc
-        return _broken(name, f"valid only from {start:%Y-%m-%d %H:%M} UTC", "set this machine's clock")
-    if end < now:
-        return _broken(name, f"expired on {end:%Y-%m-%d}", advice)
-    state = f"valid until {end:%Y-%m-%d}"
-    is_late = end - now < timedelta(days=RENEW_DAYS)
-    return Finding(name, "note" if is_late else "ok", state, advice if is_late else "")
+def _check_dates(name: str, what: str, certificate: "Certificate", advice: str) -> Finding:
+    start = certificate.not_valid_before_utc
+    if start > datetime.now(UTC):
+        found = f"{what} is valid only from {start:%Y-%m-%d %H:%M} UTC"
+        return broken(name, found, "set this machine's clock")
+    return _judge_end(name, what, certificate.not_valid_after_utc, advice)
+
+
+def _judge_end(name: str, what: str, end: datetime, advice: str) -> Finding:
+    """Judge the end of a certificate."""
+    left = end - datetime.now(UTC)
+    if left < timedelta(0):
+        return broken(name, f"{what} has expired on {end:%Y-%m-%d}", advice)
+    if left < timedelta(days=RENEW_DAYS):
+        return note(name, f"{what} expires on {end:%Y-%m-%d}, in {left.days} days", advice)
+    return ok(name, f"{what} is valid until {end:%Y-%m-%d}")
 
 
 def _list_names(certificate: "Certificate") -> set[str]:
@@ -263,11 +300,7 @@ def _count_nodes(app: dict[str, Any]) -> int | None:
 def _check_keys(folder: Path, n_nodes: int | None, n_registered: int) -> Iterator[Finding]:
     """Check the nodes' public keys, and that nobody else reads the private ones.
 
-    Args:
-        folder: the folder of the keys.
-        n_nodes: nodes that the run waits for.
-        n_registered: nodes that the SuperLink knows; their keys need not be here any more.
-
+    The keys of registered nodes, which the SuperLink knows, need not be here any more.
     """
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
@@ -276,9 +309,9 @@ def _check_keys(folder: Path, n_nodes: int | None, n_registered: int) -> Iterato
     n_known = max(n_registered, sum(file.is_file() for file in files))
     if files and n_nodes is not None and n_known < n_nodes:
         advice = "get the others from the nodes; the first round waits for all nodes"
-        yield _broken("keys", f"{n_known} public keys for {n_nodes} nodes", advice)
+        yield broken("keys", f"{n_known} public keys for {n_nodes} nodes", advice)
     if not files:
-        yield _broken("keys", "no public key in keys/", "get them from the nodes, or run ./certificates.sh")
+        yield broken("keys", "no public key in keys/", "get them from the nodes, or run ./certificates.sh")
     owners: dict[bytes, str] = {}
     n_good = 0
     for file in files:
@@ -289,60 +322,52 @@ def _check_keys(folder: Path, n_nodes: int | None, n_registered: int) -> Iterato
         except Exception:  # the text of a file can fail in any way
             is_curve = False
         if not is_curve:
-            yield _broken(
+            yield broken(
                 f"keys/{file.name}", "no public key that Flower accepts", "use ./certificates.sh key N"
             )
         elif (other := owners.setdefault(b" ".join(text.split()[:2]), file.name)) != file.name:
-            yield _broken(f"keys/{file.name}", f"the same key as {other}", "each node needs a key of its own")
+            yield broken(f"keys/{file.name}", f"the same key as {other}", "each node needs a key of its own")
         else:
             n_good += 1
     if n_good and (n_nodes is None or n_known >= n_nodes):
-        yield Finding("keys", "ok", f"{n_good} public keys")
+        yield ok("keys", f"{n_good} public keys")
     yield from _check_modes([file.with_suffix("") for file in files if file.with_suffix("").is_file()])
 
 
 def _check_modes(files: list[Path]) -> Iterator[Finding]:
-    """Check that only their owner can read private keys."""
     for file in files:
-        mode = file.stat().st_mode & 0o777
-        if mode & 0o077:
+        if found := _find_open_mode(file):
             where = f"{file.parent.name}/{file.name}"
-            yield _broken(
-                where, f"others may read it (mode {mode:o})", f"chmod 600 {where}, or make a new key"
-            )
+            yield broken(where, found, f"chmod 600 {where}, or make a new key")
 
 
-def _check_superlink(folder: Path) -> tuple[Finding, int | None]:
-    """Check how many nodes are online; the number of registered nodes is None if the SuperLink does not answer."""
-    try:
-        nodes = list_nodes(folder)
-    except RunError:
-        return Finding("SuperLink", "note", "does not answer", "start ./superlink.sh"), None
-    n_online = sum(node.status == "online" for node in nodes)
-    text = f"answers; {n_online} of {len(nodes)} registered nodes are online"
-    return Finding("SuperLink", "ok", text), len(nodes)
+def _find_open_mode(file: Path) -> str:
+    """Say if other users may read a private key; empty if only its owner can."""
+    mode = file.stat().st_mode & 0o777
+    if os.name == "posix" and mode & 0o077:
+        return f"other users may read {file.name} (mode {mode:03o}, expected 600)"
+    return ""
 
 
-def _check_port(port: int) -> Iterator[Finding]:
+def _check_superlink(folder: Path, statuses: list[str] | None) -> Iterator[Finding]:
+    """Tell how many nodes are online, or whether the port is free for a SuperLink that does not answer."""
+    if statuses is not None:
+        n_online = statuses.count("online")
+        yield ok("SuperLink", f"answers; {n_online} of {len(statuses)} registered nodes are online")
+        return
+    yield note("SuperLink", "does not answer", "start ./superlink.sh")
+    port = read_port(folder)
     with socket.socket() as probe:
         probe.settimeout(2)
         is_taken = probe.connect_ex(("127.0.0.1", port)) == 0
     if is_taken:
         advice = "end the other program, set FEDATTUNE_PORT, or look at the SuperLink's log"
-        yield _broken("port", f"{port} is taken by a program that is not our SuperLink", advice)
+        yield broken("port", f"{port} is taken by a program that is not our SuperLink", advice)
     else:
-        yield Finding("port", "ok", f"{port} is free")
+        yield ok("port", f"{port} is free")
 
 
-def _check_disk(folder: Path) -> Finding:
-    free = shutil.disk_usage(folder).free
-    text = f"{free / 2**30:.1f} GiB free"
-    if free < MIN_FREE_BYTES:
-        return _broken("disk", text, "make room: models and the SuperLink's database grow")
-    return Finding("disk", "ok", text)
-
-
-def _check_versions(app: dict[str, Any]) -> Iterator[Finding]:
+def _check_pin(app: dict[str, Any]) -> Iterator[Finding]:
     """Compare the installed Flower with the pinned one."""
     project = app.get("project")
     needed = project.get("dependencies") if isinstance(project, dict) else None
@@ -350,23 +375,226 @@ def _check_versions(app: dict[str, Any]) -> Iterator[Finding]:
     pinned = next((found[1] for one in pins if (found := re.fullmatch(r"flwr==([\w.]+)", one))), "")
     installed = importlib.metadata.version("flwr")
     if installed == pinned:
-        yield Finding("Flower", "ok", installed)
+        yield ok("Flower", installed)
     else:
         advice = f"pip install flwr=={pinned}" if pinned else f"write flwr=={installed} into {APP_FILE}"
-        yield _broken("Flower", f"installed is {installed}, the app needs {pinned or 'no version'}", advice)
+        yield broken("Flower", f"installed is {installed}, the app needs {pinned or 'no version'}", advice)
 
 
-def _check_clock(folder: Path) -> Iterator[Finding]:
-    """Compare the clock with the files of the folder: a clock that was set back makes them later than now."""
-    files = [file for file in (folder / "certificates").glob("*") if file.is_file()]
-    ahead = max((file.stat().st_mtime for file in files), default=0.0) - datetime.now(UTC).timestamp()
-    if ahead > MAX_CLOCK_ERROR_S:
-        advice = (
-            "synchronise the clock, as by chronyd: a node may be 5 s ahead of the server and 305 s behind"
-        )
-        yield _broken("clock", f"files are {ahead:.0f} s ahead of this machine's clock", advice)
+def _check_file_times(folder: Path) -> Iterator[Finding]:
+    """Compare the clock with files: a clock that was set back makes them later than now."""
+    now = datetime.now(UTC)
+    times = [file.stat().st_mtime for file in folder.glob("*") if file.is_file()]
+    ahead = max(times, default=0.0) - now.timestamp()
+    if ahead > MAX_AHEAD_S:
+        advice = f"synchronise the clock, as by chronyd: {CLOCK_RULE}"
+        yield broken("clock", f"files are {ahead:.0f} s ahead of this machine's clock", advice)
     else:
-        now = datetime.now(UTC)
-        yield Finding(
-            "clock", "ok", f"{now:%Y-%m-%d %H:%M:%S} UTC, no file is later; compare it with the nodes'"
-        )
+        yield ok("clock", f"{now:%Y-%m-%d %H:%M:%S} UTC, no file is later; compare it with the nodes'")
+
+
+def _check_versions() -> Iterator[Finding]:
+    from packaging.requirements import Requirement
+
+    yield ok("FedAttune", f"version {__version__}; the server may be one minor version apart")
+    version = importlib.metadata.version("flwr")
+    for text in importlib.metadata.requires("fedattune") or ():
+        wanted = Requirement(text)
+        if wanted.name == "flwr" and version not in wanted.specifier:
+            advice = f"install flwr{wanted.specifier}"
+            yield broken("Flower", f"version {version}, expected {wanted.specifier}", advice)
+            return
+    yield ok("Flower", f"version {version}")
+
+
+def _check_policy(config: Mapping[str, Any], run: Mapping[str, Any], base: Path) -> Iterator[Finding]:
+    """Check the node's rules, and whether they allow the run of the deployment."""
+    try:
+        rules = NodePolicy.read(config)
+    except ConfigError as error:
+        yield broken("configuration", str(error), "correct these keys")
+        return
+    refusals = []
+    if run:
+        try:
+            plan = DeploymentPlan(run)
+        except FedAttuneError as error:  # such as a custom method, which only the operators' app knows
+            advice = "ask the server's operators for the methods and rounds of the run"
+            yield note("run", f"the rules were not compared with the app: {error}", advice)
+        else:
+            refusals = list(_find_refusals(rules, plan))
+    if not refusals:
+        secure = {
+            "secure_aggregation",
+            "min_participants",
+            "threshold",
+            "key",
+            "roster",
+        }  # of these, see below
+        limits = rules.model_dump(by_alias=True, exclude_none=True, exclude={"log_format", *secure})
+        yield ok("rules", ", ".join(f"{key} = {value}" for key, value in limits.items()))
+    yield from refusals
+    is_asked = bool(run.get("secure-aggregation", False)) if run else None
+    yield from check_secure_node(rules, base, is_asked=is_asked)
+
+
+def _find_refusals(rules: NodePolicy, plan: DeploymentPlan) -> Iterator[Finding]:
+    """Find the methods, and the number of rounds, for which the node would refuse a run."""
+    for methods, rounds in [*((([name], 0)) for name in plan.algorithms), ([], plan.experiment.rounds)]:
+        try:
+            rules.check_run(methods, rounds)
+        except RunError as error:
+            yield broken("rules", str(error), "or leave this run out")
+
+
+def _check_data(
+    config: Mapping[str, Any], base: Path, run: Mapping[str, Any], schema: Schema | None
+) -> Iterator[Finding]:
+    for key in ("test", "validation"):
+        if not isinstance(run.get(key, 0), int | float):
+            found = f"{base / APP_FILE}: {key} is {run[key]!r:.40}, expected a number"
+            yield broken("configuration", found, "get the app from the server's operators again")
+            return
+    values = dict(config)
+    if "data" in values and (base / str(values["data"])).exists():
+        values["data"] = str(base / str(values["data"]))
+    defaults = Experiment.model_fields
+    problems = find_node_problems(
+        values,
+        schema,
+        test=float(run.get("test", defaults["test"].default)),
+        validation=float(run.get("validation", defaults["validation"].default)),
+    )
+    for problem in problems:
+        is_config = problem.startswith("the node's configuration")
+        yield broken("configuration" if is_config else "data", problem)
+    if schema is None:
+        advice = "give --schema-file with the schema of the federation"
+        yield note("schema", "not known, so the data were not compared with it", advice)
+    if not problems:
+        yield ok("data", f"{values['data']} can be read{' and fits the schema' if schema else ''}")
+
+
+def _check_key(file: Path) -> Iterator[Finding]:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
+
+    make = "make one: ./certificates.sh key N, and send the file .pub to the server's operators"
+    try:
+        key = load_ssh_private_key(file.read_bytes(), password=None)
+    except OSError as error:
+        yield broken("key", f"cannot read {file}: {error.strerror or error}", make)
+        return
+    except Exception as error:  # bytes from outside can fail in any way
+        found = f"{file} is no private key without a password in OpenSSH's format ({type(error).__name__})"
+        yield broken("key", found, make)
+        return
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not uses_nist_ec_curve(key.public_key()):
+        kind = key.curve.name if isinstance(key, ec.EllipticCurvePrivateKey) else type(key).__name__
+        found = f"{file} is a key of the kind {kind}, expected one on a NIST curve such as P-384"
+        yield broken("key", found, make)
+        return
+    if found := _find_open_mode(file):
+        yield broken("key", found, f"chmod 600 {file}")
+        return
+    yield ok("key", f"{file} is a key for Flower ({key.curve.name}) that only its owner can read")
+
+
+def _check_authority(file: Path) -> Iterator[Finding]:
+    from cryptography import x509
+
+    advice = "get it from the server's operators, over a channel that you trust"
+    try:
+        found = x509.load_pem_x509_certificates(file.read_bytes())
+    except OSError as error:
+        yield broken("authority", f"cannot read {file}: {error.strerror or error}", advice)
+        return
+    except ValueError:
+        yield broken("authority", f"{file} holds no certificate in PEM format", advice)
+        return
+    # An expired authority beside a valid one does no harm, and both are there while the authority changes.
+    end = max(one.not_valid_after_utc for one in found)
+    yield _judge_end("authority", str(file), end, "get the new one from the server's operators")
+
+
+@dataclass(frozen=True)
+class ServerAnswer:
+    """What the server says about itself.
+
+    Attributes:
+        date: its clock, if it tells it; whole seconds.
+        certificate_end: end of its certificate.
+        sent, received: this machine's clock when the question left and when the answer came, seconds since 1970.
+
+    """
+
+    date: datetime | None
+    certificate_end: datetime
+    sent: float
+    received: float
+
+
+def _ask_server(superlink: str, authority: Path) -> ServerAnswer:
+    """Connect as the node does: TCP, and TLS that trusts the authority alone."""
+    import httpx
+
+    context = ssl.create_default_context(cafile=str(authority))
+    sent = time.time()
+    with (
+        httpx.Client(verify=context, timeout=TIMEOUT_S, trust_env=False) as client,
+        client.stream("GET", f"https://{superlink}/") as answer,
+    ):
+        received = time.time()
+        certificate = answer.extensions["network_stream"].get_extra_info("ssl_object").getpeercert()
+        date = parsedate_to_datetime(answer.headers["date"]) if "date" in answer.headers else None
+    end = datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate["notAfter"]), UTC)
+    return ServerAnswer(date, end, sent, received)
+
+
+def _check_server(superlink: str | None, authority: Path) -> Iterator[Finding]:
+    if superlink is None:
+        yield note("server", "not checked", "give --superlink HOST:PORT")
+        return
+    try:
+        answer = _ask_server(superlink, authority)
+    except Exception as error:  # the network and TLS fail in many ways
+        text = str(error) or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            reason = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or text
+            advice = next(
+                (one for words, one in TLS_ADVICE.items() if words in reason), "ask the server's operators"
+            )
+            yield broken("server", f"{superlink} answers, but its certificate: {reason}", advice)
+            return
+        advice = "see that the address is right, that the server runs, and that no firewall is between"
+        yield broken("server", f"{superlink} cannot be reached: {summarize_error(error)}", advice)
+        return
+    yield ok("server", f"{superlink} answers over TLS, and the node trusts it")
+    advice = "the server's operators must renew it"
+    yield _judge_end("certificate", "the server's certificate", answer.certificate_end, advice)
+    yield _check_clock(answer)
+
+
+def _check_clock(answer: ServerAnswer) -> Finding:
+    """Compare this machine's clock with the server's, as exactly as the Date header allows."""
+    if answer.date is None:
+        return note("clock", f"the server does not tell its time; {CLOCK_RULE}", "compare by hand")
+    server = answer.date.timestamp()
+    # The header was right at some moment while the question was under way, or up to DATE_LAG_S earlier.
+    least, most = answer.sent - (server + DATE_LAG_S), answer.received - server
+    if least > MAX_AHEAD_S or most < -MAX_BEHIND_S:
+        side, seconds = ("ahead of", least) if least > 0 else ("behind", -most)
+        found = f"this machine's clock is {seconds:.0f} s or more {side} the server's; {CLOCK_RULE}"
+        return broken("clock", found, "synchronise it, such as with chrony")
+    found = f"between {least:+.1f} and {most:+.1f} s ahead of the server's; {CLOCK_RULE}"
+    return ok("clock", found)
+
+
+def _check_state(folder: Path) -> Iterator[Finding]:
+    if reason := find_write_error(folder):
+        advice = "make the folder writable for the user of the node"
+        yield broken("state", f"cannot write into {find_nearest(folder)}: {reason}", advice)
+        return
+    advice = "free some space; states and models are kept there"
+    yield check_free_space("state", folder, f" for {folder}", "broken", advice)

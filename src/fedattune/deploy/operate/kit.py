@@ -4,11 +4,13 @@ The scripts find every file beside themselves, so the folder can be moved and co
 """
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..._version import __version__
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, RunError
 from ...core.io import write_text
 from ..config import DeploymentOptions, Scalar
 
@@ -17,6 +19,12 @@ ROSTER = "nodes/roster.pub"
 
 MONITORING = "monitoring"
 """Folder of the files for Prometheus and Grafana; a deployment without metrics has none."""
+
+APP_FILE = "app/pyproject.toml"
+"""The Flower app of a deployment, with the configuration of its runs."""
+
+CONFIG_KEYS = ("tool", "flwr", "app", "config")
+"""Keys on the way to the configuration of the run in the Flower app."""
 
 TEMPLATES = {
     "README.md": "README.md",
@@ -167,3 +175,52 @@ def _to_toml(values: Mapping[str, Scalar]) -> str:
         if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
             raise ConfigError(f"{key}: {value!r} is no Unicode text")
     return tomli_w.dumps(values)
+
+
+def read_app(folder: Path) -> dict[str, Any]:
+    """Read the Flower app of a deployment.
+
+    Raises:
+        RunError: the folder holds no deployment.
+        ConfigError: the file is damaged.
+
+    """
+    file = folder / APP_FILE
+    if not file.is_file():
+        raise RunError(
+            f"{folder} holds no deployment: no {file}; give the folder that fedattune deploy wrote"
+        )
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}; fix it") from error
+
+
+def find_run_folder(folder: Path) -> Path:
+    """Find the run folder of a deployment; any other folder is taken for a run folder itself."""
+    if not (folder / APP_FILE).is_file():
+        return folder
+    config = find_run_config(read_app(folder), folder / APP_FILE)
+    return folder / str(config.get("run-folder", "runs/deployment"))
+
+
+def find_run_config(app: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Find the configuration of the run in a Flower app; empty if there is none.
+
+    Args:
+        app: content of the app's pyproject.toml.
+        file: that file, for messages.
+
+    Raises:
+        ConfigError: a key on the way holds no table.
+
+    """
+    found: Any = app
+    for depth, key in enumerate(CONFIG_KEYS, start=1):
+        found = found.get(key, {})
+        if not isinstance(found, dict):
+            raise ConfigError(
+                f"{file}: {'.'.join(CONFIG_KEYS[:depth])} is {found!r:.40}, expected the table "
+                f"[{'.'.join(CONFIG_KEYS)}] with keys such as rounds = 10"
+            )
+    return dict(found)
