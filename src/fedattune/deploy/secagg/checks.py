@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...core.checks import Finding, broken, note, ok
+from ...core.checks import Finding, broken, note
 from ...core.errors import ConfigError
 from ..node.policy import NodePolicy
 from . import keys
