@@ -94,7 +94,7 @@ class RunCheckpoints:
     @property
     def spends_secretly(self) -> bool:
         """True if a round that is done again costs epsilon again."""
-        return bool(self.uploads.privacy or self.ledger.plan) and self.backend.has_secret_noise
+        return bool(self.uploads.privacy or self.ledger.plan) and self.backend.traits.is_deployed
 
     def save(self, status: RunStatus) -> None:
         """Write a checkpoint of the last finished round."""

@@ -100,7 +100,7 @@ class RoundLoop:
         self.uploads = UploadPipeline(
             self.context, self.backend, has_one_model=self.server.global_model is not None
         )
-        self.ledger = RecordLedger(self.context, is_secret=self.backend.has_secret_noise)
+        self.ledger = RecordLedger(self.context, is_secret=self.backend.traits.is_deployed)
         self.checkpoints: RunCheckpoints | None = None
         if folder:
             self.checkpoints = RunCheckpoints(
@@ -154,7 +154,7 @@ class RoundLoop:
             stopped = not is_last and self.backend.can_save and should_stop()
             if is_last:
                 self._save_models()
-            is_due = self.backend.should_save_every_round or now - saved > cost / CHECKPOINT_SHARE
+            is_due = self.backend.traits.is_deployed or now - saved > cost / CHECKPOINT_SHARE
             if is_last or stopped or (is_due and self.backend.can_save):
                 self._save()
                 saved = committed = time.perf_counter()
@@ -191,7 +191,7 @@ class RoundLoop:
             self._record_scores(r, scores)
             if not self.context.is_answered:
                 mixing = server.take_mixing(reply.ids)
-            if mixing and not backend.merges_clients:
+            if mixing and not backend.traits.merges_clients:
                 self.store.add_mixing(r, mixing)
         self._record(request, reply)
 
@@ -200,7 +200,7 @@ class RoundLoop:
 
     def _train(self, request: TrainRequest) -> TrainReply:
         """Send to clients and train them: all of a round at once, or as many as fit into memory."""
-        size = max(len(request.cohort), self.backend.max_clients)
+        size = max(len(request.cohort), self.backend.traits.max_clients)
         chunks = torch.split(request.ids, size)
         reply = TrainReply.merge([self._train_chunk(request._replace(ids=chunk)) for chunk in chunks])
         self._record_scores(*self.backend.take_late_scores())
@@ -307,7 +307,7 @@ class RoundLoop:
     @cached_property
     def _facts(self) -> dict[str, Any]:
         facts = collect_facts(self.context)
-        return merge_clients(facts, self.context) if self.backend.merges_clients else facts
+        return merge_clients(facts, self.context) if self.backend.traits.merges_clients else facts
 
     @cached_property
     def _inputs(self) -> InputSpec | None:
@@ -369,7 +369,7 @@ class RoundLoop:
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
             "notes": [*notes, *self.status.notes, *self.backend.notes],
             **self.status.refusals.collect_facts(context),
-            **collect_missing_facts(context, records, is_merged=self.backend.merges_clients),
+            **collect_missing_facts(context, records, is_merged=self.backend.traits.merges_clients),
             "reports": {**self.ledger.facts(self.status.repeats), **of_uploads},
             **(collect_client_scalars(context, models) if is_finished else {}),
         }

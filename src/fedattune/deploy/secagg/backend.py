@@ -1,6 +1,7 @@
 """The clients of a deployment under secure aggregation, for the round loop: each exchange is a session over nodes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -54,8 +55,6 @@ class SecureBackend(MonitoredBackend):
 
     """
 
-    merges_clients = True
-
     def __init__(
         self,
         context: RunContext,
@@ -65,6 +64,7 @@ class SecureBackend(MonitoredBackend):
         key: Mapping[str, Any],
     ) -> None:
         super().__init__(context, make_payload, grid, registry, key)
+        self.traits = replace(self.traits, merges_clients=True)
         self._sums = require_sums(str(key["algorithm"]), context.algorithm)
         self._tensors = list_tensors(self._expected_upload, self.statistics)
         for name in self._tensors:

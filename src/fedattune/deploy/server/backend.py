@@ -14,7 +14,7 @@ from ...core.params import Params
 from ...core.payload import Payload
 from ...runs.checkpoint import restore_tree
 from ...runs.context import RunContext
-from ...training.backends.base import TrainReply, TrainRequest
+from ...training.backends.base import BackendTraits, TrainReply, TrainRequest
 from ...training.backends.message import FORMAT_VERSION, JOINED_FORMAT, WorkerMessage, join_messages
 from ...training.backends.remote import RemoteBackend
 from ...training.clients.evaluation import PointScores
@@ -49,10 +49,6 @@ class FlowerBackend(RemoteBackend):
 
     """
 
-    should_save_every_round = True
-    has_secret_noise = True
-    has_claimed_counts = True
-
     @property
     def can_save(self) -> bool:  # type: ignore[override]
         """Tell whether the nodes stand at the server's round."""
@@ -67,9 +63,11 @@ class FlowerBackend(RemoteBackend):
         key: Mapping[str, Any],
     ) -> None:
         self._registry, self._grid, self._key = registry, grid, dict(key)
-        self.largest_update = registry.deployment.largest_update
         members = [torch.tensor(sorted(node.clients.values())) for node in registry.nodes]
         super().__init__(context, members, make_payload)
+        self.traits = BackendTraits(
+            context.n_clients, is_deployed=True, largest_update=registry.deployment.largest_update
+        )
         # The round of each client's last accepted reply, (N,): the client continues from there.
         self._last = torch.zeros(context.n_clients, dtype=torch.int64)
         self._last_before = self._last  # before the last exchange

@@ -187,7 +187,7 @@ class _Server:
             run_folder, config = self._open_folder(name, algorithm, seed)
             loop, backend = self._open_loop(name, algorithm, seed, run_folder, config)
         wire = {"up": backend.bytes_received, "down": backend.bytes_sent}
-        told = [MERGED_NOTE] if backend.merges_clients else []
+        told = [MERGED_NOTE] if backend.traits.merges_clients else []
         facts = {**result.facts, "wire": wire, "notes": [*result.notes, *told, *self.registry.notes]}
         Result(result.config, facts, result.store).finish(run_folder)
         return Result.load(run_folder.path)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -80,7 +81,7 @@ class TrainReply(NamedTuple):
 
     @classmethod
     def merge(cls, replies: Sequence["TrainReply"]) -> "TrainReply":
-        """Concatenate the replies to the parts of one request."""
+        """Put the replies to the parts of one request after each other."""
         if len(replies) == 1:
             return replies[0]
         uploaded = [reply for reply in replies if len(reply.ids)] or replies[:1]
@@ -97,31 +98,40 @@ class TrainReply(NamedTuple):
         )
 
 
+@dataclass(frozen=True)
+class BackendTraits:
+    """What the round loop must know about a backend.
+
+    Attributes:
+        max_clients: number of clients to train per request; ignored if the cohort is larger.
+        is_deployed: whether clients are elsewhere. Then a checkpoint follows every round, because clients cannot be
+            taken back far; sample counts are claims; and the noise of differential privacy comes from the operating
+            system, and not from the seed.
+        merges_clients: whether scores are of all clients together, as one client with the number after the last.
+        largest_update: ratio of an update's norm to the usual norm above which it is rejected.
+
+    """
+
+    max_clients: int
+    is_deployed: bool = False
+    merges_clients: bool = False
+    largest_update: float = LARGEST_UPDATE
+
+
 class Backend(ABC):
     """Clients in this process or behind a network, named by their numbers among all clients.
 
     Attributes:
+        traits: what the round loop must know about the backend.
         statistics: the averaged BatchNorm statistics that clients are sent; empty if these stay local.
-        max_clients: number of clients to train per request; ignored if the cohort is larger.
-        should_save_every_round: whether a checkpoint follows every round, as remote clients cannot be taken back far.
-        largest_update: ratio of an update's norm to the usual norm, above which it is rejected.
-        has_claimed_counts: whether sample counts are what clients elsewhere say.
         can_save: whether a checkpoint is possible now; not while clients are ahead of the server's round.
-        has_secret_noise: whether the noise of differential privacy comes from the operating system, as it must outside
-            simulations; there it comes from the seed.
-        merges_clients: whether scores are of all clients together, as one client with the number after the last.
         notes: sentences about the run that only the backend knows.
 
     """
 
+    traits: BackendTraits
     statistics: Params
-    max_clients: int
-    should_save_every_round = False
-    largest_update = LARGEST_UPDATE
-    has_claimed_counts = False
     can_save = True
-    has_secret_noise = False
-    merges_clients = False
     notes: list[str]
 
     @property

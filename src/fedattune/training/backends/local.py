@@ -26,7 +26,7 @@ from ..effects import MEASURED_SAMPLES, measure_module, measure_training
 from ..setup import resolve_weight_decay
 from ..uploads.adversary import poison_federation
 from ..uploads.client_privacy import ClientPrivacy
-from .base import Backend, TrainReply, TrainRequest, find_rows
+from .base import Backend, BackendTraits, TrainReply, TrainRequest, find_rows
 
 REQUEST_CHUNK_BYTES = 1 << 30
 """Bytes of models that are trained together, unless more clients than that upload."""
@@ -66,9 +66,11 @@ class LocalBackend(Backend):
         settings, task = context.settings, context.task
         federation = poison_federation(context)
         self.context, self.storage, self.notes = context, storage, []
-        self.has_secret_noise = is_one_message  # so only the process of a real node ends
-        self.privacy = ClientPrivacy.make(context, "local", is_secret=self.has_secret_noise)
-        self.max_clients = max(1, REQUEST_CHUNK_BYTES // max(1, task.params.nbytes()))
+        self.traits = BackendTraits(
+            max(1, REQUEST_CHUNK_BYTES // max(1, task.params.nbytes())),
+            is_deployed=is_one_message,  # only the process of a real node ends after a message
+        )
+        self.privacy = ClientPrivacy.make(context, "local", is_secret=is_one_message)
         self.client_ids = context.all_ids if client_ids is None else client_ids
         n_samples = float(context.n_train[self.client_ids].double().mean())
         steps_per_round = settings.count_local_steps(n_samples) // settings.rounds
@@ -102,7 +104,7 @@ class LocalBackend(Backend):
             )
         self._trained_models: list[ClientModels] = []
         self._kept = KeptModels.start(context, storage)
-        self._record_plan = RecordPlan.make(context, is_secret=self.has_secret_noise)
+        self._record_plan = RecordPlan.make(context, is_secret=is_one_message)
 
     @property
     def planned_evaluations(self) -> int:

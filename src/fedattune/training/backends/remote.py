@@ -16,7 +16,7 @@ from ...runs.context import RunContext
 from ...runs.rows import RowStack
 from ..clients.evaluation import PointScores
 from ..clients.state import PayloadFactory, copy_payload_rows, put_payload_rows
-from .base import Backend, TrainReply, TrainRequest
+from .base import Backend, BackendTraits, TrainReply, TrainRequest
 from .message import WorkerMessage
 
 
@@ -39,7 +39,7 @@ class RemoteBackend(Backend):
         self, context: RunContext, worker_clients: Sequence[Tensor], make_payload: PayloadFactory
     ) -> None:
         self.context, self.worker_clients, self.notes = context, worker_clients, []
-        self.max_clients = context.n_clients
+        self.traits = BackendTraits(context.n_clients)
         self.statistics = context.initial_statistics
         self._personal_example = context.task.params.only(
             context.algorithm.personal.names(context.task.model)

@@ -58,12 +58,14 @@ class UploadPipeline:
     def __init__(self, context: RunContext, backend: Backend, *, has_one_model: bool) -> None:
         self._context, self._backend = context, backend
         self.adversary = Adversary(context) if context.settings.attack else None
-        self.privacy = ClientPrivacy.make(context, is_secret=backend.has_secret_noise)
-        self._sees_sums_only = backend.merges_clients or bool(self.privacy and self.privacy.accounting.is_sum)
+        self.privacy = ClientPrivacy.make(context, is_secret=backend.traits.is_deployed)
+        self._sees_sums_only = backend.traits.merges_clients or bool(
+            self.privacy and self.privacy.accounting.is_sum
+        )
         self.screen = Screen(
             context,
-            backend.largest_update,
-            are_claims=backend.has_claimed_counts or self.adversary is not None,
+            backend.traits.largest_update,
+            are_claims=backend.traits.is_deployed or self.adversary is not None,
             has_one_model=has_one_model,
             sees_uploads=not self._sees_sums_only,
         )
