@@ -21,7 +21,7 @@ data = fedattune.federation_from(clients, names=["a0", "b0", "a1", "b1", "a2", "
 
 for name in ("local", "fedavg", "fedmcsa"):
     result = fedattune.fit(data, name, "mlr", rounds=30, lr=0.1)
-    print(f"{name:8} {result.metrics['acc_uniform']:.3f} ({result.headline})")
+    print(f"{name:8} {result.metrics['acc_uniform']:.3f} ({result.evaluation_point})")
 
 # `result` is FedMCSA's: numbers per client, and who learned from whom.
 for client in result.clients:

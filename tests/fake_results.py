@@ -19,7 +19,7 @@ class Fake:
     algorithm: str
     accuracy: list[float]
     validation: float | None = 0.5
-    headline: str = "trained"
+    evaluation_point: str = "trained"
     bytes_up: int = 260_000
     bytes_down: int = 0
     seconds: float = 12.34
@@ -76,7 +76,9 @@ class Fake:
     def history(self) -> list[Any]:
         """Losses as given, else one that no other method has."""
         losses = self.losses or [float(zlib.crc32(self.algorithm.encode()))]
-        return [{"round": i + 1, self.headline: {"loss_uniform": loss}} for i, loss in enumerate(losses)]
+        return [
+            {"round": i + 1, self.evaluation_point: {"loss_uniform": loss}} for i, loss in enumerate(losses)
+        ]
 
     @property
     def n_clients(self) -> int:

@@ -98,7 +98,7 @@ def test_page_of_a_method_has_docstring_signature_paper_and_what_is_written(name
     for option in list_options(factory):
         assert f"{option.name}={option.default!r}" in text
         assert re.search(rf"^\| `{option.name}` \| `", text, re.MULTILINE), option.name
-    assert f"`{factory().headline}`: " in text
+    assert f"`{factory().evaluation_point}`: " in text
     for key in load_tables()["method"][name]:
         assert load_entries()[key].splitlines()[0] in text
         assert re.search(r"arXiv|doi|20\d\d", text)

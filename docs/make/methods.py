@@ -37,7 +37,7 @@ def make_page(name: str, factory: Callable[..., Algorithm]) -> str:
     keywords = ", ".join(f"{option.name}={option.default!r}" for option in list_options(factory))
     facts = [
         f"| Paper | {'; '.join(map(_format_paper, _list_papers(name))) or 'none'} |",
-        f"| Scored at | {POINTS[factory().headline]} |",
+        f"| Scored at | {POINTS[factory().evaluation_point]} |",
         f"| Command line | `fedattune compare --algorithms local,{name}` |",
         f'| Python | `fedattune.fit("{name}", data)`, or with the object of `fedattune.algorithms.{name}()` |',
     ]
@@ -199,7 +199,7 @@ def make_table() -> str:
     lines = ["| method | the server sends | the client | scored at |", "|---|---|---|---|"]
     for name, one in METHODS.items():
         link = f"[`{name}`](../algorithms/{find_written_pages()[name].name})"
-        lines.append(f"| {link} | {one.server} | {one.client} | {one.factory().headline} |")
+        lines.append(f"| {link} | {one.server} | {one.client} | {one.factory().evaluation_point} |")
     return "\n".join(lines)
 
 

@@ -75,7 +75,7 @@ def test_fedavg_of_cohorts_is_one_model_for_all(ragged: Federation, tmp_path: Pa
     assert not analyse(tmp_path, "local").has_mixtures
 
 
-def test_gains_are_means_over_seeds_at_the_headline_point(tmp_path: Path) -> None:
+def test_gains_are_means_over_seeds_at_the_evaluation_point(tmp_path: Path) -> None:
     results = read_runs([compared(tmp_path)]).results
     np.testing.assert_allclose(
         compute_gains_over_local(group_by_algorithm(results), "fedmcsa"), [0.25, 0.1, 0.0, -0.025]

@@ -89,7 +89,9 @@ class Moving(Fake):
     @property
     def history(self) -> list[Any]:
         key = "loss_uniform" if self.is_regression else "acc_uniform"
-        return [{"round": r, "validation": {self.headline: {key: v}}} for r, v in enumerate(self.curve)]
+        return [
+            {"round": r, "validation": {self.evaluation_point: {key: v}}} for r, v in enumerate(self.curve)
+        ]
 
     def read_curve(self, metrics: Any) -> float:
         return float(metrics["loss_uniform"])

@@ -110,8 +110,8 @@ def test_columns_that_no_method_has_are_left_out() -> None:
     heads = ("global", "arrived", "new")
     assert [first[head] for head in heads] == ["40.00", "-", "-"]
     assert [second[head] for head in heads] == ["-", "15.00", "30.00"]  # 15: the mean of 0.1 and 0.2
-    (other,) = cells(results(Fake("c", LOCAL, joined=[0.2, 0.4], headline="received")))
-    assert (other["arrived"], other["new"]) == ("15.00", "30.00")  # whatever the headline is
+    (other,) = cells(results(Fake("c", LOCAL, joined=[0.2, 0.4], evaluation_point="received")))
+    assert (other["arrived"], other["new"]) == ("15.00", "30.00")  # at every evaluation point
     assert "global: the one global model" in printed(both)
     assert "arrived: mean over clients that joined after training" in printed(both)
     assert "new: the same after rounds of their own" in printed(both)

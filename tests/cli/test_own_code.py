@@ -40,7 +40,7 @@ class Mean(Average):
 
 def near(*, mu: NonNegative = helper.MU, tag="x") -> Algorithm:
     """Pull to the mean."""
-    return Algorithm(SGD((Proximal(mu),)), Mean(), headline="received")
+    return Algorithm(SGD((Proximal(mu),)), Mean(), evaluation_point="received")
 
 
 def needs(*, mu: float) -> Algorithm:

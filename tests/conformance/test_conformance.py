@@ -328,7 +328,7 @@ def test_a_method_of_the_users_own_is_held_to_the_same(ragged: Federation) -> No
         def aggregate(self, state: Any, ids: Any, sent: Any, uploads: Payload, n: Any) -> Any:
             return {"w": uploads.params.map(lambda a: a.median(0).values)}
 
-    algorithm = Algorithm(ALGORITHMS["fedavg"]().client, Median(), headline="received")
+    algorithm = Algorithm(ALGORITHMS["fedavg"]().client, Median(), evaluation_point="received")
     results = [fedattune.fit(ragged, algorithm, "mlr", engine=e, **RUN) for e in ("sequential", "vectorized")]
     assert distance(*results) < 1e-12
     assert results[0].config["algorithm"] == "custom"

@@ -60,7 +60,7 @@ def test_a_client_that_was_never_asked_holds_what_it_started_with(case: Case, ra
         assert same(held(run, never), {k: v.rows(torch.tensor(never)) for k, v in first.items()})
     elif first["personal"] or run.backend.client_states.local_state:
         assert not same(held(run, never), {k: v.rows(torch.tensor(never)) for k, v in first.items()})
-    models, _ = run.backend.headline_models
+    models, _ = run.backend.evaluated_models
     assert all(v.isfinite().all() for v in models.values())
 
 

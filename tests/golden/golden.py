@@ -151,7 +151,7 @@ def describe(result: Result) -> dict[str, Any]:
         return result
     points = ("received", "trained", "global", "validation")
     history = [{point: entry.get(point) for point in points} for entry in result.history]
-    last = result.history[-1][result.headline]
+    last = result.history[-1][result.evaluation_point]
     scores = hashlib.sha256()
     for part in ("test", "validation"):
         for round_, point, values in result.store.scores(part):

@@ -79,7 +79,7 @@ def test_the_runs_own_rows(suffix: str, run: Path, hospitals: Federation, tmp_pa
         wanted = expected(result, hospitals, name, test)
         room = 1e-6 if suffix == "onnx" else 0
         np.testing.assert_allclose(found.probabilities, wanted, atol=room, rtol=0)
-        assert found.accuracy == getattr(result.clients[number], result.headline)
+        assert found.accuracy == getattr(result.clients[number], result.evaluation_point)
         assert (found.n_known, found.classes) == (len(test), hospitals.classes)
         assert found.labels == [hospitals.classes[k] for k in wanted.argmax(1)]
 

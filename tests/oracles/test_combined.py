@@ -160,7 +160,7 @@ def test_it_is_the_algorithm_of_its_parts(
 def test_judged_at_the_trained_model_unless_there_is_one_model_for_all(server: str, client: str) -> None:
     one = server in ("average", "update_attention") and client in ("sgd", "prox", "scaffold")
     made = combined(server=server, client=client)  # type: ignore[arg-type]
-    assert made.headline == ("received" if one else "trained")
+    assert made.evaluation_point == ("received" if one else "trained")
 
 
 def test_an_option_that_no_part_has_is_refused(ragged: Federation) -> None:

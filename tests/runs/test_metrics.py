@@ -24,17 +24,17 @@ def record(r: int, diverged: list[int] | None = None, absent: list[int] | None =
     return RoundRecord(r, 0.5 * r, 10 * r, 20 * r, 8 * r, diverged or [], absent or [])
 
 
-def run(*rounds: tuple[int, int] | None, headline: str = "trained", **facts: Any) -> Result:
+def run(*rounds: tuple[int, int] | None, evaluation_point: str = "trained", **facts: Any) -> Result:
     """A run with these right answers of its two clients per round, none where it was not evaluated."""
     store = RunStore(None)
     for r, correct in enumerate(rounds, 1):
         if correct is not None:
-            other = "received" if headline == "trained" else "trained"
-            store.add_scores(r, headline, "test", scores(*correct))
+            other = "received" if evaluation_point == "trained" else "trained"
+            store.add_scores(r, evaluation_point, "test", scores(*correct))
             store.add_scores(r, other, "test", scores(0, 0))
         store.add_round(record(r))
     clients = [{"id": f"c{i}", "n_train": 5, "n_test": n} for i, n in enumerate(SIZES)]
-    known = {"headline": headline, "clients": clients, "notes": [], "n_parameters": 3}
+    known = {"headline": evaluation_point, "clients": clients, "notes": [], "n_parameters": 3}
     return Result({"algorithm": "m", "rounds": len(rounds)}, known | facts, store)
 
 
@@ -46,16 +46,16 @@ def test_means_over_clients_and_over_samples() -> None:
     )
 
 
-@pytest.mark.parametrize("headline", ["received", "trained"])
-def test_bmta_is_the_best_round_by_each_mean(headline: str) -> None:
+@pytest.mark.parametrize("evaluation_point", ["received", "trained"])
+def test_bmta_is_the_best_round_by_each_mean(evaluation_point: str) -> None:
     """(10, 3): 0.55 and 13/40; (2, 24): 0.5 and 26/40: one round is best by clients, another by samples."""
-    result = run((0, 3), (10, 3), (2, 24), (10, 3), headline=headline)
+    result = run((0, 3), (10, 3), (2, 24), (10, 3), evaluation_point=evaluation_point)
     assert result.bmta == {
         "uniform": {"accuracy": pytest.approx(0.55), "round": 2},
         "pooled": {"accuracy": pytest.approx(0.65), "round": 3},
     }
     assert result.to_json()["bmta"] == result.bmta
-    assert result.best_test == result.history[1][headline] | {"round": 2}
+    assert result.best_test == result.history[1][evaluation_point] | {"round": 2}
 
 
 def test_bmta_of_a_run_that_was_never_evaluated() -> None:

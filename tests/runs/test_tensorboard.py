@@ -41,7 +41,7 @@ def agree(folder: Path, result: Result) -> EventAccumulator:
         r = entry["round"]
         groups = {f"test_{point}": entry[point] for point in ("received", "trained")}
         groups |= {f"validation_{point}": numbers for point, numbers in (entry["validation"] or {}).items()}
-        groups["headline"] = entry[result.headline]
+        groups["headline"] = entry[result.evaluation_point]
         groups["cost"] = {"bytes_up": entry["bytes"]["up"], "bytes_down": entry["bytes"]["down"]}
         if "global" in entry:
             groups["test_global"] = entry["global"]

@@ -238,7 +238,7 @@ def test_liars_cost_one_model_nothing(attack: str, digits: Federation) -> None:
     attacked = fedattune.fit(digits, "fedavg", "dnn", attack=attack, attackers=4, **more)
     honest = fedattune.fit(digits, "fedavg", "dnn", **more)
     ids = {client.id for client in attacked.clients}
-    values = [getattr(c, honest.headline) for c in honest.clients if c.id in ids]
+    values = [getattr(c, honest.evaluation_point) for c in honest.clients if c.id in ids]
     assert attacked.metrics["acc_uniform"] > np.mean(values) - 0.02
     refused = {digits.names[client] for _, client, _ in attacked.store.faults()}
     assert len(refused - ids) == 4
@@ -261,7 +261,7 @@ def test_who_is_set_apart_shares_with_nobody(method: str, digits: Federation) ->
             assert matrix[:, one] == pytest.approx(alone)
     honest = fedattune.fit(digits, method, "dnn", rounds=12, lr=0.05)
     ids = {client.id for client in run.clients}
-    values = [getattr(c, honest.headline) for c in honest.clients if c.id in ids]
+    values = [getattr(c, honest.evaluation_point) for c in honest.clients if c.id in ids]
     assert run.metrics["acc_uniform"] > np.mean(values) - 0.03
 
 
@@ -271,7 +271,7 @@ def test_who_is_apart_stays_so_and_newcomers_are_not() -> None:
     state, ids = rule.init(w0, 4), torch.arange(4)
     uploads = Payload(Params(a=torch.tensor([[1.0] * 3, [2.0] * 3, [3.0] * 3, [9.0] * 3])))
     sent = rule.broadcast(state, ids).payload
-    state = rule.separate(
+    state = rule.quarantine(
         rule.aggregate(state, ids, sent, uploads, torch.ones(4, dtype=torch.int64)), ids[3:]
     )
     assert rule.newcomer_model(state)["a"].tolist() == [2.0] * 3
@@ -284,7 +284,7 @@ def test_who_is_apart_stays_so_and_newcomers_are_not() -> None:
     assert float(weights[4, 3]) == 0.0  # apart
     assert weights[:4, 4].tolist() == [0.0] * 4
     assert weights[3].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0]
-    state = rule.evict(state, ids[3:])  # its next upload is refused
+    state = rule.discard_uploads(state, ids[3:])  # its next upload is refused
     weights = rule.broadcast(state, torch.arange(5)).mixing.weights["a"]
     assert weights[3].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0]
     assert weights[:, 3].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0]

@@ -125,7 +125,7 @@ def test_nothing_of_a_run_changes_in_its_rounds(ragged: Federation) -> None:
     context = make_run_context(
         ALGORITHMS["fedmcsa"](), ragged, make_model("mlr", ragged), Settings(train="cohort")
     )
-    assert context.is_answered
+    assert context.replies_immediately
     assert context.algorithm.participation.train == "cohort"
     assert (context.n_clients, context.eval_ids.tolist()) == (6, list(range(6)))
     with pytest.raises(AttributeError):

@@ -34,7 +34,7 @@ def digits() -> Federation:
 
 def make_screen(**settings: Any) -> Screen:
     are_claims = settings.pop("are_claims", True)
-    algorithm = SimpleNamespace(client=SGD(), server=SimpleNamespace(can_separate=False, sends_models=True))
+    algorithm = SimpleNamespace(client=SGD(), server=SimpleNamespace(can_quarantine=False, sends_models=True))
     federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)], classes=("a", "b", "c", "d"))
     task = SimpleNamespace(params={"body.weight": torch.zeros(30, 20), "head.weight": torch.zeros(4, 30)})
     context = SimpleNamespace(
@@ -42,7 +42,7 @@ def make_screen(**settings: Any) -> Screen:
         settings=Settings(**settings),
         algorithm=algorithm,
         federation=federation,
-        is_answered=False,
+        replies_immediately=False,
         n_train=torch.full((CLIENTS,), 50),
     )
     return Screen(
@@ -255,7 +255,7 @@ def test_liars_cost_honest_clients_little(name: str, attack: str, digits: Federa
     attacked = fedattune.fit(digits, name, "dnn", attack=attack, attackers=4, **more)
     honest = fedattune.fit(digits, name, "dnn", **more)
     ids = {client.id for client in attacked.clients}
-    values = [getattr(c, honest.headline) for c in honest.clients if c.id in ids]
+    values = [getattr(c, honest.evaluation_point) for c in honest.clients if c.id in ids]
     assert len(ids) == 16
     assert attacked.metrics["acc_uniform"] > np.mean(values) - 0.06
     refused = {client for _, client, _ in attacked.store.faults()}
@@ -285,7 +285,7 @@ def test_a_refused_model_leaves_the_bank() -> None:
             uploads = uploads._replace(extra={"affinity": Params(a=torch.zeros(4, 3))})
         state = rule.aggregate(state, ids, sent, uploads, torch.ones(4, dtype=torch.int64))
         assert float(torch.cat([v.flatten() for v in _models(rule, state)]).abs().max()) > 1e5
-        state = rule.evict(state, torch.tensor([3]))
+        state = rule.discard_uploads(state, torch.tensor([3]))
         assert float(torch.cat([v[:3].flatten() for v in _models(rule, state)]).abs().max()) < 100
 
 

@@ -295,7 +295,7 @@ class AttuneServer(ServerUpdate):
         stacks = {name: cast(Params, state[name]).rows(source) for name in ("w", "velocity")}
         return {**state, **stacks, "group": group, "class_rows": sums, "n_uploads": n_uploads}
 
-    def evict(self, state: ServerState, ids: Tensor) -> ServerState:
+    def discard_uploads(self, state: ServerState, ids: Tensor) -> ServerState:
         """Forget the class rows of clients `ids`, so that they form no groups."""
         return {
             **state,
@@ -358,5 +358,5 @@ def attune(
         AttuneServer(server_momentum, stretch, likeness, weighting),
         personal=NamedParameters(("own", "guard")),
         network=TwinNetwork(1.0 if guard == "shared" else 0.5, class_shares),
-        headline="received",
+        evaluation_point="received",
     )

@@ -156,7 +156,7 @@ def combined(
         ControlVariateWrapper(rule) if client == "scaffold" else rule,
         personal=NoParameters() if personal == "none" else PERSONAL_SELECTORS[personal].make(),
         participation=ANSWERED_UPLOADS if answer else Participation(),
-        headline="received" if one_model else "trained",
+        evaluation_point="received" if one_model else "trained",
         bn_buffers="local" if personal == "norms" else None,
         notes=(f"combined: {', '.join(f'{k}={_format_value(v)}' for k, v in parts.items())}",),
     )

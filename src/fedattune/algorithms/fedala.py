@@ -162,4 +162,6 @@ def fedala(
         weighting: weights p_k in the average: by training samples, or `uniform`.
 
     """
-    return Algorithm(FedALAClient(layers, eta, share, first_passes), Average(weighting), headline="received")
+    return Algorithm(
+        FedALAClient(layers, eta, share, first_passes), Average(weighting), evaluation_point="received"
+    )

@@ -101,6 +101,6 @@ def fedam(
             per_feature=per_feature,
             alignment=alignment,
         ),
-        headline="received",
+        evaluation_point="received",
         notes=(note,) if client_vector == "sum" else (),
     )

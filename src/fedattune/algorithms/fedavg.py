@@ -34,7 +34,7 @@ def fedavg(*, weighting: Weighting = "samples") -> Algorithm:
         weighting: weights p_k in the mean: proportional to the training samples n_k, or `uniform`: 1 / cohort size.
 
     """
-    return Algorithm(SGD(), Average(weighting), headline="received")
+    return Algorithm(SGD(), Average(weighting), evaluation_point="received")
 
 
 @method(Family.ADAPTED, "one average", "SGD; fine-tunes the average before use")

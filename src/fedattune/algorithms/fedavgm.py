@@ -63,4 +63,4 @@ def fedavgm(
         weighting: weights p_k in the mean update D: `uniform`, as in IGFL's comparison, or by training samples.
 
     """
-    return Algorithm(SGD(), HeavyBall(weighting, server_lr, beta), headline="received")
+    return Algorithm(SGD(), HeavyBall(weighting, server_lr, beta), evaluation_point="received")

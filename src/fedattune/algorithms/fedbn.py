@@ -35,5 +35,5 @@ def fedbn(*, weighting: Weighting = "uniform") -> Algorithm:
 
     """
     return Algorithm(
-        SGD(), Average(weighting), personal=BatchNorms(), bn_buffers="local", headline="received"
+        SGD(), Average(weighting), personal=BatchNorms(), bn_buffers="local", evaluation_point="received"
     )

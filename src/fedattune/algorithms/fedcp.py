@@ -70,5 +70,5 @@ def fedcp(
         PartAverage(weighting, copies=STARTING_COPIES),
         personal=PERSONAL_MODULES,
         network=FedCPNetwork(lam, context, vector=client_vector, random_first=random_first, noise=noise),
-        headline="received",
+        evaluation_point="received",
     )

@@ -112,4 +112,4 @@ def feddyn(*, alpha: Positive = 0.1) -> Algorithm:
         alpha: weight of the quadratic term; the paper chooses it from 0.1, 0.01 and 0.001.
 
     """
-    return Algorithm(SGD((DynamicRegularization(alpha),)), DynamicAverage(), headline="received")
+    return Algorithm(SGD((DynamicRegularization(alpha),)), DynamicAverage(), evaluation_point="received")

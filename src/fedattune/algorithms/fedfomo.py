@@ -293,5 +293,5 @@ def fedfomo(
     return Algorithm(
         FedFomoClient(validation, fallback, affinity),
         FedFomoServer(models, epsilon, epsilon_decay),
-        headline="received",
+        evaluation_point="received",
     )

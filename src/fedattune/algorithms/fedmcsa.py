@@ -183,7 +183,7 @@ def fedmcsa_no_mcsa(
         make_client(lam, anchor, "sent" if to_all else "newest"),
         Average(),
         participation=Participation(train="all", receive="all") if to_all else ANSWERED_UPLOADS,
-        headline=evaluate,
+        evaluation_point=evaluate,
         weight_decay=weight_decay,
         default_weight_decay=PROFILES[profile]["weight_decay"],
         notes=note_inert_lam("fedmcsa_no_mcsa", anchor, lam),

@@ -105,7 +105,7 @@ def fedadam(
 
     """
     return Algorithm(
-        SGD(), AdaptiveOptimizer(weighting, server_lr, "adam", beta1, beta2, tau), headline="received"
+        SGD(), AdaptiveOptimizer(weighting, server_lr, "adam", beta1, beta2, tau), evaluation_point="received"
     )
 
 
@@ -136,7 +136,7 @@ def fedyogi(
 
     """
     return Algorithm(
-        SGD(), AdaptiveOptimizer(weighting, server_lr, "yogi", beta1, beta2, tau), headline="received"
+        SGD(), AdaptiveOptimizer(weighting, server_lr, "yogi", beta1, beta2, tau), evaluation_point="received"
     )
 
 
@@ -160,5 +160,5 @@ def fedadagrad(
 
     """
     return Algorithm(
-        SGD(), AdaptiveOptimizer(weighting, server_lr, "adagrad", beta1, tau=tau), headline="received"
+        SGD(), AdaptiveOptimizer(weighting, server_lr, "adagrad", beta1, tau=tau), evaluation_point="received"
     )

@@ -44,4 +44,4 @@ def fedper(
         head: name of the linear layer that ends the head; None takes the last linear layer.
 
     """
-    return Algorithm(SGD(), Average(weighting), personal=Head(layers, head), headline="received")
+    return Algorithm(SGD(), Average(weighting), personal=Head(layers, head), evaluation_point="received")

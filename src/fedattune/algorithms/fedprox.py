@@ -38,4 +38,4 @@ def fedprox(*, mu: NonNegative = 0.1, weighting: Weighting = "samples") -> Algor
         weighting: weights p_k in the average: by training samples, or `uniform`, as in the paper.
 
     """
-    return Algorithm(SGD((Proximal(mu),)), Average(weighting), headline="received")
+    return Algorithm(SGD((Proximal(mu),)), Average(weighting), evaluation_point="received")

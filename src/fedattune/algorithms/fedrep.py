@@ -111,7 +111,7 @@ def fedrep(
         FedRepClient(head_epochs, base_epochs, momentum),
         Average(weighting),
         personal=Head(1, head),
-        headline="received",
+        evaluation_point="received",
         weight_decay=weight_decay,
         default_weight_decay=1e-4,
     )

@@ -131,5 +131,5 @@ def fedrod(
         PartAverage(weighting, copies=() if zeros else (("personal_head", "head"),)),
         personal=NamedParameters(("personal_head",)),
         network=FedRoDNetwork(zeros),
-        headline="received",
+        evaluation_point="received",
     )

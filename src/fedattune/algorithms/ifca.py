@@ -222,4 +222,4 @@ def ifca(
         weighting: weights in the average of a cluster: `uniform`, as in the paper, or by training samples.
 
     """
-    return Algorithm(IFCAClient(), IFCAServer(clusters, spread, weighting), headline="received")
+    return Algorithm(IFCAClient(), IFCAServer(clusters, spread, weighting), evaluation_point="received")

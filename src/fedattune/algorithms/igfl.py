@@ -278,7 +278,7 @@ def igfl(
     return Algorithm(
         SGD((GroupCorrection(stale_decay),)),
         GlobalUpdateWrapper(UpdateAttention(weighting, attention=attention, form=time_form)),
-        headline="received",
+        evaluation_point="received",
     )
 
 
@@ -300,7 +300,9 @@ def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> 
 
     """
     return Algorithm(
-        SGD((GroupCorrection(stale_decay),)), GlobalUpdateWrapper(Average(weighting)), headline="received"
+        SGD((GroupCorrection(stale_decay),)),
+        GlobalUpdateWrapper(Average(weighting)),
+        evaluation_point="received",
     )
 
 
@@ -321,5 +323,5 @@ def igfl_s(
 
     """
     return Algorithm(
-        SGD(), UpdateAttention(weighting, attention=attention, form=time_form), headline="received"
+        SGD(), UpdateAttention(weighting, attention=attention, form=time_form), evaluation_point="received"
     )

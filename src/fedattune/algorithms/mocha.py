@@ -117,7 +117,7 @@ class TaskRelationship(UploadStore):
         like = next(iter(relation.values()), own)
         return Broadcast(Payload(relation, {"omega": Params(own=own[:, 0].to(like.dtype))}))
 
-    def evict(self, state: ServerState, ids: Tensor) -> ServerState:
+    def discard_uploads(self, state: ServerState, ids: Tensor) -> ServerState:
         """Put the mean of the other models in place of the uploads of clients `ids`."""
         return self.forget(state, ids)
 

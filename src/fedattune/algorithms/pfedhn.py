@@ -194,7 +194,7 @@ def pfedhn(
     return Algorithm(
         SGD(momentum=momentum, clip=clip),
         PFedHNServer(embedding, hidden, depth, hn_lr, hn_momentum, hn_weight_decay, hn_clip),
-        headline="received",
+        evaluation_point="received",
         weight_decay=weight_decay,
         default_weight_decay=5e-5,
     )

@@ -141,9 +141,9 @@ class PFedLAServer(SeparableStore):
         return hn.draw_stack((self.embedding, *[self.hidden] * 3), heads)
 
     def allowed(self, state: ServerState, ids: Tensor) -> Tensor:
-        """Return which models (R, K) clients `ids` may receive: their own, and, unless apart, those of the pool."""
-        is_apart = cast(Tensor, state["apart"])[ids, None]
-        return (self.find_pool(state) & ~is_apart).scatter(1, ids[:, None], True)
+        """Return which models (R, K) clients `ids` may receive: their own and, unless in quarantine, the pool's."""
+        is_quarantined = cast(Tensor, state["quarantined"])[ids, None]
+        return (self.find_pool(state) & ~is_quarantined).scatter(1, ids[:, None], True)
 
     def logits(self, state: ServerState, ids: Tensor) -> Tensor:
         """Return the outputs (R, L, K) of the hypernetworks of clients `ids`, before normalisation."""
@@ -191,7 +191,7 @@ class PFedLAServer(SeparableStore):
         self.learn(state, ids, sent.params, uploads.params)
         return super().aggregate(state, ids, sent, uploads, n)
 
-    def evict(self, state: ServerState, ids: Tensor) -> ServerState:
+    def discard_uploads(self, state: ServerState, ids: Tensor) -> ServerState:
         """Put the mean of the other models in place of the uploads of clients `ids`."""
         return self.forget(state, ids)
 
@@ -215,9 +215,9 @@ class PFedLAServer(SeparableStore):
     def _grad_alpha(self, state: ServerState, sent: Params, uploads: Params) -> Tensor:
         """Return the gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>.
 
-        `normalised` divides it by s_l^2 / K, so that the scale of the models (of those not apart) cancels out.
+        `normalised` divides it by s_l^2 / K, so that the scale of the models (of those not in quarantine) cancels out.
         """
-        counted = (~cast(Tensor, state["apart"])).nonzero().flatten()
+        counted = (~cast(Tensor, state["quarantined"])).nonzero().flatten()
         theta = cast(Params, state["theta"])
         components = group_names(theta, self.unit)
         like = next(iter(sent.values()))
@@ -360,7 +360,9 @@ def pfedla(
         unit: part of the model with mixing weights of its own: the whole `model`, a `layer`, or a `tensor`.
 
     """
-    return Algorithm(SGD(), PFedLAServer(unit, hn_lr, hn_step, embedding, hidden, norm), headline="received")
+    return Algorithm(
+        SGD(), PFedLAServer(unit, hn_lr, hn_step, embedding, hidden, norm), evaluation_point="received"
+    )
 
 
 @method(
@@ -396,5 +398,5 @@ def heurpfedla(
     return Algorithm(
         HeurPFedLAClient(unit=unit),
         HeurPFedLAServer(unit, hn_lr, hn_step, embedding, hidden, norm, retain, upload_retained),
-        headline="received",
+        evaluation_point="received",
     )

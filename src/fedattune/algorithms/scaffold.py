@@ -141,5 +141,5 @@ def scaffold(
     return Algorithm(
         SGD((ControlVariateCorrection(option),)),
         ControlVariateWrapper(Average(weighting, server_lr)),
-        headline="received",
+        evaluation_point="received",
     )

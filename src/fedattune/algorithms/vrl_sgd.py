@@ -92,5 +92,8 @@ def vrl_sgd(*, warmup: bool = False, weighting: Weighting = "uniform") -> Algori
 
     """
     return Algorithm(
-        SGD((VarianceCorrection(warmup),)), Average(weighting), headline="received", full_participation=True
+        SGD((VarianceCorrection(warmup),)),
+        Average(weighting),
+        evaluation_point="received",
+        full_participation=True,
     )

@@ -70,7 +70,7 @@ class MethodRow:
     Attributes:
         algorithm: the name.
         kind: `together` for methods that share, `alone`, or `pooled` for everybody's rows in one place.
-        point: the headline point, received or trained; a dash for a baseline.
+        point: the evaluation point, received or trained; a dash for a baseline.
         metric: name of the metric of `mean`, `pooled`, `std` and `worst10`; of a metric in percent these are fractions.
         mean, pooled, std, worst10: the metric on test data: mean over clients, over all rows, its deviation over
             clients, and its mean over the worst tenth of the clients, for the judged models.
@@ -259,7 +259,7 @@ def _build_row(
     return MethodRow(
         algorithm=name,
         kind="alone" if name == BASELINE else "together",
-        point=runs[0].headline,
+        point=runs[0].evaluation_point,
         metric=metric,
         metrics=_average_metrics(runs),
         better_than_local=None if gains is None else _compute_share_better(gains),

@@ -52,7 +52,7 @@ class RunStatus:
         method, seed: the run.
         state: `stopped?` if nothing new was seen for long.
         round, rounds: the last round seen, 0 before the first, and all rounds.
-        mean: mean test accuracy over clients at the headline point at the last evaluation, a fraction; or the RMSE.
+        mean: mean test accuracy over clients at the evaluation point at the last evaluation, a fraction; or the RMSE.
         worst10: the same over the worst tenth of the clients.
         gain: how much better the mean is than of `local` with the same seed and split in the same round.
         bytes: sent in both directions.
@@ -180,7 +180,7 @@ def _read_progress(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
         means: dict[int, float] = {}
         name = "rmse" if run.is_regression else "acc"
         for r, point, scores in store.scores("test"):
-            if r <= last.round and point == run.headline and scores[0].any():
+            if r <= last.round and point == run.evaluation_point and scores[0].any():
                 metrics = summarize_scores(*scores, deviation=run.target_deviation)
                 means[r] = metrics[f"{name}_uniform"]
                 progress |= {"mean": means[r], "worst10": metrics[f"{name}_worst10"]}

@@ -190,7 +190,7 @@ class ServerUpdate(ABC):
         """
         return state
 
-    def evict(self, state: ServerState, ids: Tensor) -> ServerState:
+    def discard_uploads(self, state: ServerState, ids: Tensor) -> ServerState:
         """Return the state in which the last uploads of clients `ids` (E,) no longer act on what others receive.
 
         The server calls it when it refuses uploads of these clients. By default nothing changes: a rule that only
@@ -199,11 +199,11 @@ class ServerUpdate(ABC):
         return state
 
     @property
-    def can_separate(self) -> bool:
-        """True if `separate` does something."""
+    def can_quarantine(self) -> bool:
+        """True if `quarantine` does something."""
         return False
 
-    def separate(self, state: ServerState, ids: Tensor) -> ServerState:
+    def quarantine(self, state: ServerState, ids: Tensor) -> ServerState:
         """Return the state in which clients `ids` (S,) receive their own models from now on, and nobody else theirs.
 
         The server calls it after `aggregate`, for clients whose labels contradict the others'.
@@ -340,7 +340,7 @@ class Algorithm:
         participation: the clients that train and receive in a round.
         network: builds the module to train, if the method changes the user's model.
         fine_tune: fine-tunes the received model; the result is evaluated as `trained`.
-        headline: evaluation point of the paper: `received` (after communication) or `trained`.
+        evaluation_point: the model that the paper scores: `received` (after communication) or `trained`.
         weight_decay: l2 coefficient that overrides the run's.
         default_weight_decay: l2 coefficient if neither the method nor the run sets one.
         bn_buffers: treatment of BatchNorm statistics that overrides the run's.
@@ -354,7 +354,7 @@ class Algorithm:
         >>> from fedattune.core.selectors import Head
         >>> from fedattune.algorithms.fedmcsa import Attention
         >>> mine = Algorithm(SGD((Proximal(0.1),)), Attention("layer", sigma=50.0), personal=Head())
-        >>> mine.headline, mine.personal
+        >>> mine.evaluation_point, mine.personal
         ('trained', Head(layers=1, module=None))
 
     """
@@ -365,7 +365,7 @@ class Algorithm:
     participation: Participation = field(default_factory=Participation)
     network: Network | None = None
     fine_tune: FineTune | None = None
-    headline: Literal["received", "trained"] = "trained"
+    evaluation_point: Literal["received", "trained"] = "trained"
     weight_decay: float | None = None
     default_weight_decay: float = 0.0
     bn_buffers: Literal["local", "average"] | None = None
@@ -377,8 +377,10 @@ class Algorithm:
             value = getattr(self, name)
             if not isinstance(value, kind):
                 raise ConfigError(f"Algorithm: {name}: got {value!r}, expected a {kind.__name__}")
-        if self.headline not in ("received", "trained"):
-            raise ConfigError(f"Algorithm: headline: got {self.headline!r}, expected 'received' or 'trained'")
+        if self.evaluation_point not in ("received", "trained"):
+            raise ConfigError(
+                f"Algorithm: evaluation_point: got {self.evaluation_point!r}, expected 'received' or 'trained'"
+            )
 
 
 def pick_newest(sent: Params, own: Params, fresh: Tensor) -> Params:

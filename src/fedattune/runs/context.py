@@ -20,7 +20,7 @@ class Progress(NamedTuple):
     Attributes:
         round: number of the last finished round, from 1.
         rounds: number of rounds in all.
-        accuracy: mean test accuracy over clients at the headline point, at the last evaluation; None before.
+        accuracy: mean test accuracy over clients at the evaluation point, at the last evaluation; None before.
         seconds: wall-clock time since the run began.
         rmse: in place of the accuracy if the target is a number, in its unit.
         evaluated: round of the last evaluation; 0 before.
@@ -71,7 +71,7 @@ class RunContext:
         return self.all_ids.device
 
     @property
-    def is_answered(self) -> bool:
+    def replies_immediately(self) -> bool:
         """True if the server answers each upload right after aggregation."""
         return self.algorithm.participation.receive == "answer"
 

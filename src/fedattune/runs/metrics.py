@@ -246,7 +246,7 @@ class RunFacts:
         return int(self.config.get("partition", {}).get("split", 0))
 
     @property
-    def headline(self) -> Point:
+    def evaluation_point(self) -> Point:
         """The point at which the method's paper evaluates."""
         point: Point = self.facts["headline"]
         return point
@@ -390,8 +390,8 @@ class RunMetrics(RunFacts):
 
     @cached_property
     def _scored(self) -> list[JsonDict]:
-        """The entries of the history with scores at the headline point: the nodes of a deployment may all be absent."""
-        return [entry for entry in self.history if entry[self.headline]]
+        """The history without rounds that have no score at the evaluation point, as all nodes were absent."""
+        return [entry for entry in self.history if entry[self.evaluation_point]]
 
     @property
     def final(self) -> dict[Point, Metrics | None]:
@@ -401,27 +401,27 @@ class RunMetrics(RunFacts):
 
     @property
     def metrics(self) -> Metrics:
-        """Test metrics at the last evaluation, at the headline point."""
-        return self.final[self.headline] or {}
+        """Test metrics at the last evaluation, at the evaluation point."""
+        return self.final[self.evaluation_point] or {}
 
     @property
     def best_test(self) -> JsonDict | None:
         """Test metrics of the round with the best mean on test data: an optimistic number that papers report."""
-        return self._best(lambda entry: float(entry[self.headline][self._curve_key]), self._scored)
+        return self._best(lambda entry: float(entry[self.evaluation_point][self._curve_key]), self._scored)
 
     @property
     def bmta(self) -> JsonDict | None:
         """FedMCSA's best mean test accuracy and its round: an optimistic number, because test data choose the round.
 
         {"uniform": {"accuracy", "round"}, "pooled": {"accuracy", "round"}}: the maximum over the evaluated rounds of
-        the mean over clients, and of the mean over samples, at the headline point. Each has the first round that
+        the mean over clients, and of the mean over samples, at the evaluation point. Each has the first round that
         reaches it. None if the target is a number.
         """
         if not self._scored or self.is_regression:
             return None
         maxima = {}
         for mean in ("uniform", "pooled"):
-            reached = [entry[self.headline][f"acc_{mean}"] for entry in self._scored]
+            reached = [entry[self.evaluation_point][f"acc_{mean}"] for entry in self._scored]
             best = int(np.argmax(reached))
             maxima[mean] = {"accuracy": reached[best], "round": self._scored[best]["round"]}
         return maxima
@@ -429,7 +429,7 @@ class RunMetrics(RunFacts):
     def rounds_to(self, accuracy: float) -> int | None:
         """Find the first evaluated round whose mean test accuracy reaches `accuracy`, a fraction; None if none does.
 
-        The mean is taken over clients at the headline point.
+        The mean is taken over clients at the evaluation point.
 
         Raises:
             ConfigError: `accuracy` is no fraction, or the target is a number.
@@ -440,7 +440,7 @@ class RunMetrics(RunFacts):
             raise ConfigError(
                 f"rounds_to needs a fraction above 0 and at most 1, such as 0.9, got {accuracy:g}"
             )
-        reached = (e["round"] for e in self._scored if reaches(e[self.headline], accuracy))
+        reached = (e["round"] for e in self._scored if reaches(e[self.evaluation_point], accuracy))
         return next(reached, None)
 
     @property
@@ -454,22 +454,24 @@ class RunMetrics(RunFacts):
         """Test metrics of the round with the best mean on validation data; None without validation data."""
         if not self.history or not self.history[-1]["validation"]:
             return None
-        entries = [e for e in self._scored if e["validation"] and e["validation"].get(self.headline)]
-        return self._best(lambda entry: float(entry["validation"][self.headline][self._curve_key]), entries)
+        entries = [e for e in self._scored if e["validation"] and e["validation"].get(self.evaluation_point)]
+        return self._best(
+            lambda entry: float(entry["validation"][self.evaluation_point][self._curve_key]), entries
+        )
 
     @property
     def mean_last_10pct(self) -> Metrics | None:
         """Test metrics averaged over the evaluations in the last tenth of the rounds."""
-        late = [e[self.headline] for e in self._late()]
+        late = [e[self.evaluation_point] for e in self._late()]
         return average_metrics(late) if late else None
 
     @property
     def validation(self) -> float | None:
-        """Validation accuracy (or RMSE) at the headline point, for choosing between methods.
+        """Validation accuracy (or RMSE) at the evaluation point, for choosing between methods.
 
         The mean over clients, averaged over the last tenth of the rounds: small validation parts make it jump.
         """
-        late = [e["validation"].get(self.headline) for e in self._late() if e["validation"]]
+        late = [e["validation"].get(self.evaluation_point) for e in self._late() if e["validation"]]
         values = [one[self._curve_key] for one in late if one]
         return float(np.mean(values)) if values else None
 
@@ -496,7 +498,7 @@ class RunMetrics(RunFacts):
         """The round of each evaluated client's judged model (E,): chosen by validation data, or the last one."""
         stopping = StoppingRule(self.facts.get("early_stopping", "off"))
         if stopping.by != "off":
-            stopping.add_rounds(self.store.scores("validation"), self.headline)
+            stopping.add_rounds(self.store.scores("validation"), self.evaluation_point)
         last = self.history[-1]["round"] if self.history else 0
         return stopping.rounds if len(stopping.rounds) else np.full(len(self.eval_ids), last)
 
@@ -509,10 +511,10 @@ class RunMetrics(RunFacts):
         if self.facts.get("early_stopping", "off") == "off":  # nodes of a deployment may be absent at times
             last = self.store.last_scores(part)
             for i, number in enumerate(self.eval_ids):
-                scores[:, i] = last.get((number, self.headline), np.nan)
+                scores[:, i] = last.get((number, self.evaluation_point), np.nan)
             return scores
         for round_, point, values in self.store.scores(part):
-            if point == self.headline and (is_judged := rounds == round_).any():
+            if point == self.evaluation_point and (is_judged := rounds == round_).any():
                 scores[:, is_judged] = values[:, is_judged]
         return scores
 
@@ -548,7 +550,7 @@ class RunMetrics(RunFacts):
 
     @cached_property
     def _scores_by_others(self) -> NDArray[np.float64] | None:
-        scores = [v for _, point, v in self.store.scores("validation") if point == self.headline]
+        scores = [v for _, point, v in self.store.scores("validation") if point == self.evaluation_point]
         return pick_by_others(scores, self.facts.get("early_stopping", "off"))
 
     @property
@@ -569,7 +571,7 @@ class RunMetrics(RunFacts):
             "seconds": self.seconds,
             "bytes": {"up": self.bytes_up, "down": self.bytes_down},
             "local_steps": self.local_steps,
-            "headline": self.headline,
+            "headline": self.evaluation_point,
             "final": self.final,
             "judged": self.judged,
             "metrics": {part: one.pooled for part, one in self.predictions.items()},
@@ -597,4 +599,4 @@ class RunMetrics(RunFacts):
         if not entries:
             return None
         best = max(entries, key=lambda entry: self.curve_metric.sign * key(entry))
-        return {**best[self.headline], "round": best["round"]}
+        return {**best[self.evaluation_point], "round": best["round"]}

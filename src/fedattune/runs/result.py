@@ -55,7 +55,7 @@ class TrainedServer:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(RunMetrics):
-    """A finished or stopped run: its numbers, and the models of its clients at the headline point.
+    """A finished or stopped run: its numbers, and the models of its clients at the evaluation point.
 
     Attributes:
         models: parameters of the evaluated clients' models, one row each, or one row if they are all the same.
@@ -125,7 +125,7 @@ class Result(RunMetrics):
     def model(
         self, client: str | int, module: nn.Module | None = None, factory: str | None = None
     ) -> nn.Module:
-        """The model that a client predicts with after the last round, at the headline point.
+        """The model that a client predicts with after the last round, at the evaluation point.
 
         Args:
             client: the id of an evaluated client, or its number.

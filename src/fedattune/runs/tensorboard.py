@@ -81,7 +81,11 @@ class _EventLog:
         from torch.utils.tensorboard import SummaryWriter
 
         is_continued = _wait_for_later_file_name(folder)
-        self._headline, self._n_clients, self._store = context.algorithm.headline, context.n_clients, store
+        self._evaluation_point, self._n_clients, self._store = (
+            context.algorithm.evaluation_point,
+            context.n_clients,
+            store,
+        )
         self._writer: Any = SummaryWriter(folder, purge_step=0 if is_continued else None, flush_secs=FLUSH_S)
         scale = context.federation.target_scale
         self._deviation = None if scale is None else scale.deviation
@@ -112,7 +116,7 @@ class _EventLog:
             when = self._start + record.seconds
             clients = evaluated[record.round].pop("clients")
             groups = evaluated[record.round]
-            groups["headline"] = groups.get(f"test_{self._headline}", {})
+            groups["headline"] = groups.get(f"test_{self._evaluation_point}", {})
             groups["cost"] = {
                 "bytes_up": record.bytes_up,
                 "bytes_down": record.bytes_down,

@@ -53,7 +53,7 @@ class UploadStore(ServerUpdate):
         cast(Tensor, state["n"]).index_copy_(0, ids, n)
         return state
 
-    def evict(self, state: ServerState, ids: Tensor) -> ServerState:
+    def discard_uploads(self, state: ServerState, ids: Tensor) -> ServerState:
         """Take the uploads of clients `ids` out of the pool, in place, until their next accepted upload."""
         for flag in ("in_pool", "has_uploaded"):
             cast(Tensor, state[flag]).index_fill_(0, ids, False)
@@ -68,7 +68,7 @@ class UploadStore(ServerUpdate):
 
         It is for rules that compare all stored models, whoever may receive them.
         """
-        state = UploadStore.evict(self, state, ids)
+        state = UploadStore.discard_uploads(self, state, ids)
         others = self.find_pool(state).nonzero().flatten()
         theta = cast(Params, state["theta"])
         if len(others):
@@ -106,38 +106,41 @@ class UploadStore(ServerUpdate):
 
 
 class SeparableStore(UploadStore):
-    """A store whose rule can set clients apart, by `find_pool` and the flag `apart`."""
+    """A store whose rule can quarantine clients, by `find_pool` and the flag `quarantined`."""
 
-    per_client: ClassVar[tuple[str, ...]] = (*UploadStore.per_client, "apart")
+    per_client: ClassVar[tuple[str, ...]] = (*UploadStore.per_client, "quarantined")
 
     @property
-    def can_separate(self) -> bool:
+    def can_quarantine(self) -> bool:
         """True."""
         return True
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """Return the store, with nobody apart."""
+        """Return the store, with nobody in quarantine."""
         state = super().init(w0, n_clients)
-        return {**state, "apart": torch.zeros_like(cast(Tensor, state["in_pool"]))}
+        return {**state, "quarantined": torch.zeros_like(cast(Tensor, state["in_pool"]))}
 
-    def separate(self, state: ServerState, ids: Tensor) -> ServerState:
-        """Set clients `ids` apart, in place."""
-        cast(Tensor, state["apart"]).index_fill_(0, ids, True)
+    def quarantine(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Quarantine clients `ids`, in place."""
+        cast(Tensor, state["quarantined"]).index_fill_(0, ids, True)
         return state
 
     def find_pool(self, state: ServerState) -> Tensor:
-        """Return whose models (N,) others may receive: of the pool, those who are not apart."""
-        return super().find_pool(state) & ~cast(Tensor, state["apart"])
+        """Return whose models (N,) others may receive: of the pool, those who are not in quarantine."""
+        return super().find_pool(state) & ~cast(Tensor, state["quarantined"])
 
     def newcomer_model(self, state: ServerState) -> Params:
-        """Return the mean of the last uploads of all clients that ever uploaded and are not apart."""
-        others = cast(Tensor, state["has_uploaded"]) & ~cast(Tensor, state["apart"])
+        """Return the mean of the last uploads of all clients that ever uploaded and are not in quarantine."""
+        others = cast(Tensor, state["has_uploaded"]) & ~cast(Tensor, state["quarantined"])
         return super().newcomer_model({**state, "has_uploaded": others})
 
     def add_clients(self, state: ServerState, n_new: int) -> ServerState:
-        """Return the state with `n_new` more clients, who are not apart."""
-        apart = cast(Tensor, state["apart"])
-        return {**super().add_clients(state, n_new), "apart": torch.cat([apart, apart.new_zeros(n_new)])}
+        """Return the state with `n_new` more clients, who are not in quarantine."""
+        old = cast(Tensor, state["quarantined"])
+        return {
+            **super().add_clients(state, n_new),
+            "quarantined": torch.cat([old, old.new_zeros(n_new)]),
+        }
 
 
 @dataclass(frozen=True)

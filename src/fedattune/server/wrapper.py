@@ -49,18 +49,18 @@ class ServerWrapper(ServerUpdate):
         """Return the state after a round without uploads, which `inner` skips."""
         return {**state, **self.inner.skip_round(state)}
 
-    def evict(self, state: ServerState, ids: Tensor) -> ServerState:
-        """Return the state after `inner` evicted uploads."""
-        return {**state, **self.inner.evict(state, ids)}
+    def discard_uploads(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Return the state after `inner` discarded uploads."""
+        return {**state, **self.inner.discard_uploads(state, ids)}
 
     @property
-    def can_separate(self) -> bool:
+    def can_quarantine(self) -> bool:
         """True if `inner` can."""
-        return self.inner.can_separate
+        return self.inner.can_quarantine
 
-    def separate(self, state: ServerState, ids: Tensor) -> ServerState:
-        """Return the state after `inner` separated clients."""
-        return {**state, **self.inner.separate(state, ids)}
+    def quarantine(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Return the state after `inner` quarantined clients."""
+        return {**state, **self.inner.quarantine(state, ids)}
 
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Return the warnings of `inner`."""

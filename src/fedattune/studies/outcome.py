@@ -107,8 +107,8 @@ class StudyResults:
             return None
         failures = tuple(facts["failed"] for facts in recorded_runs.values() if "failed" in facts)
         finished_runs = {run: facts for run, facts in recorded_runs.items() if "failed" not in facts}
-        headline: Point = next((facts["headline"] for facts in finished_runs.values()), "received")
-        point = self.study.rows[cell.row].point or headline
+        evaluation_point: Point = next((facts["headline"] for facts in finished_runs.values()), "received")
+        point = self.study.rows[cell.row].point or evaluation_point
         measures = {
             name: compute_mean_std([facts[name] for facts in finished_runs.values()])
             for name in (("seconds", "local_steps") if finished_runs else ())

@@ -68,7 +68,7 @@ class StudyRow(StudyPart):
         settings: settings of the experiment; settings of the column go before them.
         grid: options or settings to choose on validation data; every combination is tried.
         grids: column -> a grid of its own.
-        point: the model to score; None for the method's headline point.
+        point: the model to score; None for the method's evaluation point.
         like: name of a row whose runs this row shows at another point.
         columns: columns that have this row; None for all columns.
         match: True if its numbers should match the paper's.

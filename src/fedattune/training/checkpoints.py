@@ -32,7 +32,7 @@ class RunStatus:
     Attributes:
         record: the last finished round.
         traffic: bytes by kind, `up` and `down`.
-        mean: mean test accuracy (or RMSE) over clients at the headline point, at the last evaluation.
+        mean: mean test accuracy (or RMSE) over clients at the evaluation point, at the last evaluation.
         evaluated: round of that evaluation; 0 before the first.
         notes: sentences about interruptions of the run.
         refusals: received models that clients refused.

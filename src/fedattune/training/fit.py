@@ -124,7 +124,7 @@ def fit(
         >>> import fedattune
         >>> data = fedattune.load_federation("digits", partition="dirichlet", clients=4)
         >>> result = fedattune.fit(data, "fedmcsa", rounds=3, lr=0.1, options={"sigma": 20.0})
-        >>> result.rounds, result.headline, len(result.clients)
+        >>> result.rounds, result.evaluation_point, len(result.clients)
         (3, 'trained', 4)
         >>> 0.5 < result.metrics["acc_uniform"] <= 1
         True

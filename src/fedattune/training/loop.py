@@ -114,7 +114,7 @@ class RoundLoop:
                 self.ledger,
             )
             self.status = self.checkpoints.load()
-            self.stopping.add_rounds(self.store.scores("validation"), self.context.algorithm.headline)
+            self.stopping.add_rounds(self.store.scores("validation"), self.context.algorithm.evaluation_point)
             if self._lacks_received_scores(self.record.round):
                 self._defer_evaluation(self.record.round)
 
@@ -189,7 +189,7 @@ class RoundLoop:
             if is_last or not self._defer_evaluation(r):
                 scores += backend.evaluate_received(r, server.make_eval_payload, server.global_model)
             self._record_scores(r, scores)
-            if not self.context.is_answered:
+            if not self.context.replies_immediately:
                 mixing = server.take_mixing(reply.ids)
             if mixing and not backend.traits.merges_clients:
                 self.store.add_mixing(r, mixing)
@@ -215,7 +215,7 @@ class RoundLoop:
 
     def _train_chunk(self, request: TrainRequest) -> TrainReply:
         context, ids, make_payload = self.context, request.ids, self.server.make_payload
-        if context.is_answered:  # clients go on with the last answer
+        if context.replies_immediately:  # clients go on with the last answer
             return self.backend.train(request, None, make_payload)
         payload = make_payload(ids)
         is_for_cohort = context.algorithm.participation.receive == "cohort"
@@ -232,7 +232,7 @@ class RoundLoop:
         reply, n, refused, apart = self.uploads.receive(r, reply)
         if refused:
             backend.refuse(r, refused)
-            server.evict(refused)
+            server.discard_uploads(refused)
         ids = reply.ids
         if not len(ids):
             server.skip_round()
@@ -240,14 +240,14 @@ class RoundLoop:
         robust = self.uploads.aggregate_robustly(reply, n)
         server.aggregate(robust, n)
         if apart:
-            server.separate(apart)
-            backend.separate(r, apart)
+            server.quarantine(apart)
+            backend.quarantine(r, apart)
         self.status.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
         if backend.statistics:
             mean = average_statistics(robust.buffers, n)
             backend.statistics = limit_variances(mean) if self.uploads.privacy else mean
             self.status.traffic["up"] += count_traffic(backend.statistics, len(ids))
-        if not self.context.is_answered:
+        if not self.context.replies_immediately:
             return reply, None
         payload, mixing = server.broadcast(ids)
         backend.receive(ids, payload)
@@ -276,7 +276,7 @@ class RoundLoop:
     def _record_scores(self, r: int, scores: Sequence[PointScores]) -> None:
         for point, part, ids, client_scores in scores:
             self.store.add_scores(r, point, part, client_scores, ids)
-            if (point, part) == (self.context.algorithm.headline, "test"):
+            if (point, part) == (self.context.algorithm.evaluation_point, "test"):
                 n, correct, loss = (column.cpu().numpy() for column in client_scores)
                 has = n > 0
                 values = score_clients(n[has], correct[has], loss[has], deviation=self._deviation)
@@ -296,7 +296,7 @@ class RoundLoop:
 
     def _keep_best(self, r: int, scores: Sequence[PointScores]) -> None:
         """Let the backend keep the models for which this round is the best so far."""
-        point = self.context.algorithm.headline
+        point = self.context.algorithm.evaluation_point
         found = next((one for one in scores if (one.point, one.part) == (point, "validation")), None)
         if found is not None and found.scores.n.sum():
             values = np.array([column.tolist() for column in found.scores], dtype=float)
@@ -325,7 +325,7 @@ class RoundLoop:
 
     def _save_models(self) -> None:
         """Write every client's model; before the last checkpoint, which says that this is done."""
-        models, buffers = self.backend.headline_models
+        models, buffers = self.backend.evaluated_models
         if self.folder and models:
             save_models(self.folder.models, models, buffers)
 
@@ -363,7 +363,7 @@ class RoundLoop:
                     f"{name}: the effect of the mechanism could not be measured: {summarize_error(error)}"
                 )
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
-        models, buffers = self.backend.headline_models
+        models, buffers = self.backend.evaluated_models
         facts = {
             **self._facts,
             "effects": [[*effect.mechanism, effect.value] for effect in effects],

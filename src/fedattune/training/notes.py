@@ -42,7 +42,7 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
     ids, federation = context.eval_ids.tolist(), context.federation
     sizes = zip(*(federation.sizes(part)[context.eval_ids.cpu()].tolist() for part in PARTS), strict=True)
     facts: dict[str, Any] = {
-        "headline": context.algorithm.headline,
+        "headline": context.algorithm.evaluation_point,
         "early_stopping": context.early_stopping,
         "weight_decay": resolve_weight_decay(context.algorithm, context.settings),
         "n_parameters": context.task.params.numel(),

@@ -139,17 +139,17 @@ class Server:
         with self.storage.share_cores():
             self.state = self.rule.aggregate(self.state, reply.ids, reply.sent, reply.upload, n)
 
-    def evict(self, ids: Iterable[int]) -> None:
+    def discard_uploads(self, ids: Iterable[int]) -> None:
         """Take the earlier uploads of clients `ids`, whose uploads were refused, out of what others receive."""
         self._last = None
         refused = torch.tensor(sorted(ids), dtype=torch.int64, device=self._context.device)
-        self.state = self.rule.evict(self.state, refused)
+        self.state = self.rule.discard_uploads(self.state, refused)
 
-    def separate(self, ids: Iterable[int]) -> None:
+    def quarantine(self, ids: Iterable[int]) -> None:
         """Let clients `ids` receive their own models from now on, and nobody else theirs."""
         self._last = None
-        apart = torch.tensor(sorted(ids), dtype=torch.int64, device=self._context.device)
-        self.state = self.rule.separate(self.state, apart)
+        clients = torch.tensor(sorted(ids), dtype=torch.int64, device=self._context.device)
+        self.state = self.rule.quarantine(self.state, clients)
 
     def skip_round(self) -> None:
         """Make the new state after a round in which no upload arrived."""

@@ -72,7 +72,7 @@ class Federation:
         message = WorkerMessage(
             {
                 **KEY, "kind": "train", "round": self.round, "update_server": True, "should_evaluate": False, "part": 0,
-                "ids": mine, "cohort": mine, "dropouts": [], "resting": [], "is_answered": False,
+                "ids": mine, "cohort": mine, "dropouts": [], "resting": [], "replies_immediately": False,
             }
         )  # fmt: skip
         message.put("sent", Payload(Params(w=w.expand(2, -1))))

@@ -167,7 +167,7 @@ CurveAxis = Literal["rounds", "bytes", "seconds"]
 def plot_curves(
     runs: Sequence[RunMetrics], against: CurveAxis = "rounds", width: float | None = None
 ) -> CaptionedFigure:
-    """Plot the mean test accuracy over clients at the headline point, with one standard deviation over seeds.
+    """Plot the mean test accuracy over clients at the evaluation point, with one standard deviation over seeds.
 
     Of a target that is a number, it is the mean RMSE over clients.
 
@@ -207,7 +207,7 @@ def plot_curves(
     axes.margins(x=0.02)
     axes.grid(visible=True)
     add_legend_below(figure, axes, round(width), handlelength=2.6, columnspacing=1.2)
-    points = ", ".join(f"{name} {groups[name][0].headline}" for name in lines)
+    points = ", ".join(f"{name} {groups[name][0].evaluation_point}" for name in lines)
     band_note = ", band: one standard deviation" if _count_seeds(groups) > 1 else ""
     return CaptionedFigure(
         figure,
@@ -220,7 +220,7 @@ def _average_curve(
     runs: Sequence[RunMetrics], against: CurveAxis
 ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
     """Return x, mean and standard deviation over the seeds, accuracy in percent, at the rounds that all evaluated."""
-    histories = [{e["round"]: e for e in run.history if e[run.headline]} for run in runs]
+    histories = [{e["round"]: e for e in run.history if e[run.evaluation_point]} for run in runs]
     rounds = sorted(set.intersection(*map(set, histories)))
     if not rounds:
         return None
@@ -229,7 +229,7 @@ def _average_curve(
         "bytes": lambda e: e["bytes"]["up"] + e["bytes"]["down"],
         "seconds": lambda e: e["seconds"],
     }[against]
-    point = runs[0].headline
+    point = runs[0].evaluation_point
     x = np.array([[pick(history[r]) for r in rounds] for history in histories], dtype=np.float64)
     y = np.array(
         [

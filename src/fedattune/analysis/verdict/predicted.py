@@ -153,7 +153,7 @@ def _note_moving(results: "Sequence[RunMetrics]") -> list[str]:
 
 def _measure_drift(run: "RunMetrics") -> float | None:
     """Return the change of the mean validation curve from the fifth before the last one to the last fifth."""
-    points = [e["validation"][run.headline] for e in run.history if e.get("validation")]
+    points = [e["validation"][run.evaluation_point] for e in run.history if e.get("validation")]
     curve = [run.read_curve(e) if run.is_regression else e["acc_uniform"] for e in points]
     n = len(curve) // 5
     if len(curve) < MIN_EVALUATIONS or not np.isfinite(curve).all():

@@ -506,7 +506,7 @@ def find_equal_methods(groups: Mapping[str, Sequence["RunMetrics"]]) -> list[lis
     for name, runs in groups.items():
         losses = np.array(
             [
-                (run.settings.seed, e["round"], e[run.headline]["loss_uniform"])
+                (run.settings.seed, e["round"], e[run.evaluation_point]["loss_uniform"])
                 for run in runs
                 for e in run.history
             ]

@@ -194,7 +194,7 @@ class NodeRuntime:
         names = {number: client for client, number in head["clients"].items()}
         last = max(head["last"])
         saved, loaded = state.load(head["last"], Params(flatten_tree(export_state(backend))))
-        if head.get("is_answered") and loaded != last and set(head.get("pending", ())) < set(names):
+        if head.get("replies_immediately") and loaded != last and set(head.get("pending", ())) < set(names):
             raise LostStateError("the server expects a state that this node does not have")
         self._count_spending(backend, state.folder, parts)
         uploads = sum(
@@ -247,7 +247,7 @@ class NodeRuntime:
         self, backend: LocalBackend, names: Mapping[int, str], folder: Path, card: dict[str, Any]
     ) -> None:
         """Save the model of each client that was evaluated now, for predictions."""
-        models, buffers = (load_rows(stack) for stack in backend.headline_models)
+        models, buffers = (load_rows(stack) for stack in backend.evaluated_models)
         if not models:
             return
         prepared = self.federation.preparation

@@ -80,7 +80,7 @@ class FlowerBackend(RemoteBackend):
         )  # round and messages of the deferred evaluation
         self._late_scores: tuple[int, list[PointScores]] = 0, []
         # Clients that exchange nothing train many rounds per message: (kind, round) -> the outcome of each worker.
-        shares = context.has_shared_parameters or self.statistics or context.is_answered
+        shares = context.has_shared_parameters or self.statistics or context.replies_immediately
         extras = self._expected_upload.extra or make_payload(context.all_ids[:1]).extra
         self._is_alone = not (shares or extras)
         self._ahead: dict[tuple[str, int], Outcomes] = {}
@@ -278,8 +278,8 @@ class FlowerBackend(RemoteBackend):
             self._last[client] = self._last_before[client]
             self.pending[client] |= self._delivered[client]
 
-    def separate(self, r: int, clients: Iterable[int]) -> None:
-        """Log who is quarantined."""
+    def quarantine(self, r: int, clients: Iterable[int]) -> None:
+        """Log the clients in quarantine."""
         names = self.context.federation.names
         for client in sorted(clients):
             self._grid.log(
@@ -291,7 +291,7 @@ class FlowerBackend(RemoteBackend):
         """Return the averaged statistics; None if some stay with the clients."""
         buffers = self.context.task.buffers
         local = {k for k, v in buffers.items() if v.is_floating_point()} - self.statistics.keys()
-        return None if local or self.context.is_answered else Params({**buffers, **self.statistics})
+        return None if local or self.context.replies_immediately else Params({**buffers, **self.statistics})
 
     def state_tree(self) -> dict[str, Any]:
         """Return the server's share of the clients' state for a checkpoint; the rest is on their nodes."""

@@ -141,7 +141,7 @@ class Backend(ABC):
 
     @property
     @abstractmethod
-    def headline_models(self) -> tuple[RowStack, RowStack]:
+    def evaluated_models(self) -> tuple[RowStack, RowStack]:
         """Models and buffers (E, ...) that were kept, or else evaluated last; empty if they stay with the clients."""
 
     @abstractmethod
@@ -168,7 +168,7 @@ class Backend(ABC):
         """Take note that uploads of round r were refused: client -> reason."""
         return
 
-    def separate(self, r: int, clients: Iterable[int]) -> None:
+    def quarantine(self, r: int, clients: Iterable[int]) -> None:
         """Take note that these clients share with nobody from round r on."""
         return
 
@@ -207,7 +207,7 @@ class Backend(ABC):
 
     @abstractmethod
     def keep_models(self, ids: Tensor) -> None:
-        """Keep the models of clients `ids` that were evaluated last at the headline point, in place of older ones."""
+        """Keep the models of clients `ids` that were evaluated last at the evaluation point, in place of older ones."""
 
     @abstractmethod
     def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:

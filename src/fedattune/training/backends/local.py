@@ -126,10 +126,10 @@ class LocalBackend(Backend):
         self.client_states.statistics = new
 
     @property
-    def headline_models(self) -> tuple[RowStack, RowStack]:
-        """Models and buffers (E, ...) that were kept, or else evaluated last at the headline point."""
+    def evaluated_models(self) -> tuple[RowStack, RowStack]:
+        """Models and buffers (E, ...) that were kept, or else evaluated last at the evaluation point."""
         if not self._kept.has_models:
-            return self.evaluation.headline_models
+            return self.evaluation.evaluated_models
         eval_ids = self.evaluation.eval_ids
         size = len(eval_ids) * self.engine.task.params.nbytes()
         if size > MODEL_CHUNK_BYTES and len(eval_ids) == len(self.client_ids):
@@ -140,7 +140,7 @@ class LocalBackend(Backend):
     def keep_models(self, ids: Tensor) -> None:
         """Keep the models of clients `ids` that were evaluated last."""
         places = torch.searchsorted(self.evaluation.eval_ids, ids)
-        models, buffers = self.evaluation.headline_models
+        models, buffers = self.evaluation.evaluated_models
         self._kept.put(self.client_states.rows_of(ids), models.rows(places), buffers.rows(places))
 
     def receive(self, ids: Tensor, payload: Payload) -> None:

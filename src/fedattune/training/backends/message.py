@@ -89,7 +89,7 @@ def join_messages(parts: Sequence[WorkerMessage]) -> WorkerMessage:
         "kind": "several",
         "round": parts[-1].head["round"],
         "parts": [part.head for part in parts],
-        "is_answered": any(part.head.get("is_answered") for part in parts),
+        "replies_immediately": any(part.head.get("replies_immediately") for part in parts),
         "pending": parts[0].head.get("pending", []),
     }
     tensors = {f"{i}/{name}": value for i, part in enumerate(parts) for name, value in part.tensors.items()}

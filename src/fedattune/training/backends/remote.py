@@ -45,12 +45,14 @@ class RemoteBackend(Backend):
             context.algorithm.personal.names(context.task.model)
         )
         self._trained_scores: list[PointScores] = []
-        is_answered = context.is_answered
+        replies_immediately = context.replies_immediately
         # The first payloads go out with the first messages, and change nothing on a client that holds the same.
-        self.pending = torch.full_like(context.all_ids, is_answered, dtype=torch.bool)
+        self.pending = torch.full_like(context.all_ids, replies_immediately, dtype=torch.bool)
         self.is_first = self.pending.clone()
-        self.pending_statistics = self.statistics.copies(context.n_clients) if is_answered else Params()
-        self.sent = copy_payload_rows(make_payload(context.all_ids)) if is_answered else None
+        self.pending_statistics = (
+            self.statistics.copies(context.n_clients) if replies_immediately else Params()
+        )
+        self.sent = copy_payload_rows(make_payload(context.all_ids)) if replies_immediately else None
 
     @abstractmethod
     def exchange(self, messages: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
@@ -62,7 +64,7 @@ class RemoteBackend(Backend):
         return self._personal_example
 
     @property
-    def headline_models(self) -> tuple[RowStack, RowStack]:
+    def evaluated_models(self) -> tuple[RowStack, RowStack]:
         """Nothing: models and buffers stay with the clients."""
         return Params(), Params()
 
@@ -109,7 +111,7 @@ class RemoteBackend(Backend):
                 cohort=select_ids(request.cohort, members).tolist(),
                 dropouts=select_ids(request.dropouts, members).tolist(),
                 resting=resting[resting_rows].tolist(),
-                is_answered=payload is None,
+                replies_immediately=payload is None,
             )
             if payload is not None:
                 message.put("sent", slice_payload(payload, training_rows, len(ids)))
@@ -133,7 +135,7 @@ class RemoteBackend(Backend):
         if w is not None and context.task.buffers and (mean := self.global_buffers()) is None:
             w = None  # the buffers that it needs stay with the clients
         messages = {}
-        payload = None if context.is_answered else make_payload(eval_ids)
+        payload = None if context.replies_immediately else make_payload(eval_ids)
         for worker, members in enumerate(self.worker_clients):
             rows = positions(eval_ids, members)
             if not len(rows):
@@ -142,7 +144,7 @@ class RemoteBackend(Backend):
                 worker,
                 kind="evaluate",
                 round=r,
-                is_answered=payload is None,
+                replies_immediately=payload is None,
                 has_w=w is not None,
                 has_mean=mean is not None,
             )
@@ -164,14 +166,14 @@ class RemoteBackend(Backend):
 
     def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:
         """Let the workers measure their clients; a client whose worker does not answer has no effects."""
-        payload = None if self.context.is_answered else make_payload(ids)
+        payload = None if self.context.replies_immediately else make_payload(ids)
         messages = {}
         for worker, members in enumerate(self.worker_clients):
             rows = positions(ids, members)
             if not len(rows):
                 continue
             message = messages[worker] = self.make_message(
-                worker, kind="measure", round=r, ids=ids[rows].tolist(), is_answered=payload is None
+                worker, kind="measure", round=r, ids=ids[rows].tolist(), replies_immediately=payload is None
             )
             if payload is not None:
                 message.put("sent", slice_payload(payload, rows, len(ids)))

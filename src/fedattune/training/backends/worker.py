@@ -89,7 +89,7 @@ def _handle_train(backend: LocalBackend, message: WorkerMessage) -> WorkerMessag
     request = TrainRequest(
         head["round"], ids, cohort, dropouts, head["update_server"], head["should_evaluate"]
     )
-    payload = None if head["is_answered"] else message.payload("sent")
+    payload = None if head["replies_immediately"] else message.payload("sent")
     reply = WorkerMessage(
         {"kind": "trained", "round": request.round, "ids": [], "n_trained": 0, "steps": 0, "diverged": []}
     )
@@ -130,7 +130,7 @@ def _handle_evaluate(backend: LocalBackend, message: WorkerMessage) -> WorkerMes
     head, eval_ids = message.head, backend.evaluation.eval_ids
     w = message.get("w") if head["has_w"] else None
     mean_buffers = message.get("mean_buffers") if head["has_mean"] else None
-    payload = None if head["is_answered"] else message.payload("sent")
+    payload = None if head["replies_immediately"] else message.payload("sent")
     reply = WorkerMessage({"kind": "evaluated", "round": head["round"]})
     scores = backend.evaluate_received(
         head["round"], _make_payload_factory(eval_ids, payload), w, mean_buffers
@@ -152,7 +152,7 @@ def _handle_keep(backend: LocalBackend, message: WorkerMessage) -> WorkerMessage
 
 def _handle_measure(backend: LocalBackend, message: WorkerMessage) -> WorkerMessage:
     head, ids = message.head, _make_id_tensor(message.head["ids"], backend)
-    payload = None if head["is_answered"] else message.payload("sent")
+    payload = None if head["replies_immediately"] else message.payload("sent")
     measured = backend.measure_clients(head["round"], ids, _make_payload_factory(ids, payload))
     effects = [
         [client, [[*effect.mechanism, effect.value] for effect in each]]
@@ -163,7 +163,7 @@ def _handle_measure(backend: LocalBackend, message: WorkerMessage) -> WorkerMess
 
 def _handle_models(backend: LocalBackend, _: WorkerMessage) -> WorkerMessage:
     reply = WorkerMessage({"kind": "models", "ids": backend.evaluation.eval_ids.tolist()})
-    models, buffers = backend.headline_models
+    models, buffers = backend.evaluated_models
     reply.put("params", load_rows(models))
     reply.put("buffers", load_rows(buffers))
     return reply

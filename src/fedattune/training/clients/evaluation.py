@@ -57,7 +57,7 @@ class LocalEvaluation:
 
     Attributes:
         eval_ids: (E,) clients that are evaluated, sorted.
-        headline_models: models and buffers (E, ...) that were evaluated last at the headline point.
+        evaluated_models: models and buffers (E, ...) that were evaluated last at the evaluation point.
 
     """
 
@@ -66,7 +66,7 @@ class LocalEvaluation:
     federation: Federation
     client_states: ClientStates
     eval_ids: Tensor
-    headline_models: tuple[RowStack, RowStack] = field(default_factory=lambda: (Params(), Params()))
+    evaluated_models: tuple[RowStack, RowStack] = field(default_factory=lambda: (Params(), Params()))
 
     def select_trained(self, ids: Tensor, trained: ClientOutputs) -> ClientModels | None:
         """Return the trained models of the clients that are evaluated; None if there are none."""
@@ -241,7 +241,7 @@ class LocalEvaluation:
         scores: list[list[Scores]] = []
         for piece in pieces:
             scores.append(self.engine.evaluate(piece.params, piece.buffers, parts, piece.ids))
-            if point == self.algorithm.headline:
+            if point == self.algorithm.evaluation_point:
                 self._keep(piece)
         return [
             PointScores(point, part, self.eval_ids, Scores(*map(torch.cat, zip(*some, strict=True))))
@@ -251,14 +251,14 @@ class LocalEvaluation:
     def _keep(self, piece: ClientModels) -> None:
         """Keep evaluated models; on disk if not all are made at once."""
         if len(piece.ids) == len(self.eval_ids):
-            self.headline_models = piece.params, piece.buffers
+            self.evaluated_models = piece.params, piece.buffers
             return
         rows = torch.searchsorted(self.eval_ids, piece.ids)
         if not int(rows[0]):
             storage = RowStorage(len(self.eval_ids), is_on_disk=True)
-            params, buffers = (storage.allocate("headline_models", stack.rows(0)) for stack in piece[1:])
-            self.headline_models = params, buffers
-        for stack, new in zip(self.headline_models, piece[1:], strict=True):
+            params, buffers = (storage.allocate("evaluated_models", stack.rows(0)) for stack in piece[1:])
+            self.evaluated_models = params, buffers
+        for stack, new in zip(self.evaluated_models, piece[1:], strict=True):
             stack.put_rows(rows, new)
 
 

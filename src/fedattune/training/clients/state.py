@@ -88,7 +88,7 @@ class ClientStates:
             personal=storage.allocate("clients/personal", personal),
             buffers=storage.allocate("clients/buffers", first, own),
             sent=_make_first_payloads(make_payload, client_ids, storage)
-            if make_payload and context.is_answered
+            if make_payload and context.replies_immediately
             else None,
             fresh=torch.zeros(len(client_ids), dtype=torch.bool, device=client_ids.device),
             names=list(task.params),

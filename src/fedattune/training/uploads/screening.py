@@ -125,7 +125,7 @@ class Screen:
         self.separated: set[int] = set()
         self._is_on = self.how != "off" and sees_uploads
         self._compares = self.how == "on" and sees_uploads
-        self._can_separate = context.algorithm.server.can_separate
+        self._can_separate = context.algorithm.server.can_quarantine
         has_labels = self._compares and (has_one_model or self._can_separate)
         layers = find_last_layers(context.task, len(context.federation.classes)) if has_labels else []
         self.labels = LabelCheck(layers) if layers else None
@@ -197,7 +197,7 @@ class Screen:
         factors = torch.ones(len(n), dtype=torch.float64, device=n.device)
         if self._context.settings.epochs:
             factors = (n / max(1, statistics.median_low(n.tolist()))).clamp_min(1).double()
-        if self._context.is_answered:
+        if self._context.replies_immediately:
             clients = ids.tolist()
             factors *= factors.new_tensor([r - self.answered.get(client, 0) for client in clients])
             self.answered.update(dict.fromkeys(clients, r))

@@ -42,7 +42,7 @@ def build_curves(groups: Groups) -> list[dict[str, Any]]:
     for name, runs in groups.items():
         seeds = []
         for run in runs:
-            history = [entry for entry in run.history if entry[run.headline]]
+            history = [entry for entry in run.history if entry[run.evaluation_point]]
             entries = [history[i] for i in thin_out(range(len(history)), MAX_CURVE_POINTS)]
             seeds.append(
                 {
@@ -50,11 +50,11 @@ def build_curves(groups: Groups) -> list[dict[str, Any]]:
                     "rounds": [e["round"] for e in entries],
                     "bytes": [e["bytes"]["up"] + e["bytes"]["down"] for e in entries],
                     "seconds": [round(e["seconds"], 2) for e in entries],
-                    "mean": [_round(run.read_curve(e[run.headline])) for e in entries],
-                    "worst": [_round(run.read_curve(e[run.headline], "worst10")) for e in entries],
+                    "mean": [_round(run.read_curve(e[run.evaluation_point])) for e in entries],
+                    "worst": [_round(run.read_curve(e[run.evaluation_point], "worst10")) for e in entries],
                 }
             )
-        curves.append({"method": name, "point": runs[0].headline, "seeds": seeds})
+        curves.append({"method": name, "point": runs[0].evaluation_point, "seeds": seeds})
     return curves
 
 

@@ -39,28 +39,28 @@ class RayBackend(RemoteBackend):
         self.cluster, self.ray = cluster, cluster.ray
         self.threads = cluster.count_threads(n)
         self.actors: list[Any] = []
-        self._headline_models: tuple[Params, Params] | None = None
+        self._evaluated_models: tuple[Params, Params] | None = None
         openings = [self._start(members) for members in self.worker_clients]
         for worker, opening in enumerate(openings):
             self._open(worker, opening)
 
     @property
-    def headline_models(self) -> tuple[RowStack, RowStack]:
-        """Models and buffers of the last evaluation at the headline point, from all actors."""
-        if self._headline_models is None:
-            self._headline_models = merge_models(self.send_to_evaluated(kind="models"))
-        return self._headline_models
+    def evaluated_models(self) -> tuple[RowStack, RowStack]:
+        """Models and buffers of the last evaluation at the evaluation point, from all actors."""
+        if self._evaluated_models is None:
+            self._evaluated_models = merge_models(self.send_to_evaluated(kind="models"))
+        return self._evaluated_models
 
     def train(
         self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
     ) -> TrainReply:
         """Train clients on all actors at the same time."""
-        self._headline_models = None
+        self._evaluated_models = None
         return super().train(request, payload, make_payload)
 
     def keep_models(self, ids: Tensor) -> None:
         """Let the actors keep the models of clients `ids`."""
-        self._headline_models = None
+        self._evaluated_models = None
         super().keep_models(ids)
 
     def exchange(self, messages: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
