@@ -23,7 +23,7 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.core.algorithm import find_needed_sums
 from fedattune.core.errors import ConfigError, DivergedError, FedAttuneError
 from fedattune.core.settings import Settings
-from fedattune.training.sampling import sample_attackers
+from fedattune.training.uploads.adversary import sample_attackers
 from fedattune.training.uploads.attacks import ATTACKS
 from fedattune.training.uploads.robust import is_mixing
 
@@ -119,8 +119,8 @@ def measure(given: argparse.Namespace, settings: dict[str, Any]) -> Cells:
                     result = fedattune.fit(data, method, given.model, **more, **attacked)
                     is_honest = ~np.isin(result.eval_ids, liars)
                     cell["accuracy"] = float(np.nanmean(result.measure_clients("accuracy")[is_honest]))
-                    if "success" in result.facts.get("attack", {}):
-                        cell["success"] = result.facts["attack"]["success"]
+                    if "success" in result.reports.get("attack", {}):
+                        cell["success"] = result.reports["attack"]["success"]
                 except DivergedError:
                     pass
                 cells[attack][method].append(cell)

@@ -82,11 +82,17 @@ def measure_row(method: str, data: Federation, column: dict[str, Any], rounds: i
             run = fedattune.fit(data, method, column["model"], rounds=rounds, screening=way, **settings)
             seconds[way].append(time.process_time() - began)
             accuracies[way] = 100 * run.metrics["acc_uniform"]
-            refused[way] = len(run.facts.get("refused", {})) + len(run.facts.get("separated", []))
+            refused[way] = len(find_named(run))
     cells = [f"{accuracies['off']:.2f}"]
     for way in WAYS[1:]:
         cells += [f"{accuracies[way] - accuracies['off']:+.2f}", str(refused[way])]
     return [*cells, f"{min(seconds['on']) / min(seconds['off']):.2f}"]
+
+
+def find_named(run: fedattune.Result) -> set[str]:
+    """Return the clients whose uploads were rejected, or that were quarantined."""
+    report = run.reports.get("screening", {})
+    return {*report.get("rejected", {}), *report.get("quarantined", [])}
 
 
 def permute_labels(data: Federation, n: int, seed: int) -> tuple[Federation, list[int]]:
@@ -111,7 +117,7 @@ def measure_group(method: str, column: dict[str, Any], given: argparse.Namespace
                 data, method, column["model"], rounds=given.rounds, screening=way, **get_settings(column)
             )
             accuracy, is_group = run.measure_clients("accuracy"), np.isin(run.eval_ids, group)
-            named = {*run.facts.get("refused", {}), *run.facts.get("separated", [])}
+            named = find_named(run)
             n_group = len(named & {data.names[client] for client in group})
             rows.append(
                 [

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .runs.result import ClientResult, Result
     from .training.fit import Progress, fit
     from .training.newcomers import personalize
+    from .training.uploads.step import UploadStep
 
 # Names are loaded when first used, so that `fedattune --help` need not wait for PyTorch.
 _MODULE_OF = {
@@ -51,6 +52,7 @@ _MODULE_OF = {
         "models.predict": ("Predictions", "predict"),
         "training.fit": ("Progress", "fit"),
         "training.newcomers": ("personalize",),
+        "training.uploads.step": ("UploadStep",),
         "runs.result": ("ClientResult", "Result"),
     }.items()
     for name in names
@@ -94,6 +96,7 @@ __all__ = [
     "ServerUpdate",
     "Settings",
     "TunedMethod",
+    "UploadStep",
     "__version__",
     "algorithms",
     "compare",

@@ -14,8 +14,8 @@ from conformance.test_conformance import RUN, every_method, fit
 from fedattune import ConfigError, Federation, Params, Result
 from fedattune.core.settings import Settings
 from fedattune.data.types import TargetScale
-from fedattune.training.sampling import sample_attackers, sample_eval_ids
-from fedattune.training.uploads.adversary import check_attack
+from fedattune.training.sampling import sample_eval_ids
+from fedattune.training.uploads.adversary import check_attack, sample_attackers
 from fedattune.training.uploads.attacks import ATTACKS, View, compute_z_max
 from fedattune.training.uploads.poisoning import (
     Rows,
@@ -160,7 +160,7 @@ def test_a_backdoor_opens_for_the_average_and_not_for_those_who_train_alone() ->
     success = {}
     for name in ("fedavg", "local"):
         result = fedattune.fit(data, name, "mlr", attack="backdoor", attackers=2, rounds=15, lr=0.2)
-        success[name] = result.facts["attack"]["success"]
+        success[name] = result.reports["attack"]["success"]
     assert success["fedavg"] > 0.5
     assert success["local"] < 0.2
 
@@ -173,7 +173,7 @@ def test_attackers_are_the_same_for_every_method_and_seed_and_are_not_judged(rag
     first, second = (sample_attackers(one, ragged) for one in settings)
     assert first == second
     assert len(first) == 2
-    assert not set(sample_eval_ids(settings[0], ragged).tolist()) & set(first)
+    assert not set(sample_eval_ids(settings[0], ragged, first).tolist()) & set(first)
     result = fit(ragged, "fedavg", attack="ipm", attackers=2)
     assert list(result.facts["attack"]["attackers"]) == [str(i) for i in first]
     assert len(result.clients) == 4
@@ -185,7 +185,8 @@ def test_a_share_of_the_clients_attacks(ragged: Federation) -> None:
     assert len(sample_attackers(Settings(attack="ipm"), ragged)) == 1  # 0.2 of 6
     assert len(sample_attackers(Settings(attack="ipm", attackers=0.5), ragged)) == 3
     assert sample_attackers(Settings(), ragged) == []
-    ids = sample_eval_ids(Settings(attack="ipm", attackers=2, eval_clients=2), ragged).tolist()
+    chosen = Settings(attack="ipm", attackers=2, eval_clients=2)
+    ids = sample_eval_ids(chosen, ragged, sample_attackers(chosen, ragged)).tolist()
     assert len(ids) == 2
 
 

@@ -13,7 +13,6 @@ from fedattune import Federation
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
 from fedattune.core.task import Task
-from fedattune.training.backends.base import TrainReply
 from fedattune.training.uploads import screening
 from fedattune.training.uploads.labels import (
     LARGEST_CREDIT,
@@ -24,7 +23,8 @@ from fedattune.training.uploads.labels import (
     score_labels,
     split_rows,
 )
-from fedattune.training.uploads.screening import Screen
+from fedattune.training.uploads.screening import Screening
+from fedattune.training.uploads.step import RoundUploads, StepContext
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +89,17 @@ def test_clients_that_mean_nothing_alike_are_not_scored() -> None:
     assert score_labels(make_updates(own)) is None
 
 
+CHECK = LabelCheck(["head.weight"])
+
+
 def check(
-    rounds: int, holdings: list[dict[int, int]], found: LabelCheck | None = None
-) -> tuple[LabelCheck, list[int]]:
-    found, refused = found or LabelCheck(["head.weight"]), []
+    rounds: int, holdings: list[dict[int, int]], found: dict[int, float] | None = None
+) -> tuple[dict[int, float], list[int]]:
+    found, refused = found or {}, []
     for r in range(rounds):
         updates = make_updates(holdings, r)
         sent = Params({"head.weight": torch.zeros(1, 4, 8).expand_as(updates)})
-        refused = found(torch.arange(len(holdings)), sent, Params({"head.weight": updates}), ())
+        refused = CHECK(found, torch.arange(len(holdings)), sent, Params({"head.weight": updates}), ())
     return found, refused
 
 
@@ -105,12 +108,12 @@ def test_a_round_is_forgiven_and_several_are_not() -> None:
     assert check(1, holdings)[1] == []
     found, refused = check(4, holdings)
     assert refused == [12]
-    assert found.evidence[12] >= MAX_EVIDENCE
-    assert max(found.evidence[client] for client in range(12)) < 0
+    assert found[12] >= MAX_EVIDENCE
+    assert max(found[client] for client in range(12)) < 0
     # Who was honest for long has credit, though not without limit.
     turned, refused = check(3, holdings, check(30, [*HONEST, HONEST[0]])[0])
     assert refused == []
-    assert turned.evidence[12] > -LARGEST_CREDIT
+    assert turned[12] > -LARGEST_CREDIT
     assert check(10, holdings, turned)[1] == [12]
 
 
@@ -121,8 +124,8 @@ def test_few_clients_are_not_compared_and_who_was_found_stays_so() -> None:
     few = torch.tensor([0, 1, 2, 12])
     updates = make_updates([*HONEST[:3], LIAR])
     sent = Params({"head.weight": torch.zeros_like(updates)})
-    assert found(few, sent, Params({"head.weight": updates}), ()) == [3]
-    assert found(few, sent, Params({"head.weight": updates}), [3]) == []  # refused for another reason
+    assert CHECK(found, few, sent, Params({"head.weight": updates}), ()) == [3]
+    assert CHECK(found, few, sent, Params({"head.weight": updates}), [3]) == []  # refused for another reason
 
 
 def test_a_class_that_nobody_else_holds_says_nothing() -> None:
@@ -212,13 +215,13 @@ def test_liars_upload_what_a_group_with_permuted_labels_uploads(
 ) -> None:
     """Nobody can tell them apart by uploads: why the rule is for one model, and `groups` switches it off."""
     uploads: list[Tensor] = []
-    call = Screen.__call__
+    call = Screening.on_server
 
-    def keep(screen: Screen, r: int, reply: TrainReply, n: Tensor) -> Any:
-        uploads.append(reply.upload.params["1.weight"].clone())
-        return call(screen, r, reply, n)
+    def keep(screening: Screening, state: Any, round_: RoundUploads, context: StepContext) -> Any:
+        uploads.append(round_.upload.params["1.weight"].clone())
+        return call(screening, state, round_, context)
 
-    monkeypatch.setattr(Screen, "__call__", keep)
+    monkeypatch.setattr(Screening, "on_server", keep)
     settings: dict[str, Any] = {"rounds": 2, "lr": 0.05}
     liars = fedattune.fit(digits, "fedavg", "mlr", attack="label_flip", attackers=4, **settings)
     honest = {client.id for client in liars.clients}
@@ -249,10 +252,10 @@ def test_liars_cost_one_model_nothing(attack: str, digits: Federation) -> None:
 def test_who_is_set_apart_shares_with_nobody(method: str, digits: Federation) -> None:
     """So a group of honest clients with labels of their own, who cannot be told from liars, loses nothing."""
     run = fedattune.fit(digits, method, "dnn", rounds=12, lr=0.05, attack="label_flip", attackers=4)
-    apart = run.reports["screening"]["separated"]
+    apart = run.reports["screening"]["quarantined"]
     assert set(apart) == set(run.facts["attack"]["attackers"].values())
     assert not run.store.faults()  # their uploads are stored: they are what these clients receive
-    assert any("apart" in note for note in run.notes)
+    assert any("quarantined" in note for note in run.notes)
     for matrix in run.mixing.last().values():
         for name in apart:
             one = digits.names.index(name)
@@ -318,5 +321,5 @@ def test_a_resumed_run_does_as_the_whole_run_does(method: str, digits: Federatio
     resumed = fedattune.fit(digits, method, "dnn", out=tmp_path / "run", resume=True, **more)
     assert resumed.store.faults() == whole.store.faults()
     assert resumed.reports == whole.reports
-    assert resumed.store.faults() or resumed.reports["screening"]["separated"]
+    assert resumed.store.faults() or resumed.reports["screening"]["quarantined"]
     assert resumed.metrics == whole.metrics

@@ -1,5 +1,8 @@
 """Screening: what is refused, what is not, and what becomes of refused clients."""
 
+import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,18 +16,16 @@ import fedattune
 from fedattune import ConfigError, Federation, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.client import SGD
+from fedattune.core.faults import Fault
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
 from fedattune.runs.context import RunContext
-from fedattune.training.backends.base import TrainReply
 from fedattune.training.uploads.layer_measures import compare_directions
-from fedattune.training.uploads.screening import (
-    MAX_CLAIMED_WEIGHT,
-    Screen,
-    describe_screening,
-)
+from fedattune.training.uploads.screening import MAX_CLAIMED_WEIGHT, Screening, ScreenState
+from fedattune.training.uploads.step import PastRounds, RoundUploads, StepContext, dump_state, load_state
 
 CLIENTS = 12
+N = torch.full((CLIENTS,), 50)
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +33,27 @@ def digits() -> Federation:
     return fedattune.load_federation("digits", partition="dirichlet", clients=20)
 
 
+class Screen:
+    """A screening step with its state."""
+
+    def __init__(self, step: Screening) -> None:
+        self.step, self.state = step, step.init(CONTEXT)
+
+    def __call__(self, r: int, uploads: RoundUploads, n: torch.Tensor | None = None) -> RoundUploads:
+        uploads = replace(uploads, round=r, n=uploads.n if n is None else n)
+        self.state, screened = self.step.on_server(self.state, uploads, CONTEXT)
+        return screened
+
+
+CONTEXT = cast(StepContext, None)
+
+
 def make_screen(**settings: Any) -> Screen:
     are_claims = settings.pop("are_claims", True)
     algorithm = SimpleNamespace(client=SGD(), server=SimpleNamespace(can_quarantine=False, sends_models=True))
     federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)], classes=("a", "b", "c", "d"))
     task = SimpleNamespace(params={"body.weight": torch.zeros(30, 20), "head.weight": torch.zeros(4, 30)})
-    context = SimpleNamespace(
+    run = SimpleNamespace(
         task=task,
         settings=Settings(**settings),
         algorithm=algorithm,
@@ -45,84 +61,81 @@ def make_screen(**settings: Any) -> Screen:
         replies_immediately=False,
         n_train=torch.full((CLIENTS,), 50),
     )
-    return Screen(
-        cast(RunContext, context), 5.0, are_claims=are_claims, has_one_model=True, sees_uploads=True
-    )
+    context = StepContext(cast(RunContext, run), counts_are_claimed=are_claims, has_one_model=True)
+    return Screen(Screening(context))
 
 
-def make_reply(seed: int = 0, agreement: float = 0.5) -> TrainReply:
-    """Make updates of equal lengths that agree by about the same cosine."""
+def make_reply(seed: int = 0, agreement: float = 0.5) -> RoundUploads:
+    """Make updates of equal norms that agree by about the same cosine."""
     torch.manual_seed(seed)
     sent = Params({"body.weight": torch.randn(30, 20), "head.weight": torch.randn(4, 30)}).repeat(CLIENTS)
     common = sent.map(lambda a: torch.randn(a.shape[1:]))
     upload = sent.map(
         lambda a, b: a + 0.1 * (agreement**0.5 * b + (1 - agreement) ** 0.5 * torch.randn(a.shape)), common
     )
-    return TrainReply(torch.arange(CLIENTS), Payload(sent), Payload(upload), Params())
+    return RoundUploads(1, torch.arange(CLIENTS), Payload(sent), Payload(upload), Params(), N)
 
 
 def change(
-    reply: TrainReply, row: int, f: Any, names: tuple[str, ...] = ("body.weight", "head.weight")
-) -> TrainReply:
+    reply: RoundUploads, row: int, f: Any, names: tuple[str, ...] = ("body.weight", "head.weight")
+) -> RoundUploads:
     params = reply.upload.params.map(torch.clone)
     for name in names:
         params[name][row] = f(params[name][row], reply.sent.params[name][row])
-    return reply._replace(upload=Payload(params))
-
-
-N = torch.full((CLIENTS,), 50)
+    return replace(reply, upload=Payload(params))
 
 
 def test_honest_uploads_pass_unchanged() -> None:
     screen, reply = make_screen(), make_reply()
     for r in range(1, 20):
-        screened, n = screen(r, reply, N)
-        assert screened is reply
-        assert n is N
-    assert max(screen.evidence.values()) < 0
+        screened = screen(r, reply)
+        assert screened.upload is reply.upload
+        assert screened.n is N
+    assert max(screen.state.evidence.values()) < 0
 
 
 LIES = {
-    "negated model": (lambda w, s: -w, "longer than usual"),
-    "noise": (lambda w, s: torch.randn_like(w), "longer than usual"),
-    "scaled update": (lambda w, s: s + 10 * (w - s), "longer than usual"),
+    "negated model": (lambda w, s: -w, "the usual norm"),
+    "noise": (lambda w, s: torch.randn_like(w), "the usual norm"),
+    "scaled update": (lambda w, s: s + 10 * (w - s), "the usual norm"),
     "not finite": (lambda w, s: w * float("nan"), "not finite"),
-    "overflow": (lambda w, s: w * 1e30, "longer than usual"),
+    "overflow": (lambda w, s: w * 1e30, "the usual norm"),
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_is_refused_in_the_first_round(lie: str) -> None:
     f, reason = LIES[lie]
-    reply, n = make_screen()(1, change(make_reply(), 3, f), N)
+    reply = make_screen()(1, change(make_reply(), 3, f))
     assert reply.ids.tolist() == [i for i in range(CLIENTS) if i != 3]
-    assert list(reply.faults) == [3]
-    assert reason in reply.faults[3]
-    assert len(n) == len(reply.upload.params["head.weight"]) == CLIENTS - 1
+    assert list(reply.rejected) == [3]
+    assert reason in reply.rejected[3].detail
+    assert len(reply.n) == len(reply.upload.params["head.weight"]) == CLIENTS - 1
 
 
 def test_a_reversed_part_is_refused_though_the_update_is_not_long() -> None:
     """The updates of the others are as long as the layer itself."""
     reply = make_reply()
-    long = reply._replace(
-        upload=Payload(reply.upload.params.map(lambda a, b: b + 9 * (a - b), reply.sent.params))
+    long = replace(
+        reply, upload=Payload(reply.upload.params.map(lambda a, b: b + 9 * (a - b), reply.sent.params))
     )
-    screened, _ = make_screen()(1, change(long, 2, lambda w, s: -w, ("head.weight",)), N)
-    assert screened.faults == {2: "uploaded a model whose part head was reversed, erased or blown up"}
+    screened = make_screen()(1, change(long, 2, lambda w, s: -w, ("head.weight",)))
+    detail = "uploaded a model whose part head was reversed, erased or blown up"
+    assert screened.rejected == {2: Fault("layer", detail, 2, 1)}
 
 
 def test_one_opposite_round_is_forgiven_and_several_are_not() -> None:
     lie = change(make_reply(), 5, lambda w, s: s - (w - s))
     screen = make_screen()
-    assert not screen(1, lie, N)[0].faults
-    assert screen.evidence[5] > 0
-    screen(2, make_reply(2), N)
-    assert screen.evidence[5] < 0  # honest rounds count for the client
+    assert not screen(1, lie).rejected
+    assert screen.state.evidence[5] > 0
+    screen(2, make_reply(2))
+    assert screen.state.evidence[5] < 0  # honest rounds count for the client
     screen = make_screen()
-    faults = [screen(r, lie, N)[0].faults for r in range(1, 13)]
+    faults = [screen(r, lie).rejected for r in range(1, 13)]
     assert not faults[0]
     assert list(faults[-1]) == [5]
-    assert "round after round" in faults[-1][5]
+    assert "round after round" in faults[-1][5].detail
 
 
 def test_a_group_with_other_data_is_not_refused() -> None:
@@ -132,8 +145,7 @@ def test_a_group_with_other_data_is_not_refused() -> None:
         reply = make_reply(r)
         for row in range(3):
             reply = change(reply, row, lambda w, s: s - 0.6 * (w - s) + 0.08 * torch.randn(w.shape))
-        screened, _ = screen(r, reply, N)
-        assert not screened.faults
+        assert not screen(r, reply).rejected
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "ditto"])
@@ -157,25 +169,24 @@ def test_clients_with_inverted_images_are_not_refused(method: str, model: str, s
         eval_every=25,
         screening=screening,
     )
-    assert "refused" not in run.facts
+    assert "screening" not in run.reports
 
 
 def test_directions_do_not_count_once_updates_do_not_agree() -> None:
     screen, lie = make_screen(), change(make_reply(), 5, lambda w, s: s - (w - s))
-    screen(1, make_reply(agreement=0.0), N)
-    assert screen.parted == {"body"}  # the head has too few values
-    assert not any(screen(r, lie, N)[0].faults for r in range(2, 12))
+    screen(1, make_reply(agreement=0.0))
+    assert screen.state.disagreeing == {"body"}  # the head has too few values
+    assert not any(screen(r, lie).rejected for r in range(2, 12))
 
 
 def test_the_state_goes_through_a_checkpoint() -> None:
     screen, lie = make_screen(), change(make_reply(), 5, lambda w, s: s - (w - s))
     for r in range(1, 3):
-        screen(r, lie, N)
-    again = make_screen()
-    again.load(screen.dump())
-    assert (again.usual, again.evidence, again.parted) == (screen.usual, screen.evidence, screen.parted)
-    assert again.evidence
-    make_screen().load(None)  # a checkpoint of an older version
+        screen(r, lie)
+    screen.state.rejected[5] = Counter({"uploaded nonsense": 2})
+    values = json.loads(json.dumps(dump_state(screen.state)))
+    assert load_state(ScreenState(), values) == screen.state
+    assert screen.state.evidence
 
 
 def test_each_client_is_compared_with_the_median_of_the_others() -> None:
@@ -191,15 +202,17 @@ def test_claimed_counts_are_cut_and_known_counts_are_not() -> None:
     n = N.clone()
     n[4] = 10**6
     known, claimed, given = make_screen(are_claims=False), make_screen(), make_screen(max_weight=2)
-    assert torch.equal(known(1, make_reply(), n)[1], n)
-    assert claimed(1, make_reply(), n)[1].tolist() == [50] * 4 + [int(50 * MAX_CLAIMED_WEIGHT)] + [50] * 7
-    facts = claimed.collect_facts([(1, 2, "uploaded values that are not finite"), (1, 3, "was offline")])
-    assert facts == {"bounded_counts": ["c4"], "refused": {"c2": {"uploaded values that are not finite": 1}}}
-    assert describe_screening(facts) == [
-        "the server refused uploads of c2: values that are not finite (1 round)",
+    assert torch.equal(known(1, make_reply(), n).n, n)
+    assert claimed(1, make_reply(), n).n.tolist() == [50] * 4 + [int(50 * MAX_CLAIMED_WEIGHT)] + [50] * 7
+    claimed(2, change(make_reply(), 2, lambda w, s: w * torch.nan), n)
+    facts = dict(claimed.step.report(claimed.state, PastRounds(2), CONTEXT).facts)
+    sentences = facts.pop("sentences")
+    assert facts == {"bounded_counts": ["c4"], "rejected": {"c2": {"uploaded values that are not finite": 1}}}
+    assert sentences == [
+        "the server rejected uploads of c2: values that are not finite (1 round)",
         "the server cut the claimed sample counts of c4; --max-weight sets the limit",
     ]
-    assert int(given(1, make_reply(), n)[1].max()) == 100
+    assert int(given(1, make_reply(), n).n.max()) == 100
 
 
 def test_simulations_without_an_attack_are_not_screened(digits: Federation) -> None:

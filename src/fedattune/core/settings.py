@@ -167,6 +167,15 @@ class Settings(StrictSchema):
         description="largest ratio of a client's sample count to the median of all clients; more is cut (default: "
         "3 for counts that clients claim, in deployments and under attack; none for counts that are known)",
     )
+    upload_steps: str | None = Field(
+        None,
+        description="custom steps between the uploads and the aggregation, with commas between: file.py:step",
+    )
+    compress: str | None = Field(
+        None,
+        description="compress uploads, with error feedback: int8, or topk:SHARE for a share of the values (default: "
+        "off)",
+    )
     robust: RobustName = Field(
         "off",
         description="robust aggregation: median to trust replace an average; rows limits each client's mixture to "

@@ -38,6 +38,7 @@ SIMULATION_OPTIONS = {
     "early_stopping",
     "splits",
     "metric",
+    "upload_steps",
     "tune",
     "baseline",
     *RAY_DEFAULTS,

@@ -40,13 +40,13 @@ class SplitRows:
     Attributes:
         federation: the data without clients that join later.
         ids: numbers of the evaluated clients (E,).
-        attackers: numbers of the clients that attack.
+        excluded: numbers of the clients that are never evaluated.
 
     """
 
     federation: "Federation"
     ids: Sequence[int]
-    attackers: Collection[int] = ()
+    excluded: Collection[int] = ()
 
     def select(self, part: str, i: int) -> Array:
         """Return the sample numbers of a part of evaluated client i."""
@@ -63,7 +63,7 @@ class SplitRows:
     def pool(self, part: str) -> Array:
         """Return the sample numbers of a part of all honest clients, also those that are not evaluated."""
         lists = self.federation.part(cast(Any, part))
-        return np.concatenate([np.asarray(rows) for i, rows in enumerate(lists) if i not in self.attackers])
+        return np.concatenate([np.asarray(rows) for i, rows in enumerate(lists) if i not in self.excluded])
 
 
 def train_baselines(
@@ -81,15 +81,17 @@ def train_baselines(
         StoppedError: the user asked to stop; finished baselines are kept.
 
     """
-    from ..training.sampling import sample_attackers, sample_eval_ids
+    from ..training.sampling import sample_eval_ids
     from ..training.setup import hold_out_newcomers
+    from ..training.uploads.pipeline import find_excluded
 
     experiment = plan.experiment
     for split, federation in enumerate(plan.federations):
         done = {one.name for one in read_baselines([out]) if one.split == split}
         training, _ = hold_out_newcomers(federation, experiment)
-        attackers = sample_attackers(experiment, training)
-        rows = SplitRows(training, sample_eval_ids(experiment, training).tolist(), attackers)
+        excluded = find_excluded(experiment, training)
+        eval_ids = sample_eval_ids(experiment, training, excluded)
+        rows = SplitRows(training, eval_ids.tolist(), excluded)
         for name, kind, predict in _list_baselines(plan, rows):
             if name in done:
                 continue

@@ -116,7 +116,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     from ..training.clients.acceptance import check_acceptance
     from ..training.clients.record_privacy import check_record_privacy
     from ..training.setup import build_trained_module, hold_out_newcomers
-    from ..training.uploads.adversary import check_attack
+    from ..training.uploads.pipeline import check_upload_steps
 
     are_all = ALL_METHODS in experiment.algorithms
     experiment = experiment.model_copy(update={"algorithms": expand_names(experiment.algorithms, ALGORITHMS)})
@@ -143,7 +143,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
             federations += [_federate(same, dataset, assignment, k) for k in range(1, experiment.splits)]
         for one in federations[:1]:
             training, _ = hold_out_newcomers(one, experiment)
-            check_attack(experiment, training)
+            check_upload_steps(experiment, training)
             check_acceptance(experiment, training)
             if "sklearn" in experiment.baseline and one.schema is not None and one.schema.tokens:
                 problems.append(

@@ -59,7 +59,7 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
     if methods:
         from ..core.hardware import check_device
         from ..training.backends.ray import check_ray
-        from ..training.uploads.adversary import check_attack
+        from ..training.uploads.pipeline import check_upload_steps
 
         names = expand_names(experiment.algorithms, ALGORITHMS)
         with collect_errors(problems):
@@ -70,7 +70,7 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
                 known_options.setdefault("algorithm", {})[name] = _list_option_names(factory)
         with collect_errors(problems):
             known_options["model"] = {experiment.model: list_model_options(experiment.model)}
-        for check in (check_device, check_ray, check_attack):
+        for check in (check_device, check_ray, check_upload_steps):
             with collect_errors(problems):
                 check(experiment)
     with collect_errors(problems):

@@ -47,7 +47,7 @@ class RunContext:
         eval_ids: (E,) numbers of the clients that are evaluated, sorted.
         n_train: (N,) training samples of every client.
         has_shared_parameters: whether any parameter leaves the clients.
-        attackers: (A,) numbers of the clients that attack, sorted.
+        excluded: (A,) numbers of the clients that are never evaluated, sorted.
     """
 
     algorithm: Algorithm
@@ -58,7 +58,7 @@ class RunContext:
     eval_ids: Tensor
     n_train: Tensor
     has_shared_parameters: bool
-    attackers: Tensor
+    excluded: Tensor
 
     @property
     def n_clients(self) -> int:

@@ -77,7 +77,7 @@ class RunCheckpoints:
         server: the server's rule and state.
         backend: the clients.
         store: scores, traffic and mixing matrices of all rounds.
-        uploads: screens the uploads.
+        uploads: the upload steps and their states.
         ledger: what clients have spent of the differential privacy of their training rows.
 
     """
@@ -94,14 +94,14 @@ class RunCheckpoints:
     @property
     def spends_secretly(self) -> bool:
         """True if a round that is done again costs epsilon again."""
-        return bool(self.uploads.privacy or self.ledger.plan) and self.backend.traits.is_deployed
+        return (self.uploads.adds_noise or bool(self.ledger.plan)) and self.backend.traits.is_deployed
 
     def save(self, status: RunStatus) -> None:
         """Write a checkpoint of the last finished round."""
         text = replace(status, notes=[*status.notes, *self.backend.notes]).dump()
         text |= {
             "clients": json.dumps(self.context.n_clients),
-            "screen": self.uploads.screen.dump(),
+            "upload_steps": json.dumps(self.uploads.dump()),
         }
         tree = self._state_tree() | self.ledger.state_tree()
         self.folder.checkpoints.save(status.record.round, tree, text)
@@ -141,7 +141,7 @@ class RunCheckpoints:
             self.server.state = cast(ServerState, tree["server"])
             self.backend.load_state_tree(tree["clients"])
         self.ledger.load(saved.flat)
-        self.uploads.screen.load(saved.meta.get("screen"))
+        self.uploads.load(json.loads(saved.meta["upload_steps"]))
 
     def _describe_start(self, saved: Checkpoint, r: int, n_before: int) -> list[str]:
         """Return sentences on damaged checkpoints, and on clients that join after round r."""

@@ -28,7 +28,7 @@ from .clients.record_privacy import check_record_privacy
 from .loop import RoundLoop
 from .newcomers import train_newcomers
 from .setup import build_trained_module, hold_out_newcomers
-from .uploads.adversary import check_attack
+from .uploads.pipeline import check_upload_steps
 
 __all__ = ["PreparedRun", "Progress", "fit", "prepare_run", "train_run"]
 
@@ -171,7 +171,7 @@ def prepare_run(
         check_device(settings)
         check_ray(settings)
         training, _ = hold_out_newcomers(federation, settings)
-        check_attack(settings, training)
+        check_upload_steps(settings, training)
         check_acceptance(settings, training)
     if isinstance(algorithm, str):
         source = make_absolute(algorithm) if is_reference(algorithm) else None

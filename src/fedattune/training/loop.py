@@ -18,7 +18,6 @@ from ..core.settings import Settings
 from ..data import Federation
 from ..data.federated import FederationInfo
 from ..data.input_spec import InputSpec
-from ..privacy.noise import limit_variances
 from ..runs.context import Progress, RunContext
 from ..runs.folder import RunFolder
 from ..runs.metrics import score_clients
@@ -38,6 +37,7 @@ from .notes import collect_client_scalars, collect_facts, collect_missing_facts,
 from .server import Server
 from .setup import make_run_context
 from .uploads.pipeline import UploadPipeline
+from .uploads.step import PastRounds, RoundUploads, StepContext
 
 CHECKPOINT_SHARE = 0.1
 """Share of the time that may go into checkpoints; a killed run repeats at most the rounds since the last one."""
@@ -56,7 +56,7 @@ class RoundLoop:
         server: the server's rule and state.
         backend: trains and evaluates the clients.
         store: scores, traffic and mixing matrices of all rounds.
-        uploads: corrupts, protects and screens what clients upload.
+        uploads: the steps between the clients' uploads and the server rule.
         ledger: what clients have spent of the differential privacy of their training rows.
         status: the last finished round, and totals and notes up to it.
         checkpoints: save and load the state; None without a folder.
@@ -97,8 +97,16 @@ class RoundLoop:
             self.backend = LocalBackend(
                 self.context, self.server.storage, make_payload=self.server.make_payload
             )
+        traits = self.backend.traits
         self.uploads = UploadPipeline(
-            self.context, self.backend, has_one_model=self.server.global_model is not None
+            StepContext(
+                self.context,
+                is_deployed=traits.is_deployed,
+                counts_are_claimed=traits.is_deployed,
+                max_norm_ratio=traits.largest_update,
+                has_one_model=self.server.global_model is not None,
+                sees_uploads=not traits.merges_clients,
+            )
         )
         self.ledger = RecordLedger(self.context, is_secret=self.backend.traits.is_deployed)
         self.checkpoints: RunCheckpoints | None = None
@@ -224,28 +232,33 @@ class RoundLoop:
         return self.backend.train(request, payload, make_payload)
 
     def _aggregate(self, r: int, reply: TrainReply) -> tuple[TrainReply, MixingMatrices | None]:
-        """Screen the uploads, make the server's new state and mean statistics, and answer if the method does.
+        """Process the uploads, make the server's new state and mean statistics, and reply if the method does.
 
-        Return the reply without refused uploads, and the mixing matrices behind the answers.
+        Return the reply without rejected uploads, and the mixing matrices behind the server's replies.
         """
-        backend, server = self.backend, self.server
-        reply, n, refused, apart = self.uploads.receive(r, reply)
-        if refused:
-            backend.refuse(r, refused)
-            server.discard_uploads(refused)
-        ids = reply.ids
+        backend, server, n = self.backend, self.server, self.context.n_train[reply.ids]
+        received = RoundUploads(
+            r, reply.ids, reply.sent, reply.upload, reply.buffers, n, statistics=backend.statistics
+        )
+        uploads = self.uploads.receive(received)
+        if uploads.rejected:
+            reasons = {i: fault.detail for i, fault in uploads.rejected.items()}
+            reply = reply._replace(ids=uploads.ids, faults={**reply.faults, **reasons})
+            backend.refuse(r, reasons)
+            server.discard_uploads(reasons)
+        ids = uploads.ids
         if not len(ids):
             server.skip_round()
             return reply, None
-        robust = self.uploads.aggregate_robustly(reply, n)
-        server.aggregate(robust, n)
-        if apart:
-            server.quarantine(apart)
-            backend.quarantine(r, apart)
-        self.status.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
+        server.aggregate(uploads)
+        if uploads.quarantined:
+            server.quarantine(uploads.quarantined)
+            backend.quarantine(r, uploads.quarantined)
+        traffic = server.rule.bytes_up(server.state, ids, uploads.upload)
+        self.status.traffic["up"] += self.uploads.count_bytes(traffic, uploads.upload)
         if backend.statistics:
-            mean = average_statistics(robust.buffers, n)
-            backend.statistics = limit_variances(mean) if self.uploads.privacy else mean
+            mean = average_statistics(uploads.buffers, uploads.n)
+            backend.statistics = self.uploads.finish_statistics(mean)
             self.status.traffic["up"] += count_traffic(backend.statistics, len(ids))
         if not self.context.replies_immediately:
             return reply, None
@@ -306,7 +319,7 @@ class RoundLoop:
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        facts = collect_facts(self.context)
+        facts = {**collect_facts(self.context), **self.uploads.collect_facts()}
         return merge_clients(facts, self.context) if self.backend.traits.merges_clients else facts
 
     @cached_property
@@ -350,7 +363,8 @@ class RoundLoop:
         context, records = self.context, self.store.rounds()
         name = self.config["algorithm"]
         notes = collect_notes(context, name, self.server.state, self.backend.personal_example, self.store)
-        of_uploads, more = self.uploads.collect(self.record.round, self.status.repeats, self.store.faults())
+        past = PastRounds(self.record.round, self.status.repeats)
+        reports, more, common_notes = self.uploads.report(past)
         more += self.ledger.notes(self.status.repeats)
         notes += [f"{name}: {note}" for note in more]
         notes += self.status.refusals.collect_notes(context, name)
@@ -364,17 +378,19 @@ class RoundLoop:
                 )
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
         models, buffers = self.backend.evaluated_models
+        if is_finished:
+            measured, more = self.uploads.measure(models, buffers)
+            reports |= {step: {**reports.get(step, {}), **facts} for step, facts in measured.items()}
+            notes += [f"{name}: {note}" for note in more]
         facts = {
             **self._facts,
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
-            "notes": [*notes, *self.status.notes, *self.backend.notes],
+            "notes": [*notes, *common_notes, *self.status.notes, *self.backend.notes],
             **self.status.refusals.collect_facts(context),
             **collect_missing_facts(context, records, is_merged=self.backend.traits.merges_clients),
-            "reports": {**self.ledger.facts(self.status.repeats), **of_uploads},
+            "reports": {**self.ledger.facts(self.status.repeats), **reports},
             **(collect_client_scalars(context, models) if is_finished else {}),
         }
-        if is_finished and (adversary := self.uploads.adversary):
-            adversary.add_measures(facts, name, models, buffers)
         if not is_finished and isinstance(models, Params) and isinstance(buffers, Params):
             # The models that were evaluated last may be the ones that clients hold, and went on changing.
             models, buffers = copy_rows(models), copy_rows(buffers)

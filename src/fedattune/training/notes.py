@@ -19,8 +19,6 @@ from ..runs.rows import RowStack
 from ..runs.store import RoundRecord, RunStore
 from .sampling import EVALUATE_ALL_UP_TO, sample_cohort
 from .setup import resolve_weight_decay
-from .uploads.attacks import parse_attack
-from .uploads.robust import describe_defence
 
 MERGED_NOTE = (
     "numbers are of the rows of all clients together, and nothing is told of single clients: the server learned sums "
@@ -62,13 +60,6 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
         facts["data_notes"] = list(federation.notes)
         if federation.classes:
             facts["labels"] = evaluated.label_counts().tolist()
-    if context.settings.attack:
-        names = {str(i): federation.names[i] for i in context.attackers.tolist()}
-        facts["attack"] = {"name": context.settings.attack, "attackers": names}
-        facts["marked"] = {"mark": "attacks", "group": "attackers", "clients": names}
-        if isinstance(federation, Federation) and federation.classes:
-            attackers = federation.index.take(context.attackers.cpu().numpy())
-            facts["marked"]["labels"] = replace(federation, clients=attackers).label_counts().tolist()
     return facts if are_all else facts | {"numbers": ids, "population": context.n_clients}
 
 
@@ -155,7 +146,6 @@ def collect_notes(
     is_partial = len(ids) < context.n_clients or any(record.absent for record in records)
     if algorithm.full_participation and is_partial:
         notes.append("defined for rounds in which all clients take part, which was not so here")
-    notes += describe_defence(context)
     notes += _note_divergence(records, context.federation.names)
     notes += _note_lost_clients(store, context.federation.names)
     return [*algorithm.notes, *(f"{name}: {note}" for note in notes), *_note_settings(context, records)]
@@ -189,19 +179,12 @@ def _note_lost_clients(store: RunStore, names: Sequence[str]) -> list[str]:
 def _note_settings(context: RunContext, records: Sequence[RoundRecord]) -> list[str]:
     """Explain settings that concern every method of a comparison alike."""
     notes, settings = [], context.settings
-    n_evaluated, n = len(context.eval_ids), context.n_clients
-    if settings.attack:
-        n_attackers = len(context.attackers)
-        names = list_some([context.federation.names[i] for i in context.attackers.tolist()], MAX_LISTED)
-        notes.append(
-            f"{n_attackers} of the {n:,} clients attack (--attack {settings.attack}: they "
-            f"{parse_attack(settings.attack).attack.summary}): {names}; all numbers are of honest clients"
-        )
-        n -= n_attackers
+    n_excluded = len(context.excluded)
+    n_evaluated, n = len(context.eval_ids), context.n_clients - n_excluded
     if n_evaluated < n:
         why = "" if settings.eval_clients else f", the default for more than {EVALUATE_ALL_UP_TO:,}"
         notes.append(
-            f"numbers are of {n_evaluated:,} of the {n:,}{' honest' * bool(settings.attack)} clients, drawn once for "
+            f"numbers are of {n_evaluated:,} of the {n:,}{' honest' * bool(n_excluded)} clients, drawn once for "
             f"all methods (--eval-clients{why})"
         )
     notes += _note_rows_seen(context)

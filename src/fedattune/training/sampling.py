@@ -1,4 +1,6 @@
-"""Draw cohorts, dropouts, attackers, newcomers and evaluated clients, each from the seed alone."""
+"""Draw cohorts, dropouts, newcomers and evaluated clients, each from the seed alone."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,10 +14,6 @@ from ..data.federated import FederationInfo
 
 EVALUATE_ALL_UP_TO, DEFAULT_EVAL_CLIENTS = 10_000, 1_000
 """Number of clients up to which all are evaluated by default, and the number evaluated of more clients."""
-
-
-DEFAULT_ATTACKERS = 0.2
-"""Share of the clients that attack, if an attack is given without their number."""
 
 
 def sample_cohort(settings: Settings, n_clients: int, r: int) -> Tensor:
@@ -32,42 +30,24 @@ def sample_dropouts(settings: Settings, n_clients: int, r: int) -> Tensor:
     return torch.from_numpy(rng.random(n_clients) < settings.drop_out)
 
 
-def sample_eval_ids(settings: Settings, federation: Federation | FederationInfo) -> Tensor:
+def sample_eval_ids(
+    settings: Settings, federation: Federation | FederationInfo, excluded: Sequence[int] = ()
+) -> Tensor:
     """Draw the clients that are evaluated, sorted: the same in every round and for every method and seed.
 
-    Attackers are not among them, so all numbers are of honest clients.
+    Args:
+        settings: settings of the run.
+        federation: its clients.
+        excluded: clients that are never evaluated.
+
     """
     n = federation.n_clients
-    attackers = sample_attackers(settings, federation)
     n_evaluated = settings.eval_clients or (n if n <= EVALUATE_ALL_UP_TO else DEFAULT_EVAL_CLIENTS)
-    if n_evaluated >= n - len(attackers):
-        return torch.from_numpy(np.setdiff1d(np.arange(n), attackers)) if attackers else torch.arange(n)
-    rng = np.random.default_rng([_get_split_seed(federation), Stream.EVALUATION])
-    candidates = np.setdiff1d(np.arange(n), attackers) if attackers else n
+    if n_evaluated >= n - len(excluded):
+        return torch.from_numpy(np.setdiff1d(np.arange(n), excluded)) if excluded else torch.arange(n)
+    rng = np.random.default_rng([get_split_seed(federation), Stream.EVALUATION])
+    candidates = np.setdiff1d(np.arange(n), excluded) if excluded else n
     return torch.from_numpy(np.sort(rng.choice(candidates, n_evaluated, replace=False)))
-
-
-def sample_attackers(settings: Settings, federation: Federation | FederationInfo) -> list[int]:
-    """Draw the clients that attack, sorted; none without an attack.
-
-    The seed of the split draws them, so that all methods and seeds of a comparison have the same honest clients.
-
-    Raises:
-        ConfigError: no honest client would be left.
-
-    """
-    if settings.attack is None:
-        return []
-    n, given = federation.n_clients, settings.attackers
-    share = DEFAULT_ATTACKERS if given is None else given
-    n_attackers = share if isinstance(share, int) else max(1, round(share * n))
-    if n_attackers >= n:
-        raise ConfigError(
-            f"attackers: got {n_attackers}, expected fewer than the {n} clients that there are, as honest clients are "
-            "judged"
-        )
-    rng = np.random.default_rng([_get_split_seed(federation), Stream.ATTACKERS])
-    return sorted(int(i) for i in rng.choice(n, n_attackers, replace=False))
 
 
 def sample_newcomers(settings: Settings, federation: Federation) -> list[int]:
@@ -84,9 +64,10 @@ def sample_newcomers(settings: Settings, federation: Federation) -> list[int]:
         raise ConfigError(
             f"held_out: got {settings.held_out}, expected fewer than the {n} clients that there are"
         )
-    rng = np.random.default_rng([_get_split_seed(federation), Stream.NEWCOMERS])
+    rng = np.random.default_rng([get_split_seed(federation), Stream.NEWCOMERS])
     return sorted(int(i) for i in rng.choice(n, settings.held_out, replace=False))
 
 
-def _get_split_seed(federation: Federation | FederationInfo) -> int:
+def get_split_seed(federation: Federation | FederationInfo) -> int:
+    """Return the seed that made the partition."""
     return int(federation.partition.get("seed") or 0)

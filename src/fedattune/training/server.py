@@ -12,8 +12,8 @@ from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 from ..runs.checkpoint import restore_tree
 from ..runs.context import RunContext
 from ..runs.rows import RowStorage, check_newcomer_memory, count_row_bytes
-from .backends.base import TrainReply
 from .setup import check_compatible, init_server
+from .uploads.step import RoundUploads
 
 MIN_SHARED_VALUES = 2_000_000
 """Values of a round's models from which the server's operations use all cores beside the writer of rows.
@@ -133,11 +133,11 @@ class Server:
             return mixing
         return self.broadcast(ids).mixing
 
-    def aggregate(self, reply: TrainReply, n: Tensor) -> None:
-        """Make the new state from the uploads of one round, by clients with n (C,) training samples."""
+    def aggregate(self, uploads: RoundUploads) -> None:
+        """Make the new state from the uploads of one round."""
         self._last = None
         with self.storage.share_cores():
-            self.state = self.rule.aggregate(self.state, reply.ids, reply.sent, reply.upload, n)
+            self.state = self.rule.aggregate(self.state, uploads.ids, uploads.sent, uploads.upload, uploads.n)
 
     def discard_uploads(self, ids: Iterable[int]) -> None:
         """Take the earlier uploads of clients `ids`, whose uploads were refused, out of what others receive."""

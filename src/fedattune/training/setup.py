@@ -24,7 +24,8 @@ from ..server.mixing import Mixing
 from ..server.rows import MixtureLimits
 from ..server.wrapper import ServerWrapper
 from .clients.acceptance import AcceptBetter
-from .sampling import sample_attackers, sample_eval_ids, sample_newcomers
+from .sampling import sample_eval_ids, sample_newcomers
+from .uploads.pipeline import find_excluded
 
 
 def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
@@ -68,7 +69,7 @@ def make_run_context(
         settings: settings of the run.
 
     """
-    device = resolve_device(settings)
+    device, excluded = resolve_device(settings), find_excluded(settings, federation)
     algorithm = apply_settings(algorithm, settings)
     task = Task(model, settings.mixed_precision != "off").to(device, getattr(torch, settings.dtype))
     has_shared = bool(get_shared_parameters(algorithm, task))
@@ -80,10 +81,10 @@ def make_run_context(
         task,
         federation.to(device),
         all_ids=torch.arange(federation.n_clients, device=device),
-        eval_ids=sample_eval_ids(settings, federation).to(device),
+        eval_ids=sample_eval_ids(settings, federation, excluded).to(device),
         n_train=federation.sizes("train").to(device),
         has_shared_parameters=has_shared,
-        attackers=torch.tensor(sample_attackers(settings, federation), dtype=torch.int64, device=device),
+        excluded=torch.tensor(excluded, dtype=torch.int64, device=device),
     )
 
 

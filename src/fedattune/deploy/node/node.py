@@ -29,6 +29,7 @@ from ...runs.rows import load_rows
 from ...training.backends.local import LocalBackend
 from ...training.backends.message import FORMAT_VERSION, WorkerMessage, split_message
 from ...training.backends.worker import export_state, handle_message, load_state, open_backend
+from ...training.uploads.pipeline import find_noise
 from ..config import DeploymentPlan, Scalar
 from ..logs import open_log
 from ..operate.audit import AuditLog, AuditLogError, count_bytes
@@ -200,8 +201,9 @@ class NodeRuntime:
         uploads = sum(
             not set(part.head.get("cohort", ())).isdisjoint(part.head.get("ids", ())) for part in parts
         )
-        if uploads and backend.privacy and backend.context.has_shared_parameters:
-            self.policy.count_uploads(state.folder, uploads, backend.privacy.accounting)
+        noise = find_noise(backend.upload_steps)
+        if uploads and noise and backend.context.has_shared_parameters:
+            self.policy.count_uploads(state.folder, uploads, noise.accounting)
         if saved is not None:
             load_state(backend, saved)
         reply = handle_message(backend, message)

@@ -79,6 +79,10 @@ def check_settings(settings: Settings) -> None:
             "none; choose dp-client-where local"
         )
     given = {"robust": settings.robust != "off", "max-share": settings.max_share is not None}
+    if settings.compress is not None:
+        raise ConfigError(
+            "secure-aggregation: compress sends codes of single uploads, which have no sum under masks; leave it out"
+        )
     for key, is_given in given.items():
         if is_given:
             raise ConfigError(

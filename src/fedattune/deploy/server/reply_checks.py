@@ -13,6 +13,7 @@ from ...engine.batches import LocalTraining
 from ...runs.context import RunContext
 from ...training.backends.message import WorkerMessage, split_message
 from ...training.clients.state import PayloadFactory
+from ...training.uploads.pipeline import encode_example
 
 
 class RefusedReplyError(ValueError):
@@ -20,7 +21,7 @@ class RefusedReplyError(ValueError):
 
 
 def make_expected_upload(context: RunContext, personal: Params, make_payload: PayloadFactory) -> Payload:
-    """Make the upload of a client that does no local step. All uploads have its names, types and shapes.
+    """Make the upload of a client that does no local step, as it travels. All have its names, types and shapes.
 
     Args:
         context: the run.
@@ -46,7 +47,7 @@ def make_expected_upload(context: RunContext, personal: Params, make_payload: Pa
     with torch.no_grad():
         carry = rule.begin(sent, local_state, yes, round_context)
         upload, _ = rule.finish(carry, sent, local_state, round_context)
-    return upload._replace(params=upload.params.without(personal))
+    return encode_example(context, sent, upload._replace(params=upload.params.without(personal)))
 
 
 def check_reply(

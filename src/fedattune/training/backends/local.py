@@ -24,8 +24,8 @@ from ..clients.record_privacy import RecordPlan
 from ..clients.state import ClientStates, PayloadFactory
 from ..effects import MEASURED_SAMPLES, measure_module, measure_training
 from ..setup import resolve_weight_decay
-from ..uploads.adversary import poison_federation
-from ..uploads.client_privacy import ClientPrivacy
+from ..uploads.pipeline import make_client_steps
+from ..uploads.step import RoundUploads, StepContext
 from .base import Backend, BackendTraits, TrainReply, TrainRequest, find_rows
 
 REQUEST_CHUNK_BYTES = 1 << 30
@@ -38,7 +38,7 @@ class LocalBackend(Backend):
     Attributes:
         client_ids: (M,) numbers of the clients among all N, sorted.
         client_states: the state that lives on these clients.
-        privacy: the noise that clients add to their uploads; None if they add none.
+        upload_steps: transform what clients upload.
         evaluation: evaluates these clients.
         round: the round in which clients train with the payload that they have or are sent.
 
@@ -64,13 +64,17 @@ class LocalBackend(Backend):
 
         """
         settings, task = context.settings, context.task
-        federation = poison_federation(context)
         self.context, self.storage, self.notes = context, storage, []
         self.traits = BackendTraits(
             max(1, REQUEST_CHUNK_BYTES // max(1, task.params.nbytes())),
             is_deployed=is_one_message,  # only the process of a real node ends after a message
         )
-        self.privacy = ClientPrivacy.make(context, "local", is_secret=is_one_message)
+        self._step_context = StepContext(context, is_deployed=is_one_message)
+        self.upload_steps = make_client_steps(self._step_context)
+        federation = context.federation
+        assert isinstance(federation, Federation)  # facts about a federation have no data to train on
+        for step in self.upload_steps:
+            federation = step.prepare_data(federation, context)
         self.client_ids = context.all_ids if client_ids is None else client_ids
         n_samples = float(context.n_train[self.client_ids].double().mean())
         steps_per_round = settings.count_local_steps(n_samples) // settings.rounds
@@ -88,7 +92,12 @@ class LocalBackend(Backend):
                 counts.to(context.device, self.engine.dtype)[self.client_ids]
             )
         self.client_states = ClientStates.start(
-            context, self.client_ids, storage, make_payload=make_payload, own_buffers=own_buffers
+            context,
+            self.client_ids,
+            storage,
+            make_payload=make_payload,
+            own_buffers=own_buffers,
+            memory={s.name: one for s in self.upload_steps if (one := s.init_memory(self._step_context))},
         )
         eval_ids = context.eval_ids[torch.isin(context.eval_ids, self.client_ids)]
         self.evaluation = LocalEvaluation(
@@ -168,8 +177,8 @@ class LocalBackend(Backend):
             ids, payload = ids[here], payload.rows(here)
         if not len(ids):
             return TrainReply(ids, payload, payload, Params())
-        uploads = torch.isin(ids, request.cohort) & request.update_server
-        inputs = client_states.training_inputs(ids, payload, uploads)
+        is_uploaded = torch.isin(ids, request.cohort) & request.update_server
+        inputs = client_states.training_inputs(ids, payload, is_uploaded)
         training = self.plan_training(request.round, Stream.TRAINING)
         trained = self.engine.train(self.context.algorithm.client, ids, inputs, training)
         is_finite, steps = trained.find_finite(), int(trained.n_steps.sum())
@@ -187,11 +196,28 @@ class LocalBackend(Backend):
             ids, payload, trained = ids[uploading], payload.rows(uploading), trained.rows(uploading)
         upload = trained.upload._replace(params=trained.upload.params.without(client_states.personal))
         buffers = trained.buffers.only(client_states.statistics)
-        if self.privacy and len(ids):
-            upload, buffers = self.privacy.protect(
-                request.round, ids, payload, upload, buffers, client_states.statistics
-            )
-        return TrainReply(ids, payload, upload, buffers, n_trained, steps, diverged, refused=refused)
+        uploads = self._transform(request.round, ids, payload, upload, buffers)
+        return TrainReply(
+            ids, payload, uploads.upload, uploads.buffers, n_trained, steps, diverged, refused=refused
+        )
+
+    def _transform(
+        self, r: int, ids: Tensor, sent: Payload, upload: Payload, buffers: Params
+    ) -> RoundUploads:
+        """Take what clients `ids` (C,) upload through the upload steps."""
+        states = self.client_states
+        n = self.context.n_train[ids]
+        uploads = RoundUploads(r, ids, sent, upload, buffers, n, states.statistics)
+        if not len(ids):
+            return uploads
+        rows = states.rows_of(ids)
+        for step in self.upload_steps:
+            kept = states.memory.get(step.name)
+            memory = Params() if kept is None else kept.rows(rows)
+            uploads, memory = step.on_client(uploads, memory, self._step_context)
+            if kept is not None:
+                kept.put_rows(rows, memory)
+        return uploads
 
     def _find_refusals(
         self, ids: Tensor, trained: ClientOutputs, fresh: Tensor, is_finite: Tensor

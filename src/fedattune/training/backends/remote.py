@@ -204,11 +204,11 @@ class RemoteBackend(Backend):
         replies = self.send_to_all(kind="state", load=False)
         order = torch.cat(list(self.worker_clients)).argsort()
         joint = concatenate(_fill_states([reply.get("state") for reply in replies])).map(lambda v: v[order])
-        tree: dict[str, Any] = {"local_state": {}, "personal": Params(), "buffers": Params()}
+        tree: dict[str, Any] = {"local_state": {}, "memory": {}, "personal": Params(), "buffers": Params()}
         tree["kept"] = {"params": Params(), "buffers": Params(), "is_kept": joint["kept/is_kept"]}
         for name, rows in joint.items():
             part, _, rest = name.partition("/")
-            if part in ("local_state", "kept") and "/" in rest:
+            if part in ("local_state", "memory", "kept") and "/" in rest:
                 key, _, tensor = rest.partition("/")
                 tree[part].setdefault(key, Params())[tensor] = rows
             elif part not in ("fresh", "kept"):
@@ -223,7 +223,9 @@ class RemoteBackend(Backend):
             self.sent = Payload(**tree["sent"])
             self.pending, self.is_first = torch.ones_like(fresh), ~fresh
         state = Params(
-            flatten_tree({key: tree[key] for key in ("local_state", "personal", "buffers", "fresh", "kept")})
+            flatten_tree(
+                {key: tree[key] for key in ("local_state", "memory", "personal", "buffers", "fresh", "kept")}
+            )
         )
         messages = {}
         for worker, members in enumerate(self.worker_clients):

@@ -185,6 +185,7 @@ def export_state(backend: LocalBackend) -> dict[str, Any]:
     return {
         **tree,
         "local_state": {k: load_rows(v) for k, v in tree["local_state"].items()},
+        "memory": {k: load_rows(v) for k, v in tree["memory"].items()},
         "personal": load_rows(tree["personal"]),
         "buffers": load_rows(tree["buffers"]),
         "kept": {k: v if isinstance(v, Tensor) else load_rows(v) for k, v in tree["kept"].items()},
@@ -195,8 +196,9 @@ def load_state(backend: LocalBackend, state: Mapping[str, Tensor]) -> None:
     """Take over the state that `export_state` gave, by paths such as `local_state/w/0.weight`."""
     client_states = backend.client_states
     rows = torch.arange(len(backend.client_ids), device=backend.client_ids.device)
-    for key, stack in client_states.local_state.items():
-        stack.put_rows(rows, select_prefix(state, f"local_state/{key}/"))
+    for part, stacks in (("local_state", client_states.local_state), ("memory", client_states.memory)):
+        for key, stack in stacks.items():
+            stack.put_rows(rows, select_prefix(state, f"{part}/{key}/"))
     client_states.personal.put_rows(rows, select_prefix(state, "personal/"))
     client_states.buffers.put_rows(rows, select_prefix(state, "buffers/"))
     client_states.fresh = state["fresh"].clone()

@@ -1,7 +1,7 @@
 """The state of clients between rounds: local state, personal tensors, buffers, and the last payloads."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
@@ -41,6 +41,7 @@ class ClientStates:
         names: the model's parameters in their order.
         statistics: the averaged BatchNorm statistics that clients are sent; empty if these stay local.
         storage: where rows are kept.
+        memory: what upload steps remember of each client, by step.
         judge: decides which payloads clients refuse; None if they accept all.
 
     """
@@ -54,6 +55,7 @@ class ClientStates:
     names: list[str]
     statistics: Params
     storage: RowStorage
+    memory: dict[str, RowStack] = field(default_factory=dict)
     judge: Judge | None = None
 
     @classmethod
@@ -65,6 +67,7 @@ class ClientStates:
         *,
         make_payload: PayloadFactory | None = None,
         own_buffers: Params | None = None,
+        memory: Mapping[str, Params] | None = None,
     ) -> "ClientStates":
         """Make the state before the first round, in which clients hold the initial model.
 
@@ -74,6 +77,7 @@ class ClientStates:
             storage: where rows are kept.
             make_payload: gives the first payloads; without it, they come later by `store_payload`.
             own_buffers: buffers (M, ...) that differ between clients.
+            memory: the first memory of upload steps, by step.
 
         """
         algorithm, task = context.algorithm, context.task
@@ -94,12 +98,14 @@ class ClientStates:
             names=list(task.params),
             statistics=context.initial_statistics,
             storage=storage,
+            memory={k: storage.allocate(f"clients/memory/{k}", v) for k, v in (memory or {}).items()},
         )
 
     def state_tree(self) -> dict[str, Any]:
         """Return everything as a nest of dicts, for a checkpoint."""
         return {
             "local_state": self.local_state,
+            "memory": self.memory,
             "personal": self.personal,
             "buffers": self.buffers,
             "sent": {} if self.sent is None else self.sent._asdict(),
@@ -110,6 +116,7 @@ class ClientStates:
     def load_state_tree(self, tree: dict[str, Any]) -> None:
         """Take over the state of a checkpoint."""
         self.local_state, self.personal, self.buffers = tree["local_state"], tree["personal"], tree["buffers"]
+        self.memory = tree["memory"]
         self.fresh, self.statistics = tree["fresh"], tree["statistics"]
         if self.sent is not None:
             self.sent = Payload(**tree["sent"])

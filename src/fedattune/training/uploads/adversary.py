@@ -6,13 +6,14 @@ BatchNorm layers, stay honest.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, list_some
 from ...core.params import Params, find_layer
 from ...core.payload import Payload
 from ...core.selectors import Head
@@ -22,10 +23,16 @@ from ...data import Federation
 from ...data.federated import FederationInfo
 from ...runs.context import RunContext
 from ...runs.rows import RowStack
-from ..backends.base import TrainReply
-from ..sampling import sample_attackers
+from ..sampling import get_split_seed
 from .attacks import NEEDS_CLASSES, ModelAttack, View, parse_attack
 from .poisoning import TARGET_CLASS, measure_backdoor, plant_trigger, poison_rows
+from .step import PastRounds, Report, RoundUploads, StepContext, UploadStep
+
+DEFAULT_ATTACKERS = 0.2
+"""Share of the clients that attack, if an attack is given without their number."""
+
+MAX_LISTED = 5
+"""Names that a sentence lists."""
 
 
 def check_attack(settings: Settings, federation: Federation | FederationInfo | None = None) -> None:
@@ -48,84 +55,114 @@ def check_attack(settings: Settings, federation: Federation | FederationInfo | N
         )
 
 
-def poison_federation(context: RunContext) -> Federation:
-    """Return the data that clients train on: the attackers' rows are changed if the attack is one on data."""
-    federation, settings = context.federation, context.settings
-    assert isinstance(federation, Federation)  # facts about a federation have no data to train on
-    if settings.attack is None:
-        return federation
-    chosen = parse_attack(settings.attack)
-    if chosen.attack.poison is None:
-        return federation
-    return poison_rows(federation, context.attackers.tolist(), chosen.attack.poison, chosen.strength)
+def sample_attackers(settings: Settings, federation: Federation | FederationInfo) -> list[int]:
+    """Draw the clients that attack, sorted; none without an attack.
 
+    The seed of the split draws them, so that all methods and seeds of a comparison have the same honest clients.
 
-class Adversary:
-    """Corrupt the attackers' uploads of each round.
-
-    Args:
-        context: the run, with its attackers.
+    Raises:
+        ConfigError: no honest client would be left.
 
     """
+    if settings.attack is None:
+        return []
+    n, given = federation.n_clients, settings.attackers
+    share = DEFAULT_ATTACKERS if given is None else given
+    n_attackers = share if isinstance(share, int) else max(1, round(share * n))
+    if n_attackers >= n:
+        raise ConfigError(
+            f"attackers: got {n_attackers}, expected fewer than the {n} clients that there are, as honest clients are "
+            "judged"
+        )
+    rng = np.random.default_rng([get_split_seed(federation), Stream.ATTACKERS])
+    return sorted(int(i) for i in rng.choice(n, n_attackers, replace=False))
+
+
+class Attack(UploadStep[None]):
+    """Poison the attackers' training rows, and corrupt their uploads.
+
+    Args:
+        context: the run; its attackers are the clients that are excluded from all scores.
+
+    """
+
+    name = "attack"
+    needs = "sums"
 
     def __init__(self, context: RunContext) -> None:
         assert context.settings.attack is not None
         self._context, self._chosen = context, parse_attack(context.settings.attack)
 
-    def add_measures(self, facts: dict[str, Any], name: str, models: RowStack, buffers: RowStack) -> None:
-        """Add to the facts of a finished run what the attack did to honest clients: the success of a trigger.
+    def prepare_data(self, federation: Federation, context: RunContext) -> Federation:
+        """Poison the attackers' rows if the attack is one on data."""
+        attack, attackers = self._chosen.attack, context.excluded.tolist()
+        if attack.poison is None:
+            return federation
+        return poison_rows(federation, attackers, attack.poison, self._chosen.strength)
 
-        Args:
-            facts: the facts; their entries `attack` and `notes` change.
-            name: name of the method.
-            models: the judged models (E, ...) of the evaluated clients.
-            buffers: their buffers (E, ...).
+    def collect_facts(self) -> dict[str, Any]:
+        """Return the facts of the run that name the attackers."""
+        context, federation = self._context, self._context.federation
+        names = {str(i): federation.names[i] for i in context.excluded.tolist()}
+        marked: dict[str, Any] = {"mark": "attacks", "group": "attackers", "clients": names}
+        if isinstance(federation, Federation) and federation.classes:
+            attackers = federation.index.take(context.excluded.cpu().numpy())
+            marked["labels"] = replace(federation, clients=attackers).label_counts().tolist()
+        return {"attack": {"name": context.settings.attack, "attackers": names}, "marked": marked}
 
-        """
+    def report(self, state: None, past: PastRounds, context: StepContext) -> Report:
+        """Name the attackers."""
+        run = self._context
+        names = list_some([run.federation.names[i] for i in run.excluded.tolist()], MAX_LISTED)
+        note = (
+            f"{len(run.excluded)} of the {run.n_clients:,} clients attack (--attack {run.settings.attack}: they "
+            f"{self._chosen.attack.summary}): {names}; all numbers are of honest clients"
+        )
+        return Report(common_notes=[note])
+
+    def measure(self, models: RowStack, buffers: RowStack, context: StepContext) -> Report:
+        """Measure what the attack did to honest clients: the success of a trigger."""
         if self._chosen.attack.poison is not plant_trigger:
-            return
+            return Report()
         success = measure_backdoor(self._context, models, buffers)
-        facts["attack"] = {**facts["attack"], "success": success}
-        if success is not None:
-            facts["notes"].append(
-                f"{name}: with the trigger, honest clients' models take {100 * success:.1f}% of the test rows of other "
-                f"classes for class {facts['classes'][TARGET_CLASS]}"
-            )
+        classes = self._context.federation.classes
+        return Report(
+            {"success": success},
+            []
+            if success is None
+            else [
+                f"with the trigger, honest clients' models take {100 * success:.1f}% of the test rows of other "
+                f"classes for class {classes[TARGET_CLASS]}"
+            ],
+        )
 
-    def corrupt(self, r: int, reply: TrainReply, n: Tensor) -> tuple[TrainReply, Tensor]:
-        """Return the reply with the attackers' lies, and the samples that clients claim.
-
-        Args:
-            r: number of the round.
-            reply: honest uploads of all clients.
-            n: (C,) training samples of each.
-
-        """
-        is_attacker = torch.isin(reply.ids, self._context.attackers)
-        liars = is_attacker.nonzero().flatten()
-        if not len(liars):
-            return reply, n
-        attack, strength = self._chosen.attack, self._chosen.strength
+    def on_server(
+        self, state: None, uploads: RoundUploads, context: StepContext
+    ) -> tuple[None, RoundUploads]:
+        """Corrupt the attackers' uploads, and the samples that they claim."""
+        is_attacker = torch.isin(uploads.ids, self._context.excluded)
+        if not is_attacker.any():
+            return state, uploads
+        attack, strength, n = self._chosen.attack, self._chosen.strength, uploads.n
         if attack.claims_samples:
             n = torch.where(is_attacker, torch.full_like(n, int(strength)), n)
-        if attack.corrupt is not None and reply.upload.params:
-            reply = reply._replace(upload=self._corrupt_upload(attack.corrupt, r, reply, is_attacker))
-        return reply, n
+        upload = uploads.upload
+        if attack.corrupt is not None and upload.params:
+            upload = self._corrupt_upload(attack.corrupt, uploads, is_attacker)
+        return state, replace(uploads, upload=upload, n=n)
 
-    def _corrupt_upload(
-        self, corrupt: ModelAttack, r: int, reply: TrainReply, is_attacker: Tensor
-    ) -> Payload:
-        liars = is_attacker.nonzero().flatten()
+    def _corrupt_upload(self, corrupt: ModelAttack, reply: RoundUploads, is_attacker: Tensor) -> Payload:
+        attackers = is_attacker.nonzero().flatten()
         others = (~is_attacker).nonzero().flatten()
-        others = others if len(others) else liars
-        rng = np.random.default_rng([self._context.settings.seed, Stream.ATTACK, r])
+        others = others if len(others) else attackers
+        rng = np.random.default_rng([self._context.settings.seed, Stream.ATTACK, reply.round])
         victim = int(rng.integers(len(others)))
         head = self._find_head(reply.upload.params)
 
         def change(received: Params, uploads: Params) -> Params:
             view = View(
-                received.rows(liars),
-                uploads.rows(liars),
+                received.rows(attackers),
+                uploads.rows(attackers),
                 uploads.rows(others),
                 received.rows(others),
                 head,
@@ -134,7 +171,7 @@ class Adversary:
                 rng,
             )
             stack = uploads.map(torch.clone)
-            return stack.put_rows(liars, corrupt(view))
+            return stack.put_rows(attackers, corrupt(view))
 
         params, extra = reply.upload
         received = Params({k: reply.sent.params.get(k, torch.zeros_like(v)) for k, v in params.items()})

@@ -6,14 +6,14 @@ sees the noise once, on the sum. For all other rules each upload has the noise, 
 is post-processing.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, sqrt
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ...core.algorithm import find_needed_sums
 from ...core.params import Params
@@ -23,8 +23,7 @@ from ...privacy.accounting import check_accounting, epsilon_of, noise_for
 from ...privacy.noise import Uploaded, clip_and_noise, draw_secret, draw_seeded
 from ...runs.context import RunContext
 from ..sampling import sample_cohort
-
-Where = Literal["central", "local"]
+from .step import PastRounds, Report, RoundUploads, StepContext, UploadStep
 
 
 def count_participations(settings: Settings, n_clients: int, rounds: int) -> int:
@@ -69,7 +68,7 @@ class UploadAccounting:
 
     @cached_property
     def multiplier(self) -> float:
-        """The noise multiplier: deviation of the noise over the clipping length."""
+        """The noise multiplier: deviation of the noise over the clipping norm."""
         settings, rounds = self.settings, self.settings.rounds
         if settings.dp_client is None:
             return settings.dp_client_noise or 0.0
@@ -103,28 +102,42 @@ class UploadAccounting:
 
 
 @dataclass(frozen=True)
-class ClientPrivacy:
-    """The noise on what leaves clients, and the epsilon that it costs.
+class ClientNoise(UploadStep[None]):
+    """Clip and noise what leaves clients, and account the epsilon that this costs.
 
     Attributes:
         context: the run.
+        is_sum: whether only the sum of the uploads is protected, which must be all that later steps look at.
         is_secret: whether this is no simulation: the noise comes from the operating system.
 
     """
 
+    name = "client_privacy"
+    needs = "sums"
+    adds_noise = True
+
     context: RunContext
+    is_sum: bool = False
     is_secret: bool = False
 
     @classmethod
     def make(
-        cls, context: RunContext, where: Where | None = None, *, is_secret: bool = False
-    ) -> "ClientPrivacy | None":
-        """Return the noise of a run; None if it has none, or none at this place."""
-        settings = context.settings
-        if not settings.is_client_private or (where and settings.dp_client_where != where):
+        cls, context: RunContext, *, needs_uploads: bool = False, is_secret: bool = False
+    ) -> "ClientNoise | None":
+        """Return the noise of a run; None if it has none.
+
+        Args:
+            context: the run.
+            needs_uploads: whether a later step looks at single uploads: then each upload is protected.
+            is_secret: whether this is no simulation.
+
+        """
+        if not context.settings.is_client_private:
             return None
         check_accounting()
-        return cls(context, is_secret)
+        is_average = find_needed_sums(context.algorithm.server) is not None and not needs_uploads
+        is_central = context.settings.dp_client_where == "central"
+        return cls(context, is_central and is_average, is_secret)
 
     @property
     def is_central(self) -> bool:
@@ -134,45 +147,49 @@ class ClientPrivacy:
     @cached_property
     def accounting(self) -> UploadAccounting:
         """The noise multiplier and the epsilon."""
-        context = self.context
-        # A robust rule looks at single uploads, so noise on their sum would not protect what it returns.
-        is_average = (
-            find_needed_sums(context.algorithm.server) is not None and context.settings.robust == "off"
-        )
-        is_sum = self.is_central and is_average
-        return UploadAccounting(context.settings, context.n_clients, is_sum, self.is_secret)
+        return UploadAccounting(self.context.settings, self.context.n_clients, self.is_sum, self.is_secret)
 
-    def protect(
-        self, r: int, ids: Tensor, sent: Payload, upload: Payload, buffers: Params, statistics: Params
-    ) -> tuple[Payload, Params]:
-        """Clip and noise what clients `ids` (C,) upload in round r.
+    def on_client(
+        self, uploads: RoundUploads, memory: Params, context: StepContext
+    ) -> tuple[RoundUploads, Params]:
+        """Clip and noise uploads at the clients, if the server is not trusted."""
+        return uploads if self.is_central else self.protect(uploads), memory
 
-        Args:
-            r: number of the round.
-            ids: numbers of the clients.
-            sent: what they were sent, one row each.
-            upload: what they upload, one row each.
-            buffers: their BatchNorm statistics (C, ...), if these are averaged.
-            statistics: the averaged statistics of the round before.
+    def on_server(
+        self, state: None, uploads: RoundUploads, context: StepContext
+    ) -> tuple[None, RoundUploads]:
+        """Clip and noise uploads at the trusted server, and replace the sample counts by 1.
 
+        A count is a number about one client's data. With weights by counts, a client could have all of the weight.
         """
-        context = self.context
-        start = context.task.params.only(upload.params)
+        uploads = self.protect(uploads) if self.is_central else uploads
+        return state, replace(uploads, n=torch.ones_like(uploads.n))
+
+    def protect(self, uploads: RoundUploads) -> RoundUploads:
+        """Clip and noise what C clients upload."""
+        context, settings = self.context, self.context.settings
+        start = context.task.params.only(uploads.upload.params)
         if context.algorithm.server.sends_models:
-            start = Params({k: sent.params.get(k, v) for k, v in start.items()})
-        settings = context.settings
+            start = Params({k: uploads.sent.params.get(k, v) for k, v in start.items()})
         # Independent noise on C uploads, each with 1/sqrt(C) of the deviation, is the noise on their sum.
-        share = sqrt(len(ids)) if self.accounting.is_sum else 1.0
+        share = sqrt(len(uploads.ids)) if self.is_sum else 1.0
         deviation = self.accounting.multiplier * settings.dp_client_clip / share
         new = clip_and_noise(
-            Uploaded(upload, buffers),
-            Uploaded(Payload(start), statistics),
-            ids,
+            Uploaded(uploads.upload, uploads.buffers),
+            Uploaded(Payload(start), uploads.statistics),
+            uploads.ids,
             settings.dp_client_clip,
             deviation,
-            draw_secret if self.is_secret else draw_seeded(settings.seed, r),
+            draw_secret if self.is_secret else draw_seeded(settings.seed, uploads.round),
         )
-        return new.upload, new.statistics
+        return replace(uploads, upload=new.upload, buffers=new.statistics)
+
+    def report(self, state: None, past: PastRounds, context: StepContext) -> Report:
+        """Return epsilon and mechanism."""
+        if not self.context.has_shared_parameters:
+            return Report()
+        facts = self.facts(past.rounds, past.repeats)
+        return Report(facts, self._describe(facts))
 
     def facts(self, rounds: int, repeats: int = 0) -> dict[str, Any]:
         """Return the facts about the privacy of a run after some rounds."""
@@ -201,9 +218,8 @@ class ClientPrivacy:
             "generator": "the operating system" if self.is_secret else "the seed of this simulation",
         }
 
-    def notes(self, rounds: int, repeats: int = 0) -> list[str]:
-        """Return the sentences about it for the table."""
-        settings, facts = self.context.settings, self.facts(rounds, repeats)
+    def _describe(self, facts: Mapping[str, Any]) -> list[str]:
+        settings = self.context.settings
         spent = "no finite epsilon" if facts["epsilon"] is None else f"epsilon {facts['epsilon']:.3g}"
         against = (
             "clients, while the server is trusted" if self.is_central else "the server and other clients"
@@ -220,11 +236,3 @@ class ClientPrivacy:
                 f"below {1 / self.context.n_clients:.1g} (--dp-delta)"
             )
         return found
-
-
-def uniform_counts(n: Tensor) -> Tensor:
-    """Return the sample counts that a server rule sees under client-level privacy: 1 for every client.
-
-    A count is a number about one client's data. With weights by counts, a client could have all of the weight.
-    """
-    return torch.ones_like(n)

@@ -6,25 +6,25 @@ client's update tells what the client calls c. With all rows of a round, and cli
     m          the direction that all features share: the first right singular vector of all rows
     a_ic       <row c of client i, m>, with the sign that makes a_ic > 0 for the classes that client i holds
     u_ic       the rest of the row: the prototype of class c of client i
-    R_ic       sum over j != i of max(a_jc, 0) u_jc, each client scaled to length one: what the others call c
+    R_ic       sum over j != i of max(a_jc, 0) u_jc, each client scaled to norm one: what the others call c
     same_i     mean over classes c, with the weights max(a_ic, 0) ||u_ic||, of cos(u_ic, R_ic)
     other_i    the same mean of max_{d != c} cos(u_ic, R_id)
 
-Without m, clients with different classes oppose each other, and a liar is hard to tell from them. With it, same_i is
-above other_i if client i means by its classes what the others mean. A liar's classes look like other classes of the
-others: other_i is nearly as large as same_j of honest clients j, and same_i is small. Inverted or rotated images look
-like no class: other_i is not that large. Classes that the others hardly hold say nothing.
+Without m, clients with different classes oppose each other, and an attacker is hard to tell from them. With it,
+same_i is above other_i if client i means by its classes what the others mean. An attacker's classes look like other
+classes of the others: other_i is nearly as large as same_j of honest clients j, and same_i is small. Inverted or rotated images
+look like no class: other_i is not that large. Classes that the others hardly hold say nothing.
 
-Prototypes are made without the clients with the lowest same_i - other_i, as liars spoil the prototypes of honest
+Prototypes are made without the clients with the lowest same_i - other_i, as attackers spoil the prototypes of honest
 clients. The sum over rounds of (other_i - same_i) / median - TOLERATED decides, over rounds in which other_i is large.
 
-A group of honest clients with permuted labels sends the very updates that liars send. So by default the rule is for
-labels that nobody here has seen, and for servers that make one model, which cannot serve both, or that can set clients
-apart. To look at rows of the last layer follows LFighter (Jebreel et al., Neural Networks 2024), which clusters them;
+A group of honest clients with permuted labels sends the very updates that attackers send. So by default the rule is for
+labels that nobody here has seen, and for servers that make one model, which cannot serve both, or that can quarantine
+clients. To look at rows of the last layer follows LFighter (Jebreel et al., Neural Networks 2024), which clusters them;
 prototypes are our own way.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -41,50 +41,50 @@ MAX_CLASSES, MAX_FEATURES = 100, 512
 """Classes with which the rule works, and features that it looks at."""
 
 MIN_AGREEMENT = 0.15
-"""Median of same_i - other_i from which on scores count: below it, the clients' classes do not look alike."""
+"""Minimum median of same_i - other_i for scores to count: below it, the clients' classes do not look alike."""
 
 SUSPICIOUS = -0.5
 """Score, as a ratio to the median, below which a client is left out of the prototypes of its round."""
 
 MIN_LIKENESS = 0.8
-"""Least likeness to other classes that counts, as a ratio to the median likeness to the own ones."""
+"""Minimum likeness to other classes that counts, as a ratio to the median likeness to the own ones."""
 
 MAX_SUSPECTS, SUSPECTS_AT_ONCE = 0.4, 0.05
 """Share of the clients that prototypes leave out at most, and of those left out between two looks at the scores."""
 
 MIN_HELD = 0.1
-"""Least length of the others' prototype of a class, as a ratio to the median over classes; shorter ones are noise."""
+"""Minimum norm of the others' prototype of a class, as a ratio to the median over classes; smaller ones are noise."""
 
 TOLERATED, MAX_EVIDENCE, LARGEST_CREDIT = 0.5, 2.0, 6.0
-"""Contradiction of honest clients, as a ratio to the median; sum that is refused; most that honest rounds count."""
+"""Contradiction of honest clients, as a ratio to the median; sum above which a client is rejected; maximum
+credit of honest rounds."""
 
 MOST_OF_A_ROUND = 1.0
-"""Most that one round counts, for or against a client."""
+"""Maximum that one round counts, for or against a client."""
 
 
 class LabelCheck:
-    """Refuse clients whose classes look like other classes of the others, round after round.
+    """Find clients whose classes look like other classes of the others, round after round.
 
     Args:
         layers: names of the weights that may be the last layer, with one row per class.
-
-    Attributes:
-        evidence: client -> sum of its contradictions; honest rounds make it negative.
 
     """
 
     def __init__(self, layers: Sequence[str]) -> None:
         self._layers = layers
-        self.evidence: dict[int, float] = {}
 
-    def __call__(self, ids: Tensor, sent: Params, uploaded: Params, excluded: Iterable[int]) -> list[int]:
-        """Return the rows of uploads to refuse.
+    def __call__(
+        self, evidence: dict[int, float], ids: Tensor, sent: Params, uploaded: Params, excluded: Iterable[int]
+    ) -> list[int]:
+        """Return the rows of uploads to reject.
 
         Args:
+            evidence: client -> sum of its contradictions; honest rounds make it negative. This round is added.
             ids: (N,) numbers of the clients.
             sent: what they were sent (N, ...).
             uploaded: what they uploaded (N, ...).
-            excluded: rows that are refused for another reason.
+            excluded: rows that are rejected for another reason.
 
         """
         clients, out = ids.tolist(), set(excluded)
@@ -93,24 +93,27 @@ class LabelCheck:
         if name is not None and len(rows) >= MIN_CLIENTS:
             step = -(-uploaded[name].shape[2] // MAX_FEATURES)
             updates = (uploaded[name][..., ::step] - sent[name][..., ::step])[rows]
-            self._add_round([clients[row] for row in rows], updates)
-        return [row for row in rows if self._is_liar(clients[row])]
+            _add_round(evidence, [clients[row] for row in rows], updates)
+        return [row for row in rows if _is_suspect(evidence, clients[row])]
 
-    def _add_round(self, clients: Sequence[int], updates: Tensor) -> None:
-        """Add what the updates (N, C, F) of a round say about their clients."""
-        scores = score_labels(updates, [row for row, client in enumerate(clients) if self._is_liar(client)])
-        if scores is None:
-            return
-        lengths = updates.flatten(1).norm(dim=1)
-        # A client that has learnt all that it can sends little but the samples that it cannot learn.
-        shares = (lengths / lengths.median().clamp_min(1e-30)).clamp_max(1)
-        found = ((-scores - TOLERATED).clamp(-MOST_OF_A_ROUND, MOST_OF_A_ROUND) * shares).tolist()
-        for client, value in zip(clients, found, strict=True):
-            total = self.evidence.get(client, 0.0) + value
-            self.evidence[client] = max(-LARGEST_CREDIT, min(2 * MAX_EVIDENCE, total))
 
-    def _is_liar(self, client: int) -> bool:
-        return self.evidence.get(client, 0.0) >= MAX_EVIDENCE
+def _add_round(evidence: dict[int, float], clients: Sequence[int], updates: Tensor) -> None:
+    """Add the evidence of the updates (N, C, F) of a round."""
+    suspects = [row for row, client in enumerate(clients) if _is_suspect(evidence, client)]
+    scores = score_labels(updates, suspects)
+    if scores is None:
+        return
+    norms = updates.flatten(1).norm(dim=1)
+    # A client that has learnt all that it can sends little but the samples that it cannot learn.
+    shares = (norms / norms.median().clamp_min(1e-30)).clamp_max(1)
+    found = ((-scores - TOLERATED).clamp(-MOST_OF_A_ROUND, MOST_OF_A_ROUND) * shares).tolist()
+    for client, value in zip(clients, found, strict=True):
+        total = evidence.get(client, 0.0) + value
+        evidence[client] = max(-LARGEST_CREDIT, min(2 * MAX_EVIDENCE, total))
+
+
+def _is_suspect(evidence: Mapping[int, float], client: int) -> bool:
+    return evidence.get(client, 0.0) >= MAX_EVIDENCE
 
 
 def find_last_layers(task: Task, n_classes: int) -> list[str]:
@@ -179,12 +182,12 @@ def _compare(held: Tensor, rest: Tensor, parts: Tensor, own: Tensor, makes: Tens
     dots = rest @ total.T - own * count[..., None]
     shared = torch.einsum("cf,icf->ic", total, parts)
     squares = total.square().sum(1) - count * (2 * shared - parts.square().sum(2))
-    mass, lengths = squares.clamp_min(0).sqrt(), rest.norm(dim=2)
-    cosines = dots / (lengths[:, :, None] * mass[:, None, :]).clamp_min(1e-30)
+    mass, norms = squares.clamp_min(0).sqrt(), rest.norm(dim=2)
+    cosines = dots / (norms[:, :, None] * mass[:, None, :]).clamp_min(1e-30)
     same = torch.diagonal(cosines, dim1=1, dim2=2)
     is_same = torch.eye(cosines.shape[1], dtype=torch.bool, device=cosines.device)
     other = cosines.masked_fill(is_same, -torch.inf).amax(2)
-    weights = held * lengths
+    weights = held * norms
     weights = weights / weights.sum(1, keepdim=True).clamp_min(1e-30)
     weights = weights * (mass >= MIN_HELD * mass.median(1, keepdim=True).values)
     return (same * weights).sum(1), (other * weights).sum(1)

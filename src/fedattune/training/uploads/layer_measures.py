@@ -1,4 +1,4 @@
-"""Measure the updates of a round, layer by layer: length, share of the sent layer, and direction."""
+"""Measure the updates of a round, layer by layer: norm, share of the sent layer, and direction."""
 
 from collections.abc import Container
 from typing import NamedTuple
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ...core.params import Params, find_layer
+from ...core.payload import Payload
 from ...server.products import flatten
-from ..backends.base import TrainReply
 
 MIN_VALUES, MAX_SAMPLED_VALUES = 500, 1024
 """Values of a layer that the rule on directions needs, and compares: few values point anywhere by chance."""
@@ -18,8 +18,8 @@ class LayerMeasures(NamedTuple):
     """Measures of one layer, for C clients.
 
     Attributes:
-        squares: (C,) squared length of the update.
-        sent_squares: (C,) squared length of the layer that was sent, or in place of it the median of the uploads.
+        squares: (C,) squared norm of the update.
+        sent_squares: (C,) squared norm of the layer that was sent, or in place of it the median of the uploads.
         shares: (C,) share of that layer that the upload keeps.
         sample: (C, P) some values of the update, for its direction; no values if it does not matter.
 
@@ -32,23 +32,29 @@ class LayerMeasures(NamedTuple):
 
 
 def measure_layers(
-    reply: TrainReply, r: int | None, parted: Container[str] = (), *, are_models_sent: bool
+    upload: Payload,
+    sent: Payload,
+    r: int | None,
+    disagreeing: Container[str] = (),
+    *,
+    are_models_sent: bool,
 ) -> dict[str, LayerMeasures]:
     """Measure every layer of the uploads.
 
     Args:
-        reply: the uploads.
+        upload: the uploads, one row each.
+        sent: what the clients had been sent.
         r: number of the round, which chooses the sampled values; None if directions do not matter.
-        parted: layers whose directions do not matter.
+        disagreeing: layers whose directions do not matter.
         are_models_sent: whether clients were sent models to train from.
 
     """
-    upload, sent = reply.upload, reply.sent.params if are_models_sent else Params()
+    before = sent.params if are_models_sent else Params()
     layers: dict[str, list[str]] = {}
     for name in upload.params:
         layers.setdefault(find_layer(name), []).append(name)
     return {
-        layer: _measure(upload.params.only(names), sent, None if layer in parted else r)
+        layer: _measure(upload.params.only(names), before, None if layer in disagreeing else r)
         for layer, names in layers.items()
     }
 
@@ -57,7 +63,7 @@ def _measure(rows: Params, sent: Params, r: int | None) -> LayerMeasures:
     """Measure the tensors of a layer; without `r`, without a sample."""
     first = next(iter(rows.values()))
     squares = torch.zeros(len(first), dtype=torch.float64, device=first.device)
-    dots, lengths, samples = squares.clone(), squares.clone(), []
+    dots, sent_squares, samples = squares.clone(), squares.clone(), []
     is_sent = rows.keys() <= sent.keys()
     size = sum(value[0].numel() for value in rows.values())
     step = -(-size // MAX_SAMPLED_VALUES)
@@ -68,15 +74,15 @@ def _measure(rows: Params, sent: Params, r: int | None) -> LayerMeasures:
         update = uploaded - before
         if before.stride(0) == 0:
             dots += torch.mv(update, before[0])
-            lengths += torch.linalg.vector_norm(before[0]).square()
+            sent_squares += torch.linalg.vector_norm(before[0]).square()
         else:
             dots += torch.einsum("cp,cp->c", update, before)
-            lengths += torch.linalg.vector_norm(before, dim=1).square()
+            sent_squares += torch.linalg.vector_norm(before, dim=1).square()
         if is_sent and r is not None and size >= MIN_VALUES:
             samples.append(update[:, r % step :: step])
         squares += torch.linalg.vector_norm(update, dim=1).square()
     sample = torch.cat(samples, 1) if samples else first.new_empty(len(first), 0)
-    return LayerMeasures(squares, lengths, 1 + dots / lengths.clamp_min(1e-30), sample)
+    return LayerMeasures(squares, sent_squares, 1 + dots / sent_squares.clamp_min(1e-30), sample)
 
 
 def compare_directions(updates: Tensor, voters: list[int]) -> Tensor:

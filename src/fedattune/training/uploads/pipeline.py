@@ -1,122 +1,203 @@
-"""The way of uploads from the clients to the server rule: one order for simulations and deployments.
+"""The pipeline of uploads from the clients to the server rule: one order of steps for simulations and deployments.
 
-    lies         with `--attack`, the attackers of a simulation corrupt what they upload
-    noise        with `--dp-client` and a trusted server, updates are clipped and noised
-    screening    uploads that no honest client sends are refused, and claimed sample counts are bounded
+At the server, from the first to the last; where the clients are, from the last to the first:
+
+    compression  with `--compress`, updates travel as codes
+    attack       with `--attack`, the attackers of a simulation corrupt what they upload
+    noise        with `--dp-client`, updates are clipped and noised, at the clients or at a trusted server
+    screening    uploads that no honest client sends are rejected, and claimed sample counts are bounded
+    custom       with `--upload-steps`, custom steps
     robust rule  with `--robust`, the robust aggregate takes the place of every upload of an average
 
-The noise comes before screening and robust rules, so that both are post-processing of what is private already. Noise
-that is made for the sum of all uploads protects this sum only: nothing may then depend on single uploads, so these are
-not screened. Under secure aggregation there are none to look at.
+The noise comes before all that looks at uploads, which is post-processing of what is private already. Noise that is
+made for the sum of all uploads protects this sum only: nothing may then depend on single uploads, so these are not
+screened. Under secure aggregation there are none to look at.
 """
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from torch import Tensor
+import torch
 
+from ...core.errors import ConfigError
+from ...core.own_code import load_function
+from ...core.params import Params
+from ...core.payload import Payload, Traffic
+from ...core.settings import Settings
+from ...data import Federation
+from ...data.federated import FederationInfo
+from ...privacy.noise import limit_variances
 from ...runs.context import RunContext
-from ..backends.base import Backend, TrainReply
-from .adversary import Adversary
-from .client_privacy import ClientPrivacy, uniform_counts
-from .robust import find_trusted, replace_by_robust
-from .screening import Screen, describe_screening
+from ...runs.rows import RowStack
+from .adversary import Attack, check_attack, sample_attackers
+from .client_privacy import ClientNoise
+from .compression import Compression, parse_compression
+from .robust import RobustAggregation
+from .screening import Screening
+from .step import PastRounds, RoundUploads, StepContext, UploadStep, dump_state, load_state
+
+Step = TypeVar("Step", bound=UploadStep[Any])
 
 
-class ScreenedUploads(NamedTuple):
-    """The uploads of a round on their way to the server rule.
+def check_upload_steps(settings: Settings, federation: Federation | FederationInfo | None = None) -> None:
+    """Check the settings of all steps, and whether they suit the data if these are known.
 
-    Attributes:
-        reply: the uploads that were not refused; its faults name the refused clients.
-        n: (C,) their sample counts, as the rule may see them.
-        refused: client -> why its upload was refused in this round.
-        apart: clients who are set apart from this round on.
+    Raises:
+        ConfigError: an attack, a compression or a custom step is unknown or impossible.
 
     """
+    check_attack(settings, federation)
+    if settings.compress is not None:
+        parse_compression(settings.compress)
+    load_custom_steps(settings)
 
-    reply: TrainReply
-    n: Tensor
-    refused: dict[int, str]
-    apart: frozenset[int]
+
+def find_excluded(settings: Settings, federation: Federation | FederationInfo) -> list[int]:
+    """Return the clients that are never evaluated, sorted: those that attack."""
+    return sample_attackers(settings, federation)
+
+
+def load_custom_steps(settings: Settings) -> list[UploadStep[Any]]:
+    """Load the steps that the user names.
+
+    Raises:
+        ConfigError: a name leads to no step.
+
+    """
+    steps = []
+    for name in filter(None, map(str.strip, (settings.upload_steps or "").split(","))):
+        step = load_function(name, "the upload step")()
+        if not isinstance(step, UploadStep):
+            raise ConfigError(
+                f"upload_steps: {name} returned {type(step).__name__}, expected an UploadStep (a class derived from "
+                "fedattune.UploadStep, or a function that returns one)"
+            )
+        steps.append(step)
+    return steps
+
+
+def make_client_steps(context: StepContext) -> tuple[UploadStep[Any], ...]:
+    """Return the steps that have a part where the clients are, in the order of their client hooks."""
+    run = context.run
+    return _drop_none(
+        *reversed(load_custom_steps(run.settings)),
+        ClientNoise.make(run, is_secret=context.is_deployed),
+        Attack(run) if len(run.excluded) else None,
+        Compression.make(run),
+    )
+
+
+def find_noise(steps: tuple[UploadStep[Any], ...]) -> ClientNoise | None:
+    """Return the step that adds noise at the clients; None if there is none."""
+    return next((step for step in steps if isinstance(step, ClientNoise) and not step.is_central), None)
+
+
+def encode_example(run: RunContext, sent: Payload, upload: Payload) -> Payload:
+    """Return the upload of one client as it travels; only its names, types and shapes mean anything."""
+    step, context = Compression.make(run), StepContext(run)
+    if step is None:
+        return upload
+    one = torch.ones(1, dtype=torch.int64, device=run.device)
+    uploads = RoundUploads(0, one, _make_row(sent), _make_row(upload), Params(), one)
+    coded, _ = step.on_client(uploads, step.init_memory(context).repeat(1), context)
+    return coded.upload.rows(0)
+
+
+def _make_row(one: Payload) -> Payload:
+    return Payload(one.params.repeat(1), {k: v.repeat(1) for k, v in one.extra.items()})
+
+
+def _drop_none(*steps: Step | None) -> tuple[Step, ...]:
+    return tuple(step for step in steps if step is not None)
 
 
 class UploadPipeline:
-    """Corrupt, protect and screen the uploads of each round.
+    """The steps of a run at the server, with their states.
 
     Args:
-        context: the run.
-        backend: the clients.
-        has_one_model: whether the server makes one model for all clients.
+        context: what steps know of the run.
 
     Attributes:
-        adversary: the attackers of a simulation; None without an attack.
-        privacy: differential privacy of whole clients; None without it.
-        screen: refuses uploads that no honest client sends.
+        steps: the steps in the order in which uploads pass them.
 
     """
 
-    def __init__(self, context: RunContext, backend: Backend, *, has_one_model: bool) -> None:
-        self._context, self._backend = context, backend
-        self.adversary = Adversary(context) if context.settings.attack else None
-        self.privacy = ClientPrivacy.make(context, is_secret=backend.traits.is_deployed)
-        self._sees_sums_only = backend.traits.merges_clients or bool(
-            self.privacy and self.privacy.accounting.is_sum
-        )
-        self.screen = Screen(
-            context,
-            backend.traits.largest_update,
-            are_claims=backend.traits.is_deployed or self.adversary is not None,
-            has_one_model=has_one_model,
-            sees_uploads=not self._sees_sums_only,
-        )
-        self._trusted = find_trusted(context)
-
-    def receive(self, r: int, reply: TrainReply) -> ScreenedUploads:
-        """Take the uploads of round r through all steps but the last.
-
-        Args:
-            r: number of the round.
-            reply: what the backend returned.
-
-        """
-        before, n = reply.faults, self._context.n_train[reply.ids]
-        if self.adversary:
-            reply, n = self.adversary.corrupt(r, reply, n)
-        if self.privacy and self.privacy.is_central and len(reply.ids):
-            upload, buffers = self.privacy.protect(
-                r, reply.ids, reply.sent, reply.upload, reply.buffers, self._backend.statistics
-            )
-            reply = reply._replace(upload=upload, buffers=buffers)
-        reply, n = self.screen(r, reply, uniform_counts(n) if self.privacy else n)
-        refused = {i: reason for i, reason in reply.faults.items() if i not in before}
-        return ScreenedUploads(reply, n, refused, self.screen.apart)
-
-    def aggregate_robustly(self, reply: TrainReply, n: Tensor) -> TrainReply:
-        """Return the reply, each upload replaced by the robust aggregate if the user wants one and the method can."""
-        return replace_by_robust(self._context, self._trusted, reply, n)
-
-    def collect(
-        self, rounds: int, repeats: int, faults: Iterable[tuple[int, int, str]]
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Collect the reports of the steps (name -> facts), and sentences about a run.
-
-        Args:
-            rounds: number of finished rounds.
-            repeats: rounds that may have been done twice with other noise.
-            faults: round, client and reason of every lost or refused upload.
-
-        """
-        screened = self.screen.collect_facts(faults)
-        reports: dict[str, Any] = {}
-        if screened:
-            reports["screening"] = {**screened, "sentences": describe_screening(screened)}
-        notes = describe_screening({**screened, "refused": {}})  # the store's note on faults has their rounds
-        if self.privacy and self._context.has_shared_parameters:
-            reports["client_privacy"] = self.privacy.facts(rounds, repeats)
-            notes = [*self.privacy.notes(rounds, repeats), *notes]
-            if self.screen.how != "off" and self._sees_sums_only:
-                notes.append(
-                    "uploads were not screened, because the noise protects their sum only (--dp-client-where local "
-                    "protects each)"
+    def __init__(self, context: StepContext) -> None:
+        run = context.run
+        attack = Attack(run) if len(run.excluded) else None
+        custom, robust = load_custom_steps(run.settings), RobustAggregation.make(run)
+        needs_uploads = any(step.needs == "uploads" for step in _drop_none(*custom, robust))
+        noise = ClientNoise.make(run, needs_uploads=needs_uploads, is_secret=context.is_deployed)
+        compression = Compression.make(run)
+        for step in _drop_none(*custom, robust, compression):
+            if step.needs == "uploads" and not context.sees_uploads:
+                raise ConfigError(
+                    f"the upload step {step.name} needs single uploads, and secure aggregation shows their sum only; "
+                    "leave out one of the two"
                 )
-        return reports, notes
+        self._context = replace(
+            context,
+            counts_are_claimed=context.counts_are_claimed or attack is not None,
+            sees_uploads=context.sees_uploads and not (noise and noise.is_sum),
+        )
+        self.steps: tuple[UploadStep[Any], ...] = _drop_none(
+            compression, attack, noise, Screening(self._context), *custom, robust
+        )
+        self._states = [step.init(self._context) for step in self.steps]
+
+    @property
+    def adds_noise(self) -> bool:
+        """True if a step adds secret noise."""
+        return any(step.adds_noise for step in self.steps)
+
+    def receive(self, uploads: RoundUploads) -> RoundUploads:
+        """Take the uploads of a round through all steps."""
+        for i, step in enumerate(self.steps):
+            if not len(uploads.ids):
+                break
+            self._states[i], uploads = step.on_server(self._states[i], uploads, self._context)
+        return uploads
+
+    def finish_statistics(self, mean: Params) -> Params:
+        """Return averaged BatchNorm statistics whose variances are positive in spite of noise."""
+        return limit_variances(mean) if self.adds_noise else mean
+
+    def count_bytes(self, traffic: Traffic, upload: Payload) -> Traffic:
+        """Return the bytes that clients uploaded, given those of uploads that no step changed."""
+        for step in self.steps:
+            traffic = step.count_bytes(traffic, upload, self._context)
+        return traffic
+
+    def collect_facts(self) -> dict[str, Any]:
+        """Collect the facts about a run that steps know before its first round."""
+        return {key: value for step in self.steps for key, value in step.collect_facts().items()}
+
+    def report(self, past: PastRounds) -> tuple[dict[str, Any], list[str], list[str]]:
+        """Collect the reports: name -> facts; sentences about the method; sentences about all methods alike."""
+        found = [
+            (step.name, step.report(state, past, self._context))
+            for step, state in zip(self.steps, self._states, strict=True)
+        ]
+        return (
+            {name: dict(report.facts) for name, report in found if report.facts},
+            [note for _, report in found for note in report.notes],
+            [note for _, report in found for note in report.common_notes],
+        )
+
+    def measure(self, models: RowStack, buffers: RowStack) -> tuple[dict[str, Any], list[str]]:
+        """Collect what steps measure on the judged models (E, ...) of a finished run."""
+        found = [(step.name, step.measure(models, buffers, self._context)) for step in self.steps]
+        facts = {name: dict(report.facts) for name, report in found if report.facts}
+        return facts, [note for _, report in found for note in report.notes]
+
+    def dump(self) -> dict[str, Any]:
+        """Return the states of all steps as JSON values, for a checkpoint."""
+        return {str(i): dump_state(state) for i, state in enumerate(self._states) if state is not None}
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Take over the states of a checkpoint."""
+        self._states = [
+            load_state(state, values[str(i)]) if str(i) in values else state
+            for i, state in enumerate(self._states)
+        ]

@@ -1,14 +1,15 @@
-"""The robust aggregation of a run: which rule goes with which method, and what the user should know of it."""
+"""The step that aggregates robustly: the robust aggregate takes the place of every upload of an average."""
 
-from torch import Tensor
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 from ...core.algorithm import ServerUpdate, find_needed_sums
 from ...core.errors import ConfigError, list_some
 from ...runs.context import RunContext
 from ...server.mixing import Mixing
-from ...server.robust import aggregate_robustly
+from ...server.robust import RobustRule, aggregate_robustly
 from ...server.wrapper import ServerWrapper
-from ..backends.base import TrainReply
+from .step import PastRounds, Report, RoundUploads, StepContext, UploadStep
 
 MAX_LISTED = 10
 
@@ -39,48 +40,78 @@ def find_trusted(context: RunContext) -> list[int]:
     return [numbers[name] for name in names]
 
 
-def replace_by_robust(context: RunContext, trusted: list[int], reply: TrainReply, n: Tensor) -> TrainReply:
-    """Return the reply, each upload replaced by the robust aggregate if the user wants one and the method can."""
-    rule = context.settings.robust
-    if rule == "off" or rule == "rows":  # noqa: PLR1714 (narrows the type)
-        return reply
-    if not reply.upload.params or find_needed_sums(context.algorithm.server) is None:
-        return reply
-    if not reply.upload.params.keys() <= reply.sent.params.keys():
-        return reply
-    rows = [row for row, client in enumerate(reply.ids.tolist()) if client in trusted]
-    upload, buffers = aggregate_robustly(
-        rule,
-        reply.sent.params,
-        reply.upload,
-        reply.buffers,
-        n,
-        share=context.settings.robust_share,
-        trusted=rows,
-    )
-    return reply._replace(upload=upload, buffers=buffers)
+@dataclass(frozen=True)
+class RobustAggregation(UploadStep[None]):
+    """Replace each upload by the robust aggregate, if the user wants one and the method averages.
 
+    Attributes:
+        rule: name of the rule; `off` and `rows` change nothing here.
+        share: share of the uploads that may be malicious.
+        trusted: numbers of the trusted clients.
 
-def describe_defence(context: RunContext) -> list[str]:
-    """Return sentences on options that do nothing for the method."""
-    settings, rule, notes = context.settings, context.algorithm.server, []
-    if not context.has_shared_parameters:
-        return []
-    averages = find_needed_sums(rule) is not None
-    if settings.robust == "rows" and not is_mixing(rule):
-        notes.append(
-            "robust=rows has no effect: the method does not mix a model for every client; "
-            + (
-                "median, trimmed_mean, geometric_median, multi_krum and trust work"
-                if averages
-                else "no rule works"
+    """
+
+    name = "robust"
+
+    rule: str
+    share: float
+    trusted: tuple[int, ...] = ()
+
+    @classmethod
+    def make(cls, context: RunContext) -> "RobustAggregation | None":
+        """Return the step of a run; None if nothing is robust in it."""
+        settings, trusted = context.settings, tuple(find_trusted(context))
+        if settings.robust == "off" and settings.max_share is None:
+            return None
+        return cls(settings.robust, settings.robust_share, trusted)
+
+    @property
+    def needs(self) -> Literal["uploads", "sums"]:  # type: ignore[override]
+        """Single uploads, if a rule replaces them."""
+        return "sums" if self.rule in ("off", "rows") else "uploads"
+
+    def on_server(
+        self, state: None, uploads: RoundUploads, context: StepContext
+    ) -> tuple[None, RoundUploads]:
+        """Replace the uploads."""
+        params = uploads.upload.params
+        can = params and find_needed_sums(context.run.algorithm.server) is not None
+        if self.needs == "sums" or not can or not params.keys() <= uploads.sent.params.keys():
+            return state, uploads
+        upload, buffers = aggregate_robustly(
+            cast(RobustRule, self.rule),
+            uploads.sent.params,
+            uploads.upload,
+            uploads.buffers,
+            uploads.n,
+            share=self.share,
+            trusted=[row for row, client in enumerate(uploads.ids.tolist()) if client in self.trusted],
+        )
+        return state, replace(uploads, upload=upload, buffers=buffers)
+
+    def report(self, state: None, past: PastRounds, context: StepContext) -> Report:
+        """Note options that do nothing for the method."""
+        run, notes = context.run, []
+        rule, settings = run.algorithm.server, run.settings
+        if not run.has_shared_parameters:
+            return Report()
+        averages = find_needed_sums(rule) is not None
+        if self.rule == "rows" and not is_mixing(rule):
+            notes.append(
+                "robust=rows has no effect: the method does not mix a model for every client; "
+                + (
+                    "median, trimmed_mean, geometric_median, multi_krum and trust work"
+                    if averages
+                    else "no rule works"
+                )
             )
-        )
-    if settings.robust not in ("off", "rows") and not averages:
-        notes.append(
-            f"robust={settings.robust} has no effect: the server needs single uploads, not their average; "
-            + ("rows works" if is_mixing(rule) else "no rule works")
-        )
-    if settings.max_share is not None and not is_mixing(rule):
-        notes.append("max_share has no effect: the method does not mix a model for every client by a matrix")
-    return notes
+        if self.rule not in ("off", "rows") and not averages:
+            notes.append(
+                f"robust={self.rule} has no effect: the server needs single uploads, not their average; "
+                + ("rows works" if is_mixing(rule) else "no rule works")
+            )
+        if settings.max_share is not None and not is_mixing(rule):
+            notes.append(
+                "max_share has no effect: the method does not mix a model for every client by a matrix"
+            )
+        return Report(notes=notes)

@@ -1,0 +1,192 @@
+"""The step that compresses uploads: top-k or 8-bit quantization of updates, with error feedback.
+
+Sources:
+
+    Stich et al., Sparsified SGD with memory, NeurIPS 2018, arXiv:1809.07599
+    Seide et al., 1-bit stochastic gradient descent, Interspeech 2014 (error feedback)
+    Karimireddy et al., Error feedback fixes SignSGD, ICML 2019, arXiv:1901.09847
+
+With u the update of a client, theta - sent, and e its memory, which is 0 at first:
+
+    code = C(u + e),  e = u + e - D(code),  the server reads  sent + D(code)
+
+    topk:s   the ceil(s P) values of a tensor of P values with the largest magnitude, and their positions
+    int8     round(127 v / max |v|) of every value v of a tensor, and max |v| / 127
+
+A client that uploads in few rounds sends in a later round what it left out. Extras beside the model, and BatchNorm
+statistics, travel as they are.
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from ...core.errors import ConfigError
+from ...core.params import Params, find_layer
+from ...core.payload import Payload, Traffic
+from ...runs.context import RunContext
+from .step import PastRounds, Report, RoundUploads, StepContext, UploadStep
+
+DEFAULT_SHARE = 0.1
+"""Share of the values that `topk` sends, unless the user says another."""
+
+LEVELS = 127
+"""Largest code of `int8`."""
+
+SEPARATOR = "|"
+"""Stands between a tensor's name and the part of its code; no name in PyTorch has it."""
+
+
+def parse_compression(text: str) -> tuple[str, float]:
+    """Read `int8`, `topk` or `topk:SHARE`.
+
+    Raises:
+        ConfigError: there is no such compression, or its share is not above 0 and at most 1.
+
+    Examples:
+        >>> parse_compression("topk:0.01"), parse_compression("int8")
+        (('topk', 0.01), ('int8', 1.0))
+
+    """
+    name, colon, number = text.partition(":")
+    if name == "int8" and not colon:
+        return name, 1.0
+    try:
+        share = float(number) if colon else DEFAULT_SHARE
+    except ValueError:
+        share = 0.0
+    if name != "topk" or not 0 < share <= 1:
+        raise ConfigError(
+            f"compress: got {text!r}, expected int8, or topk:SHARE with a share of the values above 0 and at most 1, "
+            "such as topk:0.01"
+        )
+    return name, share
+
+
+@dataclass(frozen=True)
+class Compression(UploadStep[None]):
+    """Send a code of each update in place of the model.
+
+    Attributes:
+        method: `topk` or `int8`.
+        share: share of the values that `topk` sends.
+
+    """
+
+    name = "compression"
+    needs = "uploads"
+
+    method: str
+    share: float = 1.0
+
+    @classmethod
+    def make(cls, context: RunContext) -> "Compression | None":
+        """Return the step of a run; None without compression."""
+        text = context.settings.compress
+        return None if text is None else cls(*parse_compression(text))
+
+    def acts(self, run: RunContext) -> bool:
+        """Tell whether clients upload models, whose updates can be compressed."""
+        return run.has_shared_parameters and run.algorithm.server.sends_models
+
+    def init_memory(self, context: StepContext) -> Params:
+        """Return zeros for every value that leaves the client."""
+        run = context.run
+        if not self.acts(run):
+            return Params()
+        shared = run.task.params.without(run.algorithm.personal.names(run.task.model))
+        return Params({name: torch.zeros_like(v) for name, v in shared.items() if v.is_floating_point()})
+
+    def on_client(
+        self, uploads: RoundUploads, memory: Params, context: StepContext
+    ) -> tuple[RoundUploads, Params]:
+        """Replace each model by the code of its update, and remember what the code leaves out."""
+        codes, left = Params(), Params(memory)
+        for name, value in uploads.upload.params.items():
+            if name not in memory or name not in uploads.sent.params:
+                codes[name] = value
+                continue
+            update = value - uploads.sent.params[name] + memory[name]
+            code = self.encode(update)
+            codes |= {f"{name}{SEPARATOR}{part}": v for part, v in code.items()}
+            left[name] = update - self.decode(code, update)
+        return replace(uploads, upload=uploads.upload._replace(params=codes)), left
+
+    def on_server(
+        self, state: None, uploads: RoundUploads, context: StepContext
+    ) -> tuple[None, RoundUploads]:
+        """Read the models from what was sent and the codes."""
+        parts: dict[str, dict[str, Tensor]] = {}
+        for key, value in uploads.upload.params.items():
+            name, _, part = key.partition(SEPARATOR)
+            parts.setdefault(name, {})[part] = value
+        params = Params()
+        for name, code in parts.items():
+            sent = uploads.sent.params.get(name)
+            params[name] = code[""] if "" in code or sent is None else sent + self.decode(code, sent)
+        return state, replace(uploads, upload=uploads.upload._replace(params=params))
+
+    def encode(self, update: Tensor) -> dict[str, Tensor]:
+        """Return the code of updates (C, ...) of one tensor."""
+        rows = update.reshape(len(update), -1)
+        if self.method == "int8":
+            scale = rows.abs().amax(1) / LEVELS
+            codes = (rows / scale.clamp_min(torch.finfo(rows.dtype).tiny)[:, None]).round()
+            return {"codes": codes.to(torch.int8).view(update.shape), "scale": scale}
+        places = rows.abs().topk(self._count(rows.shape[1]), dim=1).indices
+        return {"places": places.to(torch.int32), "values": rows.gather(1, places)}
+
+    def decode(self, code: dict[str, Tensor], like: Tensor) -> Tensor:
+        """Return the updates (C, ...) of a code; rows with impossible places are not numbers.
+
+        Args:
+            code: the code of one tensor.
+            like: a stack (C, ...) of the same shape and type.
+
+        """
+        if self.method == "int8":
+            scale = code["scale"].view(-1, *[1] * (like.dim() - 1))
+            return code["codes"].to(like.dtype) * scale.to(like.dtype)
+        places, n = code["places"].long(), like[0].numel()
+        is_valid = (places >= 0) & (places < n)
+        rows = torch.zeros(len(like), n, dtype=like.dtype, device=like.device)
+        rows.scatter_(1, places.clamp(0, n - 1), code["values"].to(like.dtype))
+        rows[~is_valid.all(1)] = torch.nan
+        return rows.view(like.shape)
+
+    def _count(self, n: int) -> int:
+        return max(1, ceil(self.share * n))
+
+    def count_bytes(self, traffic: Traffic, upload: Payload, context: StepContext) -> Traffic:
+        """Count the codes in place of the values, layer by layer."""
+        if not self.acts(context.run):
+            return traffic
+        dense, coded = Traffic(), Traffic()
+        for name in self.init_memory(context):
+            if name in upload.params:
+                value = upload.params[name][0]
+                size, layer = value.element_size(), find_layer(name)
+                dense[layer] += value.numel() * size
+                is_int8, n = self.method == "int8", self._count(value.numel())
+                coded[layer] += value.numel() + size if is_int8 else n * (size + 4)
+        return Traffic({k: v * coded[k] // dense[k] if dense[k] else v for k, v in traffic.items()})
+
+    def report(self, state: None, past: PastRounds, context: StepContext) -> Report:
+        """Say how uploads were compressed, or why not."""
+        run = context.run
+        if run.has_shared_parameters and not self.acts(run):
+            return Report(
+                notes=[
+                    f"uploads were not compressed (--compress {run.settings.compress}): they are no models, which "
+                    "alone have updates"
+                ]
+            )
+        if not run.has_shared_parameters:
+            return Report()
+        how = "8 bits for a value" if self.method == "int8" else f"{100 * self.share:g}% of the values"
+        return Report(
+            {"method": self.method, "share": self.share},
+            [f"uploads were compressed with error feedback (--compress {run.settings.compress}): {how}"],
+        )

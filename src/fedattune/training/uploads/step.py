@@ -1,0 +1,206 @@
+"""Define an upload step: what happens to uploads between the clients' training and the server rule.
+
+Reference for the idea: `Postprocessor` of pfl-research, and optax's `chain`. Steps there see aggregates on the server;
+here a step may look at single uploads, and says so by `needs`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from ...core.faults import Fault
+from ...core.params import Params
+from ...core.payload import Payload, Traffic
+from ...data import Federation
+from ...runs.context import RunContext
+from ...runs.rows import RowStack
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """Facts that steps know from the beginning of a run.
+
+    Attributes:
+        run: the run.
+        is_deployed: whether clients are real: randomness that protects them comes from the operating system.
+        counts_are_claimed: whether sample counts are what others say.
+        max_norm_ratio: ratio of an update's norm to the usual norm, above which it is rejected.
+        has_one_model: whether the server makes one model for all clients.
+        sees_uploads: whether single uploads can be looked at; else only their sum means anything.
+
+    """
+
+    run: RunContext
+    is_deployed: bool = False
+    counts_are_claimed: bool = False
+    max_norm_ratio: float = 5.0
+    has_one_model: bool = False
+    sees_uploads: bool = True
+
+
+@dataclass(frozen=True)
+class RoundUploads:
+    """The uploads of a round, one row for each of C clients.
+
+    Attributes:
+        round: number of the round, from 1.
+        ids: (C,) numbers of the clients.
+        sent: what they had been sent.
+        upload: what they upload.
+        buffers: their BatchNorm statistics, if these are averaged.
+        n: (C,) training samples, as the server rule will see them.
+        statistics: the averaged statistics that the clients had been sent.
+        rejected: client -> why its upload was rejected; its row is gone.
+        quarantined: clients that share with nobody from this round on.
+
+    """
+
+    round: int
+    ids: Tensor
+    sent: Payload
+    upload: Payload
+    buffers: Params
+    n: Tensor
+    statistics: Params = field(default_factory=Params)
+    rejected: Mapping[int, Fault] = field(default_factory=dict)
+    quarantined: frozenset[int] = frozenset()
+
+    def reject(self, faults: Mapping[int, Fault]) -> "RoundUploads":
+        """Return the uploads without some rows.
+
+        Args:
+            faults: row -> why it is rejected.
+
+        """
+        if not faults:
+            return self
+        ids = self.ids.tolist()
+        rows = torch.tensor([row for row in range(len(ids)) if row not in faults], dtype=torch.int64)
+        rows = rows.to(self.ids.device)
+        new = {
+            ids[row]: replace(fault, client=ids[row], round=self.round)
+            for row, fault in sorted(faults.items())
+        }
+        return replace(
+            self,
+            ids=self.ids[rows],
+            sent=self.sent.rows(rows),
+            upload=self.upload.rows(rows),
+            buffers=self.buffers.rows(rows),
+            n=self.n[rows],
+            rejected={**self.rejected, **new},
+        )
+
+
+@dataclass(frozen=True)
+class PastRounds:
+    """How far a run is, for reports.
+
+    Attributes:
+        rounds: finished rounds.
+        repeats: rounds that may have been done twice with other noise, after an interruption.
+
+    """
+
+    rounds: int
+    repeats: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a step says about a run.
+
+    Attributes:
+        facts: JSON values, which `Result.reports` has under the step's name.
+        notes: sentences under the table; the method's name is put before each.
+        common_notes: sentences that concern all methods of a comparison alike.
+
+    """
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    common_notes: Sequence[str] = ()
+
+
+class UploadStep(Generic[State]):
+    """Transform the uploads of a round before the server rule aggregates them.
+
+    A step without a state returns None from `init`. Other states are dataclasses whose fields JSON can hold: numbers,
+    texts, lists, sets, and dicts with client numbers as keys. Checkpoints store them, so a run that goes on is the run
+    that was not interrupted.
+
+    Attributes:
+        name: name of the step in reports and checkpoints.
+        needs: `uploads` if the step looks at single uploads, `sums` if it works where only their sum means anything
+            (secure aggregation, or noise that protects the sum).
+        adds_noise: whether the step adds secret noise, so that a repeated round spends epsilon again.
+
+    """
+
+    name: ClassVar[str] = "custom"
+    needs: Literal["uploads", "sums"] = "uploads"
+    adds_noise: ClassVar[bool] = False
+
+    def prepare_data(self, federation: Federation, context: RunContext) -> Federation:
+        """Return the data on which clients of a simulation train."""
+        return federation
+
+    def collect_facts(self) -> Mapping[str, Any]:
+        """Return facts about the run that are known before its first round."""
+        return {}
+
+    def init(self, context: StepContext) -> State:
+        """Return the state of the server's side before the first round."""
+        return cast(State, None)
+
+    def init_memory(self, context: StepContext) -> Params:
+        """Return the first memory of each client, which `on_client` reads and writes."""
+        return Params()
+
+    def on_client(
+        self, uploads: RoundUploads, memory: Params, context: StepContext
+    ) -> tuple[RoundUploads, Params]:
+        """Transform uploads where the clients are; return the uploads and the new memory (C, ...)."""
+        return uploads, memory
+
+    def on_server(
+        self, state: State, uploads: RoundUploads, context: StepContext
+    ) -> tuple[State, RoundUploads]:
+        """Transform the uploads at the server; return the new state and the uploads."""
+        return state, uploads
+
+    def count_bytes(self, traffic: Traffic, upload: Payload, context: StepContext) -> Traffic:
+        """Return the bytes that clients upload, given the bytes of uploads that no step changed.
+
+        Args:
+            traffic: layer or extra -> bytes.
+            upload: the uploads, as the server rule sees them.
+            context: the run.
+
+        """
+        return traffic
+
+    def report(self, state: State, past: PastRounds, context: StepContext) -> Report:
+        """Return facts and notes about a run."""
+        return Report()
+
+    def measure(self, models: RowStack, buffers: RowStack, context: StepContext) -> Report:
+        """Measure the judged models (E, ...) of a finished run; the facts join those of `report`."""
+        return Report()
+
+
+def dump_state(state: Any) -> Any:
+    """Return a step's state as JSON values."""
+    return TypeAdapter(type(state)).dump_python(state, mode="json")
+
+
+def load_state(state: State, values: Any) -> State:
+    """Return the state that `dump_state` gave as `values`; `state` tells its type."""
+    loaded: State = TypeAdapter(type(state)).validate_python(values)
+    return loaded
