@@ -12,8 +12,8 @@ client's update tells what the client calls c. With all rows of a round, and cli
 
 Without m, clients with different classes oppose each other, and an attacker is hard to tell from them. With it,
 same_i is above other_i if client i means by its classes what the others mean. An attacker's classes look like other
-classes of the others: other_i is nearly as large as same_j of honest clients j, and same_i is small. Inverted or rotated images
-look like no class: other_i is not that large. Classes that the others hardly hold say nothing.
+classes of the others: other_i is nearly as large as same_j of honest clients j, and same_i is small. Inverted or
+rotated images look like no class: other_i is not that large. Classes that the others hardly hold say nothing.
 
 Prototypes are made without the clients with the lowest same_i - other_i, as attackers spoil the prototypes of honest
 clients. The sum over rounds of (other_i - same_i) / median - TOLERATED decides, over rounds in which other_i is large.
