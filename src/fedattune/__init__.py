@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .models.files import load_model
     from .models.predict import Predictions, predict
     from .runs.result import ClientResult, Result
+    from .server.robust import register_robust_rule
     from .training.fit import Progress, fit
     from .training.newcomers import personalize
     from .training.uploads.step import UploadStep
@@ -50,6 +51,7 @@ _MODULE_OF = {
         "data": ("Federation", "federation_from", "load_federation"),
         "models.files": ("load_model",),
         "models.predict": ("Predictions", "predict"),
+        "server.robust": ("register_robust_rule",),
         "training.fit": ("Progress", "fit"),
         "training.newcomers": ("personalize",),
         "training.uploads.step": ("UploadStep",),
@@ -110,6 +112,7 @@ __all__ = [
     "read_runs",
     "register_format",
     "register_metric",
+    "register_robust_rule",
     "tune",
     "write_report",
 ]

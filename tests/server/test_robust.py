@@ -6,7 +6,7 @@ import torch
 
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
-from fedattune.server.robust import RobustRule, aggregate_robustly, find_weights, gram
+from fedattune.server.robust import ROBUST_RULES, RobustInputs, aggregate_robustly, gram
 from fedattune.server.rows import CLIP, MixtureLimits
 
 SENT = Params(a=torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), b=torch.zeros(1, dtype=torch.float64))
@@ -21,17 +21,15 @@ def flatten(params: Params) -> np.ndarray:
     return torch.cat(list(params.values()), -1).numpy()
 
 
-def run(rule: RobustRule, uploads: Params, share: float = 0.3, trusted: tuple[int, ...] = ()) -> np.ndarray:
+def run(rule: str, uploads: Params, share: float = 0.3, trusted: tuple[int, ...] = ()) -> np.ndarray:
     clients = len(uploads["a"])
     n = torch.arange(1, clients + 1)
     payload, buffers = aggregate_robustly(
-        rule,
+        ROBUST_RULES[rule],
         SENT.repeat(clients),
         Payload(uploads, {"dc": uploads}),
         Params(),
-        n,
-        share=share,
-        trusted=trusted,
+        RobustInputs(n, share, list(trusted)),
     )
     rows = flatten(payload.params)
     assert (rows == rows[0]).all()
@@ -92,9 +90,9 @@ def test_trust_weighs_by_cosine_with_the_trusted_update_and_takes_its_length() -
 
 
 @pytest.mark.parametrize("rule", ["geometric_median", "multi_krum"])
-def test_weights_sum_to_one(rule: RobustRule) -> None:
+def test_weights_sum_to_one(rule: str) -> None:
     uploads = make_uploads()
-    weights = find_weights(rule, gram(uploads), torch.ones(7, dtype=torch.int64), share=0.2)
+    weights = ROBUST_RULES[rule].apply(gram(uploads), RobustInputs(torch.ones(7, dtype=torch.int64), 0.2, []))
     assert float(weights.sum()) == pytest.approx(1)
 
 

@@ -181,3 +181,23 @@ def test_secure_aggregation_refuses_codes(ragged: Federation, tmp_path: Path) ->
 def test_uploads_that_are_no_models_are_not_compressed() -> None:
     run = fedattune.fit(make_federation([20, 20, 20]), "mocha", "mlr", compress="int8", **RUN)
     assert any("uploads were not compressed" in note for note in run.notes)
+
+
+def test_a_custom_robust_rule_replaces_the_average(ragged: Federation, tmp_path: Path) -> None:
+    """A rule that takes the first client's update gives everybody the first client's model."""
+    file = tmp_path / "rules.py"
+    file.write_text(
+        "import torch\nfrom fedattune import register_robust_rule\n\n\n"
+        "@register_robust_rule('weights')\n"
+        "def first(products, inputs):\n    return torch.eye(len(products), dtype=products.dtype)[0]\n"
+    )
+    run = fedattune.fit(
+        ragged, "fedavg", "mlr", robust=f"{file}:first", weight_decay=0.0, **RUN | {"rounds": 1}
+    )
+    alone = fedattune.fit(ragged, "local", "mlr", weight_decay=0.0, **RUN | {"rounds": 1})
+    one = alone.models["1.weight"][0]
+    assert run.trained_server is not None
+    everybody: Any = run.trained_server.state["w"]
+    assert torch.allclose(everybody["1.weight"], one, atol=1e-6)
+    with pytest.raises(ConfigError, match="did you mean 'median'"):
+        fedattune.fit(ragged, "fedavg", "mlr", robust="medain", **RUN)

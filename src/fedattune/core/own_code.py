@@ -71,7 +71,7 @@ def make_portable(name: str) -> str:
     return name if file is None else f"{file.name}:{get_short_name(name)}"
 
 
-CODE_KEYS = ("algorithms", "algorithm", "model", "partition", "metric", "upload_steps")
+CODE_KEYS = ("algorithms", "algorithm", "model", "partition", "metric", "upload_steps", "robust")
 """Keys of files and options that may name code."""
 
 
@@ -186,7 +186,9 @@ def load_registered(reference: str, what: str, registry: Mapping[str, Registered
     function = load_function(reference, f"the {what}")
     name = function.__name__
     if name not in registry:
-        raise ConfigError(f"{reference}: expected a function with the decorator @register_{what}(...)")
+        raise ConfigError(
+            f"{reference}: expected a function with the decorator @register_{what.replace(' ', '_')}(...)"
+        )
     return registry[name]
 
 

@@ -19,8 +19,6 @@ LARGEST_UPDATE = 5.0
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
 EngineName = Literal["auto", "sequential", "vectorized", "ray"]
 """Name of an engine; see `Settings.engine`."""
-RobustName = Literal["off", "median", "trimmed_mean", "geometric_median", "multi_krum", "trust", "rows"]
-"""Rule of robust aggregation; see `Settings.robust`."""
 EarlyStopping = Literal["loss", "accuracy", "off"]
 """What chooses the round of each client's model; see `Settings.early_stopping`."""
 
@@ -176,10 +174,10 @@ class Settings(StrictSchema):
         description="compress uploads, with error feedback: int8, or topk:SHARE for a share of the values (default: "
         "off)",
     )
-    robust: RobustName = Field(
+    robust: str = Field(
         "off",
-        description="robust aggregation: median to trust replace an average; rows limits each client's mixture to "
-        "models that are near to its own",
+        description="robust aggregation: median, trimmed_mean, geometric_median, multi_krum, trust or file.py:rule "
+        "replace an average; rows limits each client's mixture to models that are near to its own",
     )
     robust_share: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] = Field(
         0.2,

@@ -21,51 +21,127 @@ operator's own, who take part like any other. The result takes the place of ever
 with any weights, returns it.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..core.errors import ConfigError, did_you_mean
+from ..core.own_code import is_reference, load_registered
 from ..core.params import Params
 from ..core.payload import Payload
 from .products import flatten
 
-RobustRule = Literal["median", "trimmed_mean", "geometric_median", "multi_krum", "trust"]
-
 MAX_STEPS, SMOOTHING = 100, 1e-6
 """Steps of the geometric median, and its nu as a share of the mean distance."""
 
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+class RobustInputs(NamedTuple):
+    """What a rule may look at, beside the uploads.
+
+    Attributes:
+        n: (C,) training samples.
+        share: share of the uploads that may be malicious.
+        trusted: rows of the trusted clients.
+
+    """
+
+    n: Tensor
+    share: float
+    trusted: list[int]
+
+
+@dataclass(frozen=True)
+class RobustRule:
+    """A rule of robust aggregation.
+
+    Attributes:
+        name: its name in `--robust`.
+        kind: what the function computes: the aggregate of `values`, or `weights` of updates.
+        apply: maps rows (C, ...) and `RobustInputs` to their aggregate; or the dot products (C, C) of the updates and
+            `RobustInputs` to the weights (C,) of their sum.
+        needs_trusted: whether trusted clients must be named.
+
+    """
+
+    name: str
+    kind: Literal["values", "weights"]
+    apply: Callable[[Any, RobustInputs], Any]
+    needs_trusted: bool = False
+
+
+ROBUST_RULES: dict[str, RobustRule] = {}
+"""Name -> rule."""
+
+
+def register_robust_rule(
+    kind: Literal["values", "weights"], *, needs_trusted: bool = False
+) -> Callable[[Rule], Rule]:
+    """Register a function as the robust rule of its name; see `RobustRule`.
+
+    A rule for `values` is applied to models, extras and statistics alike. Weights that a rule finds for the updates of
+    the models serve for the rest too.
+
+    Args:
+        kind: what the function computes.
+        needs_trusted: whether trusted clients must be named.
+
+    Raises:
+        ConfigError: the name is that of a rule of FedAttune.
+
+    """
+
+    def register(function: Rule) -> Rule:
+        name = function.__name__
+        if name in ROBUST_RULES and ROBUST_RULES[name].apply.__module__ == __name__ != function.__module__:
+            raise ConfigError(f"robust: {name!r} is a rule of FedAttune; give your function another name")
+        ROBUST_RULES[name] = RobustRule(name, kind, function, needs_trusted)
+        return function
+
+    return register
+
+
+def find_robust_rule(name: str) -> RobustRule:
+    """Return the rule of this name, or the custom rule that file.py:name refers to.
+
+    Raises:
+        ConfigError: there is no such rule.
+
+    """
+    known = (
+        load_registered(name, "robust rule", ROBUST_RULES) if is_reference(name) else ROBUST_RULES.get(name)
+    )
+    if known is None:
+        raise ConfigError(
+            f"robust: got {name!r}; {did_you_mean(name, [*ROBUST_RULES, 'off', 'rows'])}, or a custom rule as "
+            "file.py:rule"
+        )
+    return known
+
 
 def aggregate_robustly(
-    rule: RobustRule,
-    sent: Params,
-    uploads: Payload,
-    buffers: Params,
-    n: Tensor,
-    *,
-    share: float,
-    trusted: Sequence[int] = (),
+    rule: RobustRule, sent: Params, uploads: Payload, buffers: Params, inputs: RobustInputs
 ) -> tuple[Payload, Params]:
     """Return the uploads and buffers of a round, each row replaced by their robust aggregate.
 
     Args:
         rule: the rule.
         sent: what the clients were sent, one row each.
-        uploads: the uploads of C clients; weights that a rule finds for the models serve for the extras too.
+        uploads: the uploads of C clients.
         buffers: the BatchNorm statistics that come with them.
-        n: (C,) training samples, which only the geometric median looks at.
-        share: share of the uploads that may be malicious.
-        trusted: rows of the trusted clients. Without any, `trust` changes nothing in this round.
+        inputs: sample counts, assumed share of malicious uploads, and trusted rows.
 
     """
-    clients = len(n)
-    if rule in ("median", "trimmed_mean"):
-        cut = (clients - 1) // 2 if rule == "median" else min(int(share * clients), (clients - 1) // 2)
-        whole = [trim(part, cut) for part in (uploads.params, *uploads.extra.values(), buffers)]
+    clients = len(inputs.n)
+    if rule.kind == "values":
+        whole = [rule.apply(part, inputs) for part in (uploads.params, *uploads.extra.values(), buffers)]
     else:
         updates = uploads.params - sent.only(uploads.params)
-        weights = find_weights(rule, gram(updates), n, share=share, trusted=trusted)
+        weights = rule.apply(gram(updates), inputs)
         start = sent.only(uploads.params).map(lambda a: a.mean(0))
         model = start + _weigh(weights, updates)
         rest = weights / weights.sum().clamp_min(1e-30)  # statistics are no updates: their weights sum to 1
@@ -89,42 +165,23 @@ def trim(rows: Params, cut: int) -> Params:
     return rows.map(lambda a: a.sort(0).values[cut : len(a) - cut].mean(0) if a.is_floating_point() else a[0])
 
 
-def find_weights(
-    rule: RobustRule, products: Tensor, n: Tensor, *, share: float, trusted: Sequence[int] = ()
-) -> Tensor:
-    """Return the weights (C,) of the updates in their robust sum; for `trust` they need not sum to 1.
-
-    Args:
-        rule: `geometric_median`, `multi_krum` or `trust`.
-        products: (C, C) dot products of the updates.
-        n: (C,) training samples.
-        share: share of the updates that may be malicious.
-        trusted: rows of the trusted clients.
-
-    """
-    if rule == "geometric_median":
-        return _weigh_by_distance(products, n)
-    squares = products.diagonal()
-    if rule == "multi_krum":
-        distances = (squares[:, None] + squares - 2 * products).clamp_min(0)
-        n_bad = int(share * len(n))
-        nearest = distances.sort(1).values[
-            :, 1 : max(2, len(n) - n_bad - 1)
-        ]  # the first is the update itself
-        chosen = nearest.sum(1).sort(stable=True).indices[: len(n) - n_bad]
-        return torch.zeros_like(squares).index_fill_(0, chosen, 1 / len(chosen))
-    if not len(trusted):
-        return torch.zeros_like(squares)
-    to_reference = products[:, list(trusted)].mean(1)
-    reference = to_reference[list(trusted)].mean().clamp_min(0).sqrt()
-    norms = squares.clamp_min(1e-30).sqrt()
-    trust = (to_reference / (norms * reference).clamp_min(1e-30)).clamp(0, 1)
-    return trust * reference / norms / trust.sum().clamp_min(1e-30)
+@register_robust_rule("values")
+def median(rows: Params, inputs: RobustInputs) -> Params:
+    """Return the median of every value (Yin et al.)."""
+    return trim(rows, (len(inputs.n) - 1) // 2)
 
 
-def _weigh_by_distance(products: Tensor, n: Tensor) -> Tensor:
-    """Return the weights of the geometric median, by Weiszfeld's steps."""
-    p = n.to(products) / n.sum()
+@register_robust_rule("values")
+def trimmed_mean(rows: Params, inputs: RobustInputs) -> Params:
+    """Return the mean of every value without its f largest and f smallest (Yin et al.)."""
+    clients = len(inputs.n)
+    return trim(rows, min(int(inputs.share * clients), (clients - 1) // 2))
+
+
+@register_robust_rule("weights")
+def geometric_median(products: Tensor, inputs: RobustInputs) -> Tensor:
+    """Return the weights of the geometric median, by Weiszfeld's steps (Pillutla et al., algorithm 2)."""
+    p = inputs.n.to(products) / inputs.n.sum()
     weights, squares = p, products.diagonal()
     for _ in range(MAX_STEPS):
         to_sum = products @ weights
@@ -135,6 +192,35 @@ def _weigh_by_distance(products: Tensor, n: Tensor) -> Tensor:
             return new
         weights = new
     return weights
+
+
+@register_robust_rule("weights")
+def multi_krum(products: Tensor, inputs: RobustInputs) -> Tensor:
+    """Return equal weights of the updates that are nearest to their neighbours (Blanchard et al.)."""
+    squares, clients = products.diagonal(), len(products)
+    distances = (squares[:, None] + squares - 2 * products).clamp_min(0)
+    n_malicious = int(inputs.share * clients)
+    nearest = distances.sort(1).values[
+        :, 1 : max(2, clients - n_malicious - 1)
+    ]  # the first is the update itself
+    chosen = nearest.sum(1).sort(stable=True).indices[: clients - n_malicious]
+    return torch.zeros_like(squares).index_fill_(0, chosen, 1 / len(chosen))
+
+
+@register_robust_rule("weights", needs_trusted=True)
+def trust(products: Tensor, inputs: RobustInputs) -> Tensor:
+    """Return weights by the cosine with the mean trusted update, of its norm (Cao et al.); they need not sum to 1.
+
+    Without a trusted client in the round, all are 0.
+    """
+    squares, trusted = products.diagonal(), inputs.trusted
+    if not trusted:
+        return torch.zeros_like(squares)
+    to_reference = products[:, trusted].mean(1)
+    reference = to_reference[trusted].mean().clamp_min(0).sqrt()
+    norms = squares.clamp_min(1e-30).sqrt()
+    weights = (to_reference / (norms * reference).clamp_min(1e-30)).clamp(0, 1)
+    return weights * reference / norms / weights.sum().clamp_min(1e-30)
 
 
 def gram(updates: Params) -> Tensor:

@@ -33,7 +33,7 @@ from ...runs.rows import RowStack
 from .adversary import Attack, check_attack, sample_attackers
 from .client_privacy import ClientNoise
 from .compression import Compression, parse_compression
-from .robust import RobustAggregation
+from .robust import KEEPS_UPLOADS, RobustAggregation, find_robust_rule
 from .screening import Screening
 from .step import PastRounds, RoundUploads, StepContext, UploadStep, dump_state, load_state
 
@@ -44,12 +44,14 @@ def check_upload_steps(settings: Settings, federation: Federation | FederationIn
     """Check the settings of all steps, and whether they suit the data if these are known.
 
     Raises:
-        ConfigError: an attack, a compression or a custom step is unknown or impossible.
+        ConfigError: an attack, a compression, a robust rule or a custom step is unknown or impossible.
 
     """
     check_attack(settings, federation)
     if settings.compress is not None:
         parse_compression(settings.compress)
+    if settings.robust not in KEEPS_UPLOADS:
+        find_robust_rule(settings.robust)
     load_custom_steps(settings)
 
 

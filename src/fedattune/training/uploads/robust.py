@@ -1,17 +1,20 @@
 """The step that aggregates robustly: the robust aggregate takes the place of every upload of an average."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
 from ...core.algorithm import ServerUpdate, find_needed_sums
 from ...core.errors import ConfigError, list_some
 from ...runs.context import RunContext
 from ...server.mixing import Mixing
-from ...server.robust import RobustRule, aggregate_robustly
+from ...server.robust import ROBUST_RULES, RobustInputs, RobustRule, aggregate_robustly, find_robust_rule
 from ...server.wrapper import ServerWrapper
 from .step import PastRounds, Report, RoundUploads, StepContext, UploadStep
 
 MAX_LISTED = 10
+
+KEEPS_UPLOADS = ("off", "rows")
+"""Values of `robust` that replace no upload."""
 
 
 def is_mixing(rule: ServerUpdate) -> bool:
@@ -33,10 +36,6 @@ def find_trusted(context: RunContext) -> list[int]:
             f"trusted: no client is called {list_some(unknown, MAX_LISTED)}; expected names of clients, such as "
             f"{list_some(list(numbers), MAX_LISTED)}"
         )
-    if context.settings.robust == "trust" and not names:
-        raise ConfigError(
-            "trusted: got nothing; robust trust needs the names of trusted clients, with commas between"
-        )
     return [numbers[name] for name in names]
 
 
@@ -45,7 +44,7 @@ class RobustAggregation(UploadStep[None]):
     """Replace each upload by the robust aggregate, if the user wants one and the method averages.
 
     Attributes:
-        rule: name of the rule; `off` and `rows` change nothing here.
+        rule: the rule; None if nothing replaces uploads.
         share: share of the uploads that may be malicious.
         trusted: numbers of the trusted clients.
 
@@ -53,7 +52,7 @@ class RobustAggregation(UploadStep[None]):
 
     name = "robust"
 
-    rule: str
+    rule: RobustRule | None
     share: float
     trusted: tuple[int, ...] = ()
 
@@ -63,12 +62,17 @@ class RobustAggregation(UploadStep[None]):
         settings, trusted = context.settings, tuple(find_trusted(context))
         if settings.robust == "off" and settings.max_share is None:
             return None
-        return cls(settings.robust, settings.robust_share, trusted)
+        rule = None if settings.robust in KEEPS_UPLOADS else find_robust_rule(settings.robust)
+        if rule and rule.needs_trusted and not trusted:
+            raise ConfigError(
+                f"trusted: got nothing; robust {rule.name} needs the names of trusted clients, with commas between"
+            )
+        return cls(rule, settings.robust_share, trusted)
 
     @property
     def needs(self) -> Literal["uploads", "sums"]:  # type: ignore[override]
         """Single uploads, if a rule replaces them."""
-        return "sums" if self.rule in ("off", "rows") else "uploads"
+        return "uploads" if self.rule else "sums"
 
     def on_server(
         self, state: None, uploads: RoundUploads, context: StepContext
@@ -76,16 +80,12 @@ class RobustAggregation(UploadStep[None]):
         """Replace the uploads."""
         params = uploads.upload.params
         can = params and find_needed_sums(context.run.algorithm.server) is not None
-        if self.needs == "sums" or not can or not params.keys() <= uploads.sent.params.keys():
+        if self.rule is None or not can or not params.keys() <= uploads.sent.params.keys():
             return state, uploads
+        trusted = [row for row, client in enumerate(uploads.ids.tolist()) if client in self.trusted]
+        inputs = RobustInputs(uploads.n, self.share, trusted)
         upload, buffers = aggregate_robustly(
-            cast(RobustRule, self.rule),
-            uploads.sent.params,
-            uploads.upload,
-            uploads.buffers,
-            uploads.n,
-            share=self.share,
-            trusted=[row for row, client in enumerate(uploads.ids.tolist()) if client in self.trusted],
+            self.rule, uploads.sent.params, uploads.upload, uploads.buffers, inputs
         )
         return state, replace(uploads, upload=upload, buffers=buffers)
 
@@ -96,18 +96,14 @@ class RobustAggregation(UploadStep[None]):
         if not run.has_shared_parameters:
             return Report()
         averages = find_needed_sums(rule) is not None
-        if self.rule == "rows" and not is_mixing(rule):
+        if settings.robust == "rows" and not is_mixing(rule):
             notes.append(
                 "robust=rows has no effect: the method does not mix a model for every client; "
-                + (
-                    "median, trimmed_mean, geometric_median, multi_krum and trust work"
-                    if averages
-                    else "no rule works"
-                )
+                + (f"{list_some(list(ROBUST_RULES), MAX_LISTED)} work" if averages else "no rule works")
             )
-        if self.rule not in ("off", "rows") and not averages:
+        if self.rule and not averages:
             notes.append(
-                f"robust={self.rule} has no effect: the server needs single uploads, not their average; "
+                f"robust={settings.robust} has no effect: the server needs single uploads, not their average; "
                 + ("rows works" if is_mixing(rule) else "no rule works")
             )
         if settings.max_share is not None and not is_mixing(rule):
