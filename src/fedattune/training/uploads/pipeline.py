@@ -30,10 +30,11 @@ from ...data.federated import FederationInfo
 from ...privacy.noise import limit_variances
 from ...runs.context import RunContext
 from ...runs.rows import RowStack
+from ...server.robust import find_robust_rule
 from .adversary import Attack, check_attack, sample_attackers
 from .client_privacy import ClientNoise
 from .compression import Compression, parse_compression
-from .robust import KEEPS_UPLOADS, RobustAggregation, find_robust_rule
+from .robust import KEEPS_UPLOADS, RobustAggregation
 from .screening import Screening
 from .step import PastRounds, RoundUploads, StepContext, UploadStep, dump_state, load_state
 
