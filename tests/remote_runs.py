@@ -1,7 +1,7 @@
 """Runs whose clients are at workers in this process, and the comparison of two runs."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ from fedattune.models import make_model
 from fedattune.models.files import wrap_model
 from fedattune.runs.context import RunContext
 from fedattune.runs.folder import RunFolder
-from fedattune.training.backends.message import WorkerMessage
-from fedattune.training.backends.remote import RemoteBackend
+from fedattune.training.backends.remote import Group, Outcome, RemoteBackend
 from fedattune.training.backends.worker import handle_message, open_backend
 from fedattune.training.clients.state import PayloadFactory
 from fedattune.training.loop import RoundLoop
@@ -29,11 +28,11 @@ from fedattune.training.loop import RoundLoop
 WORKERS = ([0, 3], [1, 2, 4], [5])
 
 
-class Here(RemoteBackend):
+class HereTransport:
     """Workers in this process, each with its own data, which see nothing but messages."""
 
-    def __init__(self, context: RunContext, make_payload: PayloadFactory) -> None:
-        super().__init__(context, [torch.tensor(ids) for ids in WORKERS], make_payload)
+    def __init__(self, context: RunContext) -> None:
+        self.worker_clients = [torch.tensor(ids) for ids in WORKERS]
         self.backends = [
             open_backend(
                 context.algorithm,
@@ -45,10 +44,18 @@ class Here(RemoteBackend):
             for ids in WORKERS
         ]
 
-    def exchange(self, messages: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
-        return {
-            worker: handle_message(self.backends[worker], message) for worker, message in messages.items()
-        }
+    def exchange(self, groups: Sequence[Group]) -> list[Outcome]:
+        return [
+            Outcome({worker: handle_message(self.backends[worker], one) for worker, one in group.items()})
+            for group in groups
+        ]
+
+
+class Here(RemoteBackend):
+    """A backend whose workers are in this process."""
+
+    def __init__(self, context: RunContext, make_payload: PayloadFactory) -> None:
+        super().__init__(context, make_payload, HereTransport(context))
 
 
 class Normed(nn.Sequential):

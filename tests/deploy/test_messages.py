@@ -21,11 +21,9 @@ from fedattune.core.algorithm import ServerUpdate
 from fedattune.core.params import Params
 from fedattune.core.payload import Broadcast, LocalState, Payload, ServerState
 from fedattune.core.selectors import AllParameters
-from fedattune.deploy.grid import pack_record, unpack_record
 from fedattune.deploy.server import backend
-from fedattune.deploy.server.backend import FlowerBackend
+from fedattune.deploy.server.backend import NodeBackend, NodeTransport
 from fedattune.runs.rows import RowStorage
-from fedattune.training.backends.message import WorkerMessage
 from flower.in_process import InProcessGrid
 from flower.runs import read_log, run_deployed, run_simulated
 from remote_runs import same_numbers
@@ -44,7 +42,10 @@ def count_clients(result: Result, point: str) -> list[tuple[int, int]]:
     return [(r, scores.shape[1]) for r, where, scores in result.store.scores("test") if where == point]
 
 
-def test_local_gets_a_second_chance_for_many_rounds(ragged: Federation, tmp_path: Path) -> None:
+def test_local_gets_a_second_chance_for_many_rounds(
+    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NodeBackend, "_count_rounds", lambda self: 3)
     left = [True]
 
     def lost(node: int, message: Message) -> bool:
@@ -63,9 +64,9 @@ def test_a_node_that_stays_away_is_waited_for_once(
 ) -> None:
     monkeypatch.setattr(backend, "MAX_ROUNDS_PER_MESSAGE", 1)
     waits = []
-    wait = FlowerBackend._wait_for
+    wait = NodeTransport._wait_for
 
-    def counted(self: FlowerBackend, workers: Any) -> None:
+    def counted(self: NodeTransport, workers: Any) -> None:
         slept: list[float] = []
         clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
         with monkeypatch.context() as patch:
@@ -73,7 +74,7 @@ def test_a_node_that_stays_away_is_waited_for_once(
             wait(self, workers)
         waits.append(sum(slept))
 
-    monkeypatch.setattr(FlowerBackend, "_wait_for", counted)
+    monkeypatch.setattr(NodeTransport, "_wait_for", counted)
 
     class Away(InProcessGrid):
         """A node leaves after its first round."""
@@ -87,100 +88,6 @@ def test_a_node_that_stays_away_is_waited_for_once(
     )
     assert [seconds for seconds in waits if seconds] == [pytest.approx(1, abs=0.1)]
     assert {client for _, client, _ in result.store.faults()} == {1, 2, 4}
-
-
-class Downgraded(InProcessGrid):
-    """From round 3 on, the node has a version that reads the first format alone."""
-
-    def push_messages(self, messages: Any) -> Any:
-        numbers: list[str] = []
-        for message in messages:
-            self.is_old = self.is_old or read_head(message).get("round") == 3
-            is_odd = self.is_old and message.content["head"]["version"] != 1
-            if message.metadata.dst_node_id != NODE or not is_odd:
-                numbers += super().push_messages([message])
-                continue
-            number = message.metadata._message_id = str(next(self._numbers))
-            self._identify(NODE)
-            failed = WorkerMessage({"kind": "failed", "error": "MessageFormatError"})
-            self._replies[number] = Message(pack_record(failed), reply_to=message)
-            self._identify(1)
-            numbers.append(number)
-        return numbers
-
-    is_old = False
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "local"])
-def test_a_node_that_is_put_back_to_an_older_version_goes_on(
-    name: str, ragged: Federation, tmp_path: Path
-) -> None:
-    settings = {"cohort": 1.0, "rounds": 6, "eval_every": 2}
-    (result,) = run_deployed(
-        ragged, tmp_path, algorithms=name, make_grid=Downgraded, round_timeout=20, **settings
-    )
-    assert not result.store.faults()
-    same_numbers(run_simulated(name, ragged, **settings), result)
-
-
-class Older(InProcessGrid):
-    """The node's version reads the first format alone: its introduction names no format."""
-
-    def push_messages(self, messages: Any) -> Any:
-        messages = list(messages)
-        for message in messages:
-            assert message.metadata.dst_node_id != NODE or message.content["head"]["version"] == 1
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids: Any) -> Any:
-        for reply in super().pull_messages(message_ids):
-            content = unpack_record(reply.content)
-            if reply.metadata.src_node_id == NODE and content.head["kind"] == "hello":
-                del content.head["format"]
-                reply.content = pack_record(content)
-            yield reply
-
-
-@pytest.mark.parametrize("name", ["fedmcsa", "local"])
-def test_a_node_of_the_version_before_gets_each_message_apart(
-    name: str, ragged: Federation, tmp_path: Path
-) -> None:
-    (result,) = run_deployed(ragged, tmp_path, algorithms=name, make_grid=Older, cohort=1.0, round_timeout=20)
-    same_numbers(run_simulated(name, ragged, cohort=1.0), result)
-
-
-def test_scores_of_an_older_node_count_though_the_training_after_them_is_lost(
-    ragged: Federation, tmp_path: Path
-) -> None:
-    def lost(node: int, message: Message) -> bool:
-        head = read_head(message)
-        return node == NODE and head["kind"] == "train" and head["round"] == 3
-
-    (result,) = run_deployed(
-        ragged, tmp_path, algorithms="fedavg", make_grid=Older, lost=lost, cohort=1.0, eval_every=1
-    )
-    assert count_clients(result, "received") == [(1, 6), (2, 6), (3, 6), (4, 6)]
-    assert {r for r, _, _ in result.store.faults()} == {3}
-
-
-def test_local_of_an_older_node_is_asked_again_from_the_lost_round_on(
-    ragged: Federation, tmp_path: Path
-) -> None:
-    """Its rounds are messages of their own, and those before the lost one are done."""
-    left = [True]
-
-    def lost(node: int, message: Message) -> bool:
-        head = read_head(message)
-        is_lost = node == NODE and head["kind"] == "train" and head["round"] == 5
-        return is_lost and bool(left) and left.pop()
-
-    settings = {"cohort": 1.0, "rounds": 8, "eval_every": 2}
-    (result,) = run_deployed(
-        ragged, tmp_path, algorithms="local", make_grid=Older, lost=lost, round_timeout=2, **settings
-    )
-    assert not left
-    assert not result.store.faults()
-    same_numbers(run_simulated("local", ragged, **settings), result)
 
 
 def test_the_log_names_the_round_of_an_accuracy_that_came_later(ragged: Federation, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fedattune.deploy.node.policy import (
     approve_shared,
     read_shared,
 )
-from fedattune.deploy.server.backend import FlowerBackend
+from fedattune.deploy.server.backend import NodeBackend
 from fedattune.training.backends.message import WorkerMessage, join_messages
 from flower.in_process import InProcessGrid
 from flower.runs import read_log, run_deployed
@@ -137,15 +137,15 @@ def test_a_node_that_asks_does_not_say_whether_its_data_fit_a_schema(
 def test_a_server_cannot_ask_for_the_models_of_clients(
     kinds: list[str], ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = FlowerBackend.make_evaluation
+    make = NodeBackend.make_evaluation
 
-    def ask(self: FlowerBackend, *args: Any) -> dict[int, WorkerMessage]:
+    def ask(self: NodeBackend, *args: Any) -> dict[int, WorkerMessage]:
         return {
             i: join_messages([WorkerMessage({**one.head, "kind": kind, "load": False}) for kind in kinds])
             for i, one in make(self, *args).items()
         }
 
-    monkeypatch.setattr(FlowerBackend, "make_evaluation", ask)
+    monkeypatch.setattr(NodeBackend, "make_evaluation", ask)
     for kind in ("state", "models", "keep"):
         monkeypatch.setitem(MESSAGE_TYPES, kind, MESSAGE_TYPES["train"])
     run_deployed(ragged, tmp_path, algorithms="fedrep", rounds=1)

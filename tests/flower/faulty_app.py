@@ -30,7 +30,7 @@ def answer(message: Message, context: Context) -> Message:
     for fault in now:
         if fault in SPOIL:
             SPOIL[fault](reply)
-    content = pack_record(reply, FORMAT_VERSION)
+    content = pack_record(reply)
     if "version" in now:
         content["head"]["version"] = FORMAT_VERSION + 1
     return Message(content, reply_to=message)

@@ -8,7 +8,7 @@ import torch
 from flwr.app import Message
 
 from fedattune.deploy.grid import pack_record, unpack_record
-from fedattune.training.backends.message import FORMAT_VERSION, WorkerMessage, join_messages, split_message
+from fedattune.training.backends.message import WorkerMessage, join_messages, split_message
 from flower.in_process import InProcessGrid
 
 Spoil = Callable[[WorkerMessage], WorkerMessage | None]
@@ -47,7 +47,7 @@ def changed(change: Callable[[WorkerMessage], None]) -> Callable[[Message], Mess
             joined = join_messages(parts)
             token = {"token": parts[-1].head.get("token", message.head["token"])}
             message = WorkerMessage(message.head | {"parts": joined.head["parts"]} | token, joined.tensors)
-        reply.content = pack_record(message, FORMAT_VERSION)
+        reply.content = pack_record(message)
         return reply
 
     return spoil

@@ -4,31 +4,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 FaultKind = Literal[
-    "unreachable",  # no connection, or the worker is gone
-    "no_reply",  # the reply did not come in time
-    "error",  # the client reported an error of its own
-    "malformed",  # the reply is not what the request asks for
+    "offline",  # no connection to the node
+    "late",  # the reply did not come in time
+    "failed",  # the node reported an error of its own
+    "lost_state",  # the node no longer has a state that the server expects it to have
+    "refused",  # the reply is not what the request asks for
     "not_finite",  # values are not finite
     "norm",  # the norm of the update is far above the usual norm
     "layer",  # a layer keeps an unusual share of what was sent
     "direction",  # the updates oppose those of the others
     "labels",  # the classes look like other classes of the others
     "rejected",  # a custom step rejected the upload
-    "policy",  # the node's policy does not allow the request
-    "version",  # the node runs an incompatible version
-    "secure",  # a step of secure aggregation failed
 ]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A failure of one client in one round.
+    """A failure of one client in one round. Its text is the reason that results and logs show.
 
     Attributes:
         kind: what went wrong; programs decide by it, never by the wording.
-        detail: what is known beside the kind, for a person.
+        detail: the rest of a sentence about the client or its node, for a person.
         client: number of the client; None if the place where the fault was made does not know it.
         round: number of the round; None likewise.
+        node: name of the client's node; empty in a simulation.
 
     """
 
@@ -36,3 +35,7 @@ class Fault:
     detail: str = ""
     client: int | None = None
     round: int | None = None
+    node: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.node} {self.detail}".strip()

@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +15,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..core.errors import RunError
-from ..training.backends.message import FORMAT_VERSION, JOINED_FORMAT, OLDEST_FORMAT, WorkerMessage
+from ..core.faults import Fault
+from ..training.backends.message import FORMAT_VERSION, WorkerMessage
 from .config import DeploymentOptions
+from .node.state import LostStateError
 
 CLOCK_SKEW_S = 5
 """Seconds by which a node's clock may be ahead of the server's."""
@@ -24,38 +26,24 @@ CLOCK_SKEW_S = 5
 OFFLINE_CODE = 5
 """Flower's error code for a node that went offline before it replied."""
 
-MESSAGE_TYPES = {
-    "hello": MessageType.QUERY,
-    "train": MessageType.TRAIN,
-    "evaluate": MessageType.EVALUATE,
-    "several": MessageType.TRAIN,
-    **{f"secure-{step}": MessageType.TRAIN for step in ("keys", "shares", "masked", "survivors", "unmask")},
-}
+MESSAGE_TYPES = {"hello": MessageType.QUERY, "evaluate": MessageType.EVALUATE}
+"""Kind of a message -> Flower's type; all others are trainings."""
 
 
 class MessageFormatError(ValueError):
     """A record is no message of this version of the format."""
 
 
-def pack_record(message: WorkerMessage, version: int = OLDEST_FORMAT) -> RecordDict:
-    """Pack a message into records: `arrays` (typed arrays) and `head` (JSON).
+def pack_record(message: WorkerMessage) -> RecordDict:
+    """Pack a message into records: `arrays` (all tensors as one array) and `head` (JSON).
 
     Every object of a message costs the SuperLink several requests. So all tensors are one array, the bytes of a
-    safetensors file; in the first version of the format, each tensor is an array of its own.
-
-    Args:
-        message: the message.
-        version: version of the format, which the reader must know.
-
+    safetensors file.
     """
-    head = message.head | {"names": list(message.tensors)}
-    arrays: dict[str, Array]
-    if version < JOINED_FORMAT:
-        arrays = {k: Array(v.detach().cpu().contiguous().numpy()) for k, v in message.tensors.items()}
-    else:
-        whole, head["copies"] = _drop_copies(message.tensors)
-        arrays = {"tensors": Array(np.frombuffer(save(whole), dtype=np.uint8))} if whole else {}
-    config = ConfigRecord({"version": version, "json": json.dumps(head, allow_nan=False)})
+    whole, copies = _drop_copies(message.tensors)
+    head = message.head | {"names": list(message.tensors), "copies": copies}
+    arrays = {"tensors": Array(np.frombuffer(save(whole), dtype=np.uint8))} if whole else {}
+    config = ConfigRecord({"version": FORMAT_VERSION, "json": json.dumps(head, allow_nan=False)})
     return RecordDict({"arrays": ArrayRecord(arrays), "head": config})
 
 
@@ -86,34 +74,20 @@ def unpack_record(record: RecordDict) -> WorkerMessage:
     """
     try:
         head = record.config_records["head"]
-        version = head["version"]
-        if not isinstance(version, int) or not OLDEST_FORMAT <= version <= FORMAT_VERSION:
+        if (version := head["version"]) != FORMAT_VERSION:
             raise MessageFormatError(
-                f"its message has version {version!r:.40} of the format, expected {OLDEST_FORMAT} to {FORMAT_VERSION}; "
-                "server and nodes may be one minor version of FedAttune apart: upgrade the older one"
+                f"its message has version {version!r:.40} of the format, expected {FORMAT_VERSION}; install the same "
+                "version of FedAttune at the server and at the nodes"
             )
         content = json.loads(str(head["json"]))
-        arrays, names = record.array_records["arrays"], content.pop("names")
-        if version < JOINED_FORMAT:
-            # Flower's arrays are read-only, and PyTorch warns of read-only arrays.
-            tensors = {name: torch.from_numpy(np.array(arrays[name].numpy())) for name in names}
-        else:
-            whole = load(arrays["tensors"].numpy().tobytes()) if "tensors" in arrays else {}
-            copies = content.pop("copies")
-            tensors = {name: whole[copies.get(name, name)] for name in names}
+        arrays, names, copies = record.array_records["arrays"], content.pop("names"), content.pop("copies")
+        whole = load(arrays["tensors"].numpy().tobytes()) if "tensors" in arrays else {}
+        tensors = {name: whole[copies.get(name, name)] for name in names}
     except MessageFormatError:
         raise
     except Exception as error:  # bytes from outside can fail in any way
         raise MessageFormatError(f"its message is damaged ({type(error).__name__})") from error
     return WorkerMessage(content, tensors)
-
-
-class NodeReply(NamedTuple):
-    """The reply of a node: a message, or the reason why there is none and the kind of the node's error."""
-
-    message: WorkerMessage | None
-    reason: str = ""
-    error: str = ""
 
 
 class NodeGrid:
@@ -160,18 +134,16 @@ class NodeGrid:
         messages: Mapping[int, WorkerMessage],
         group: str,
         timeout: float | None = None,
-        formats: Mapping[int, int] | None = None,
-    ) -> dict[int, NodeReply]:
+    ) -> dict[int, WorkerMessage | Fault]:
         """Send messages to nodes, and wait for the replies.
 
         Args:
             messages: node number -> message.
             group: Flower's name of the group of messages.
             timeout: seconds to wait; by default the timeout of a round.
-            formats: node number -> version of the format that the node reads; by default the oldest.
 
         Returns:
-            Node number -> reply.
+            Node number -> reply, or why there is none.
 
         """
         timeout = timeout or self._options.round_timeout
@@ -180,8 +152,8 @@ class NodeGrid:
         ttl = timeout + CLOCK_SKEW_S
         flower_messages = [
             Message(
-                pack_record(message, (formats or {}).get(node, OLDEST_FORMAT)),
-                message_type=MESSAGE_TYPES[message.head["kind"]],
+                pack_record(message),
+                message_type=MESSAGE_TYPES.get(message.head["kind"], MessageType.TRAIN),
                 dst_node_id=node,
                 group_id=group,
                 ttl=ttl,
@@ -192,7 +164,8 @@ class NodeGrid:
         # SuperLink has no id, and if all of them are too large, the list is empty.
         ids = list(self._grid.push_messages(flower_messages)) or [""] * len(flower_messages)
         waiting = {id_: node for id_, node in zip(ids, messages, strict=True) if id_}
-        replies = {node: NodeReply(None, "could not be reached") for node in messages}
+        replies: dict[int, WorkerMessage | Fault]
+        replies = dict.fromkeys(messages, Fault("offline", "could not be reached"))
         while waiting:
             is_late = time.monotonic() > end  # look once more after the end: the server itself may have slept
             for reply in list(self._grid.pull_messages(list(waiting))):
@@ -203,21 +176,22 @@ class NodeGrid:
                 break
             if waiting:
                 time.sleep(self._options.poll)
-        late = NodeReply(None, f"sent no reply within {timeout:g} seconds")
+        late = Fault("late", f"sent no reply within {timeout:g} seconds")
         return replies | dict.fromkeys(waiting.values(), late)
 
 
-def _read_reply(reply: Message) -> NodeReply:
+def _read_reply(reply: Message) -> WorkerMessage | Fault:
     """Read a node's reply. The node's own text of an error may hold data, so it is not repeated."""
     if reply.has_error() and reply.error.code == OFFLINE_CODE:
-        return NodeReply(None, "went offline")
+        return Fault("offline", "went offline")
     if reply.has_error():
-        return NodeReply(None, f"failed (Flower's error code {reply.error.code})")
+        return Fault("failed", f"failed (Flower's error code {reply.error.code})")
     try:
         message = unpack_record(reply.content)
     except MessageFormatError as error:
-        return NodeReply(None, f"sent no valid reply: {error}")
+        return Fault("refused", f"sent no valid reply: {error}")
     if message.head.get("kind") == "failed":
-        kind = re.sub(r"\W", "", str(message.head.get("error")))[:60]
-        return NodeReply(None, f"failed ({kind}; its error.log says why)", kind)
-    return NodeReply(message)
+        name = re.sub(r"\W", "", str(message.head.get("error")))[:60]
+        is_lost = name == LostStateError.__name__
+        return Fault("lost_state" if is_lost else "failed", f"failed ({name}; its error.log says why)")
+    return message

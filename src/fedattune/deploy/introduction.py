@@ -7,10 +7,11 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from ..core.errors import DataError, FedAttuneError
+from ..core.faults import Fault
 from ..core.io import natural_key
 from ..core.settings import MAX_CLIENTS
 from ..data import Schema
-from ..training.backends.message import OLDEST_FORMAT, WorkerMessage
+from ..training.backends.message import WorkerMessage
 from .config import DeploymentOptions
 from .grid import NodeGrid
 
@@ -45,7 +46,6 @@ class Hello(BaseModel):
     name: Text = Field("", max_length=300)
     clients: tuple[HelloClient, ...] = Field(min_length=1, max_length=MAX_CLIENTS_PER_NODE)
     data_schema: str = Field(alias="schema")
-    format: int = Field(OLDEST_FORMAT, ge=OLDEST_FORMAT)
     fedattune: Text = Field("", max_length=100)
 
     @property
@@ -133,7 +133,7 @@ def ask_hello(grid: NodeGrid, numbers: set[int], timeout: float) -> dict[int, He
     introductions: dict[int, Hello | str] = {}
     for number, reply in grid.exchange(messages, "hello", timeout).items():
         try:
-            introductions[number] = Hello(**reply.message.head) if reply.message else reply.reason
+            introductions[number] = str(reply) if isinstance(reply, Fault) else Hello(**reply.head)
         except (ValidationError, TypeError):
             introductions[number] = (
                 "does not introduce itself properly: names have at most 300 characters, all of them visible"

@@ -18,8 +18,8 @@ from fedattune.core.errors import ConfigError
 from fedattune.core.io import load_tensors
 from fedattune.deploy.grid import unpack_record
 from fedattune.deploy.operate.audit import AuditLog
-from fedattune.deploy.secagg.backend import SecureBackend
 from fedattune.deploy.secagg.node import STEPS
+from fedattune.deploy.server.backend import NodeBackend
 from fedattune.runs.metrics import MERGED_NAME
 from fedattune.training.backends.message import WorkerMessage
 from flower.in_process import InProcessGrid
@@ -253,16 +253,6 @@ def test_values_beyond_the_clip_leave_the_session(ragged: Federation, tmp_path: 
     assert "raise secure-clip" in (tmp_path / "state-0/error.old.log").read_text()
 
 
-def test_a_node_of_an_older_version_is_named(
-    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fedattune.deploy import node
-
-    monkeypatch.setattr(node, "FORMAT_VERSION", 2)
-    (result,) = run_secure(ragged, tmp_path, algorithms="fedavg", **RUN | {"rounds": 1})
-    assert all("without secure aggregation; upgrade it" in reason for _, _, reason in result.store.faults())
-
-
 def test_bytes_of_all_steps_count_for_the_limit(ragged: Federation, tmp_path: Path) -> None:
     (result,) = run_secure(ragged, tmp_path, algorithms="fedavg", rules={"max-bytes": 5_000}, **RUN)
     assert any("MaxBytesError" in reason for _, _, reason in result.store.faults())
@@ -273,7 +263,7 @@ def test_bytes_of_all_steps_count_for_the_limit(ragged: Federation, tmp_path: Pa
 def test_many_rounds_of_training_alone_get_a_second_chance(
     ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SecureBackend, "_count_rounds", lambda self: 3)
+    monkeypatch.setattr(NodeBackend, "_count_rounds", lambda self: 3)
     left = [True]
 
     def lost(node: int, message: Message) -> bool:

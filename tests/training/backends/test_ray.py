@@ -24,8 +24,9 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[
 
 from fedattune.training.backends.ray import connect_ray, open_ray_backend
 from fedattune.training.backends.ray.actor import RayMessage
-from fedattune.training.backends.ray.backend import RayBackend
+from fedattune.training.backends.ray.backend import RayTransport
 from fedattune.training.backends.ray.cluster import RayCluster, check_ray
+from fedattune.training.backends.remote import RemoteBackend
 
 ON_RAY: dict[str, Any] = {"engine": "ray", "ray_actors": 2}
 BY_NAME = {case.name: case for case in CASES}
@@ -117,9 +118,9 @@ def test_the_same_models_are_judged(cluster: RayCluster) -> None:
 
 def lose_an_actor(monkeypatch: pytest.MonkeyPatch, kind: str, round_: int | None) -> None:
     """Kill the first actor before it gets a message of a kind, in a round."""
-    submit = RayBackend._submit
+    submit = RayTransport._submit
 
-    def killing(self: RayBackend, worker: int, message: RayMessage) -> Any:
+    def killing(self: RayTransport, worker: int, message: RayMessage) -> Any:
         if worker == 0 and (message.head["kind"], message.head.get("round")) == (kind, round_):
             self.ray.kill(self.actors[0])
             with suppress(self.ray.exceptions.RayError):
@@ -127,7 +128,7 @@ def lose_an_actor(monkeypatch: pytest.MonkeyPatch, kind: str, round_: int | None
                     self.ray.get(self.actors[0].__ray_ready__.remote())
         return submit(self, worker, message)
 
-    monkeypatch.setattr(RayBackend, "_submit", killing)
+    monkeypatch.setattr(RayTransport, "_submit", killing)
 
 
 @pytest.mark.parametrize(
@@ -174,15 +175,15 @@ def test_a_run_that_lost_an_actor_is_resumed(
 def test_an_error_on_an_actor_is_that_error(ragged: Federation, cluster: RayCluster) -> None:
     with open_ray_backend(Settings(**ON_RAY)) as make_backend:
         assert make_backend is not None
-        made: list[RayBackend] = []
+        made: list[RemoteBackend] = []
 
-        def asks(context: Any, make_payload: Any) -> RayBackend:
+        def asks(context: Any, make_payload: Any) -> RemoteBackend:
             made.append(make_backend(context, make_payload))
             return made[0]
 
         trained(BY_NAME["local"], ragged, asks, **ON_RAY)
         with pytest.raises(KeyError, match="nonsense") as caught:
-            made[0].exchange({0: WorkerMessage({"kind": "nonsense"}), 1: WorkerMessage({"kind": "buffers"})})
+            made[0].send({0: WorkerMessage({"kind": "nonsense"}), 1: WorkerMessage({"kind": "buffers"})})
         assert "on an actor of Ray" in caught.value.__notes__[0]
 
 

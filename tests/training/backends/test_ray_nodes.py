@@ -18,7 +18,7 @@ pytestmark = pytest.mark.deployed
 from conformance.table import CASES
 from fedattune import Federation, RunError, Settings
 from fedattune.training.backends.ray import open_ray_backend
-from fedattune.training.backends.ray.backend import RayBackend
+from fedattune.training.backends.ray.backend import RayTransport
 from remote_runs import trained
 
 NODE = {"num_cpus": 1, "object_store_memory": 200_000_000}
@@ -59,10 +59,10 @@ def test_a_node_that_is_killed_in_a_round_ends_the_run_with_advice(
 
     case = next(case for case in CASES if case.name == "ditto")
     settings = {"engine": "ray", "ray_actors": 2, "ray_address": nodes.address}
-    there = RayBackend.exchange
+    there = RayTransport.exchange
 
-    def exchange(self: RayBackend, messages: Any) -> Any:
-        head = next(iter(messages.values())).head
+    def exchange(self: RayTransport, groups: Any) -> Any:
+        head = next(iter(groups[0].values())).head
         if (head["kind"], head.get("round")) == ("train", 3):
             node = nodes.list_all_nodes()[1]  # one of the two actors is there
             raylet = node.all_processes["raylet"][0].process.pid
@@ -71,9 +71,9 @@ def test_a_node_that_is_killed_in_a_round_ends_the_run_with_advice(
             for pid in processes:  # with the machine go all its processes
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
-        return there(self, messages)
+        return there(self, groups)
 
-    monkeypatch.setattr(RayBackend, "exchange", exchange)
+    monkeypatch.setattr(RayTransport, "exchange", exchange)
     with (
         pytest.raises(RunError, match=r"lost the actor .* \(train, round 3\): .*--resume"),
         open_ray_backend(Settings(**settings)) as make_backend,

@@ -25,8 +25,7 @@ def make_client_app(custom_algorithms: Mapping[str, Algorithm] | None = None) ->
             node = NodeRuntime(context.node_config, context.run_config, custom_algorithms)
             try:
                 asked = unpack_record(message.content)
-                version = int(str(message.content["head"]["version"]))  # the server reads what it writes
-                content = pack_record(node.answer(asked), version)
+                content = pack_record(node.answer(asked))
             except Exception as error:
                 content = pack_record(_log_failure(node, error, asked, message.content))
         except Exception as error:  # Flower would send the text of the error to the server

@@ -27,7 +27,7 @@ from ...data.input_spec import make_input_card
 from ...models.files import fill_model, rebuild_model, save_model, wrap_model
 from ...runs.rows import load_rows
 from ...training.backends.local import LocalBackend
-from ...training.backends.message import FORMAT_VERSION, WorkerMessage, split_message
+from ...training.backends.message import WorkerMessage, split_message
 from ...training.backends.worker import export_state, handle_message, load_state, open_backend
 from ...training.uploads.pipeline import find_noise
 from ..config import DeploymentPlan, Scalar
@@ -131,7 +131,6 @@ class NodeRuntime:
             **shared,
             "schema": schema,
             "fedattune": __version__,
-            "format": FORMAT_VERSION,
         }
 
     def _handle(self, message: WorkerMessage) -> WorkerMessage:

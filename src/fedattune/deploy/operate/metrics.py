@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from ..server.monitoring import FaultKind, RunMonitor, RunNumbers, Snapshot
+from ..server.monitoring import FaultLabel, RunMonitor, RunNumbers, Snapshot
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -49,7 +49,7 @@ NODE_GAUGES: Mapping[str, tuple[str, Callable[[Snapshot], float]]] = {
 }
 
 
-def _count(now: Snapshot, kind: FaultKind) -> int:
+def _count(now: Snapshot, kind: FaultLabel) -> int:
     return Counter(now.last_faults.values())[kind]
 
 
@@ -85,7 +85,7 @@ class MetricsCollector:
         )
         for i, node in enumerate(now.names):
             online.add_metric((node,), float(i in now.online))
-            for kind in get_args(FaultKind):
+            for kind in get_args(FaultLabel):
                 faults.add_metric((node, kind), now.faults.get((i, kind), 0))
         yield online
         yield faults

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core.errors import FedAttuneError
-from ...training.backends.message import SECURE_FORMAT, WorkerMessage
+from ...core.faults import Fault
+from ...training.backends.message import WorkerMessage
 from ..grid import NodeGrid
 from ..operate.audit import count_bytes
 from .methods import MIN_NODES
@@ -40,7 +41,7 @@ class SessionOutcome(NamedTuple):
     Attributes:
         total: the sum; None if there is none.
         survivors: nodes whose numbers are in the sum.
-        reasons: node -> why it left the session.
+        faults: node -> why it left the session.
         failure: why there is no sum.
         sent, received: bytes of all messages and replies.
         seconds: time of the step in which the nodes trained.
@@ -49,7 +50,7 @@ class SessionOutcome(NamedTuple):
 
     total: Fixed | None
     survivors: frozenset[int]
-    reasons: Mapping[int, str]
+    faults: Mapping[int, Fault]
     failure: str
     sent: int
     received: int
@@ -84,7 +85,7 @@ class SessionExchange:
         self._server = ServerSession(session)
         self._ids: dict[int, str] = {}  # index of a node -> its id in the session
         self._active = set(members)
-        self._reasons: dict[int, str] = {}
+        self._faults: dict[int, Fault] = {}
         self._sent = self._received = 0
         self._seconds = 0.0
 
@@ -110,8 +111,8 @@ class SessionExchange:
         return self._end(total, survivors, failure)
 
     def _end(self, total: Fixed | None, survivors: frozenset[int], failure: str) -> SessionOutcome:
-        reasons = {i: reason for i, reason in self._reasons.items() if i not in survivors}
-        return SessionOutcome(total, survivors, reasons, failure, self._sent, self._received, self._seconds)
+        faults = {i: fault for i, fault in self._faults.items() if i not in survivors}
+        return SessionOutcome(total, survivors, faults, failure, self._sent, self._received, self._seconds)
 
     def _agree(self) -> None:
         session = self._session.model_dump()
@@ -162,11 +163,11 @@ class SessionExchange:
         try:
             take(*values)
         except FedAttuneError as error:
-            self._lose(i, str(error))
+            self._lose(i, Fault("refused", str(error)))
 
-    def _lose(self, i: int, reason: str) -> None:
+    def _lose(self, i: int, fault: Fault) -> None:
         self._active.discard(i)
-        self._reasons.setdefault(i, reason)
+        self._faults.setdefault(i, fault)
 
     def _ask(
         self,
@@ -191,20 +192,19 @@ class SessionExchange:
             {self._members[i].number: message for i, message in messages.items()},
             str(self._session.round),
             None if has_work else self._step_timeout,
-            {self._members[i].number: SECURE_FORMAT for i in messages},
         )
         replies: dict[int, WorkerMessage] = {}
         for i, message in messages.items():
             self._sent += count_bytes(message)
-            reply, reason, _ = outcomes[self._members[i].number]
-            if reply is None:
-                self._lose(i, reason)
+            reply = outcomes[self._members[i].number]
+            if isinstance(reply, Fault):
+                self._lose(i, reply)
                 continue
             self._received += count_bytes(reply)
             if any(
                 reply.head.get(key) != head[key] for key in ("kind", "token", "algorithm", "seed", "round")
             ):
-                self._lose(i, "replied for another session or step")
+                self._lose(i, Fault("refused", "replied for another session or step"))
             else:
                 replies[i] = reply
         return replies

@@ -1,26 +1,28 @@
-"""The clients of a deployment, each at its node, for the round loop."""
+"""The clients of a deployment, each at its node: the backend of the round loop, and the transport over Flower."""
 
 import itertools
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ...core.effect import Effect
+from ...core.faults import Fault
 from ...core.io import flatten_tree
 from ...core.params import Params
 from ...core.payload import Payload
 from ...runs.checkpoint import restore_tree
 from ...runs.context import RunContext
+from ...runs.rows import RowStack
 from ...training.backends.base import BackendTraits, TrainReply, TrainRequest
-from ...training.backends.message import FORMAT_VERSION, JOINED_FORMAT, WorkerMessage, join_messages
-from ...training.backends.remote import RemoteBackend
+from ...training.backends.message import WorkerMessage, join_messages
+from ...training.backends.remote import Group, Outcome, RemoteBackend
 from ...training.clients.evaluation import PointScores
 from ...training.clients.state import PayloadFactory
-from ..grid import MessageFormatError, NodeGrid, NodeReply
-from ..node.state import LostStateError
+from ..grid import NodeGrid
 from .registration import NodeRegistry
 from .reply_checks import RefusedReplyError, check_reply, make_expected_upload, split_reply
 
@@ -30,12 +32,19 @@ MAX_ROUNDS_PER_MESSAGE = 100
 PER_CLIENT = {"sent", "pending", "is_first", "pending_statistics", "last"}
 """Entries of the state that have one row per client."""
 
-Outcomes = dict[int, WorkerMessage | str]
-"""The reply of each node by its index, or the reason why there is none."""
+
+class Observer(Protocol):
+    """Watch what becomes of messages; nodes are named by their index in the registry."""
+
+    def record_exchange(self, faults: Mapping[int, Fault | None], sent: int, received: int) -> None:
+        """Take note of the fault of each asked node, or None, and of the bytes of the run so far."""
+
+    def record_dropped(self, nodes: Iterable[int]) -> None:
+        """Take note that the server rejected an upload of a client of each of these nodes."""
 
 
-class FlowerBackend(RemoteBackend):
-    """Run clients at the nodes of a Flower grid.
+class NodeTransport:
+    """Carry messages to the nodes of a Flower grid, several of them in one.
 
     Args:
         context: the run.
@@ -43,16 +52,20 @@ class FlowerBackend(RemoteBackend):
         grid: the connection to the nodes.
         registry: the nodes of the federation.
         key: identifies the run in messages: token, algorithm, seed, and hash of the model.
+        observer: watches what becomes of messages.
 
     Attributes:
+        worker_clients: the numbers of the clients of each node, sorted.
+        example: an upload of one client, with the names, types and shapes of all.
+        last: (N,) the round of each client's last accepted reply; the client continues from there.
         bytes_sent, bytes_received: bytes of all tensors in messages, with those for evaluation.
+        seconds: time that the last messages took.
+        notes: sentences about the run.
+        merges_clients: whether replies are of all clients together.
 
     """
 
-    @property
-    def can_save(self) -> bool:  # type: ignore[override]
-        """Tell whether the nodes stand at the server's round."""
-        return not self._ahead
+    merges_clients = False
 
     def __init__(
         self,
@@ -61,88 +74,242 @@ class FlowerBackend(RemoteBackend):
         grid: NodeGrid,
         registry: NodeRegistry,
         key: Mapping[str, Any],
+        observer: Observer,
     ) -> None:
-        self._registry, self._grid, self._key = registry, grid, dict(key)
-        members = [torch.tensor(sorted(node.clients.values())) for node in registry.nodes]
-        super().__init__(context, members, make_payload)
-        self.traits = BackendTraits(
-            context.n_clients, is_deployed=True, largest_update=registry.deployment.largest_update
-        )
-        # The round of each client's last accepted reply, (N,): the client continues from there.
-        self._last = torch.zeros(context.n_clients, dtype=torch.int64)
-        self._last_before = self._last  # before the last exchange
-        self._delivered = self.pending  # the clients whose pending answers the last exchange carried
+        self.context, self.grid, self.registry = context, grid, registry
+        self.key, self.observer = dict(key), observer
+        self.worker_clients = [torch.tensor(sorted(node.clients.values())) for node in registry.nodes]
+        personal = context.task.params.only(context.algorithm.personal.names(context.task.model))
+        self.example = make_expected_upload(context, personal, make_payload)
+        self.last = torch.zeros(context.n_clients, dtype=torch.int64)
+        self._last_before = self.last
         self._numbers = itertools.count(1)
-        self._expected_upload = make_expected_upload(context, self.personal_example, make_payload)
-        self._late: tuple[int, dict[int, WorkerMessage]] = (
-            0,
-            {},
-        )  # round and messages of the deferred evaluation
-        self._late_scores: tuple[int, list[PointScores]] = 0, []
-        # Clients that exchange nothing train many rounds per message: (kind, round) -> the outcome of each worker.
-        shares = context.has_shared_parameters or self.statistics or context.replies_immediately
-        extras = self._expected_upload.extra or make_payload(context.all_ids[:1]).extra
-        self._is_alone = not (shares or extras)
-        self._ahead: dict[tuple[str, int], Outcomes] = {}
-        self._seconds_per_round: float | None = None
-        self._missed: set[int] = set()  # workers that were waited for in vain
+        self._missed: set[int] = set()  # nodes that were waited for in vain
+        self.notes: list[str] = []
         self.bytes_sent = self.bytes_received = 0
+        self.seconds = 0.0
+
+    def exchange(self, groups: Sequence[Group], *, is_long: bool = False) -> list[Outcome]:
+        """Send groups of messages, all of a node's in one; return what became of each group.
+
+        Args:
+            groups: the messages, in their order for each node.
+            is_long: whether clients train many rounds by one message. Then nodes that are offline are waited for, and
+                a lost message gets a second chance.
+
+        """
+        if is_long:
+            self._wait_for({i for group in groups for i in group})
+        start = time.monotonic()
+        outcomes = self._send(groups)
+        self.seconds = time.monotonic() - start
+        lost = {i for outcome in outcomes for i in outcome.faults}
+        if is_long and lost and count_rounds(groups) > 1:
+            self._wait_for(lost)
+            # A node that has done these rounds goes back first.
+            again = self._send([{i: one for i, one in group.items() if i in lost} for group in groups])
+            outcomes = [
+                Outcome({**first.replies, **second.replies}, second.faults)
+                for first, second in zip(outcomes, again, strict=True)
+            ]
+        return outcomes
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """Let clients forget the round of the last messages."""
+        for client in clients:
+            self.last[client] = self._last_before[client]
+
+    def _wait_for(self, nodes: Collection[int]) -> None:
+        """Wait once for each node that is offline, because it would miss many rounds."""
+        end = time.monotonic() + self.registry.deployment.round_timeout
+        while missing := set(nodes) - self.registry.locate(self.grid).keys():
+            if missing <= self._missed or time.monotonic() > end:
+                break
+            time.sleep(self.registry.deployment.poll)
+        self._missed = missing
+
+    def next_number(self) -> list[int]:
+        """Return the number of the next message; nodes refuse messages with lower ones."""
+        return [self.registry.attempt, next(self._numbers)]
+
+    def address(self, message: WorkerMessage, i: int, **head: Any) -> WorkerMessage:
+        """Add to a message for node `i` what it must know of the run and of its clients."""
+        message.head.update(
+            self.key,
+            last=self.last[self.worker_clients[i]].tolist(),
+            clients=self.registry.nodes[i].clients,
+            n_clients=self.context.n_clients,
+            **head,
+        )
+        return message
+
+    def _send(self, groups: Sequence[Group]) -> list[Outcome]:
+        """Send each node its messages in one; return the valid replies to each group."""
+        self._last_before = self.last.clone()
+        numbers, number = self.registry.locate(self.grid), self.next_number()
+        parts: dict[int, list[WorkerMessage]] = {}
+        for group in groups:
+            for i, message in group.items():
+                message.head.update(self.key)
+                parts.setdefault(i, []).append(message)
+        messages = {
+            i: self.address(join_messages(some), i, number=number) for i, some in sorted(parts.items())
+        }
+        r = max((message.head["round"] for message in messages.values()), default=0)
+        reachable = {numbers[i]: message for i, message in messages.items() if i in numbers}
+        replies = self.grid.exchange(reachable, str(r))
+        self.bytes_sent += sum(message.nbytes() for message in reachable.values())
+        answers: dict[int, Iterator[WorkerMessage]] = {}
+        faults: dict[int, Fault] = {}
+        for i, message in messages.items():
+            reply = replies[numbers[i]] if i in numbers else Fault("offline", "was offline")
+            if isinstance(reply, WorkerMessage):
+                self.bytes_received += reply.nbytes()
+                try:
+                    answers[i] = iter(self._accept(i, message, parts[i], reply))
+                    continue
+                except RefusedReplyError as error:
+                    reply = Fault("refused", str(error)[:200])
+            faults[i] = self.report(r, i, reply)
+        self.observer.record_exchange(
+            {i: faults.get(i) for i in messages}, self.bytes_sent, self.bytes_received
+        )
+        return [
+            Outcome(
+                {i: next(answers[i]) for i in sorted(group) if i in answers},
+                {i: faults[i] for i in group if i in faults},
+            )
+            for group in groups
+        ]
+
+    def report(self, r: int, i: int, fault: Fault) -> Fault:
+        """Log a fault of node `i` in round r; return it with the node's name."""
+        fault = replace(fault, node=self.registry.nodes[i].label, round=r)
+        self.grid.log(f"round {r}: {fault}")
+        return fault
+
+    def note(self, sentence: str) -> None:
+        """Log a sentence about the run, and keep it for the notes under the results."""
+        self.grid.log(sentence)
+        self.notes.append(f"{self.key['algorithm']}: {sentence}")
+
+    def _accept(
+        self, i: int, message: WorkerMessage, parts: Sequence[WorkerMessage], reply: WorkerMessage
+    ) -> list[WorkerMessage]:
+        """Check the reply to some messages in one; return its parts.
+
+        Raises:
+            RefusedReplyError: the reply is not valid.
+
+        """
+        members, statistics = self.worker_clients[i].tolist(), self.context.initial_statistics
+        replies = split_reply(reply, message, len(parts))
+        for one, part in zip(replies, parts, strict=True):
+            check_reply(one, part, members, self.example, self.context.federation, statistics)
+        r, last, loaded = message.head["round"], max(message.head["last"]), reply.head.get("loaded")
+        if loaded != last:
+            is_older = isinstance(loaded, int) and loaded
+            start = f"continued from round {loaded}" if is_older else "started anew"
+            label = self.registry.nodes[i].label
+            self.note(f"round {r}: {label} had lost its state, and its clients {start}")
+        self.last[members] = r
+        return replies
+
+
+def count_rounds(groups: Sequence[Group]) -> int:
+    """Count the rounds of groups of messages."""
+    return len({message.head["round"] for group in groups for message in group.values()})
+
+
+class NodeBackend(RemoteBackend):
+    """Run clients at the nodes of a federation, which keep their states and models.
+
+    A message costs a node a process, so the evaluation of a round travels with the next training, and clients that
+    exchange nothing train many rounds by one message.
+    """
+
+    def __init__(self, context: RunContext, make_payload: PayloadFactory, transport: NodeTransport) -> None:
+        super().__init__(context, make_payload, transport)
+        self._nodes, self._deployment, self.notes = transport, transport.registry.deployment, transport.notes
+        self.traits = BackendTraits(
+            context.n_clients,
+            is_deployed=True,
+            merges_clients=transport.merges_clients,
+            largest_update=self._deployment.largest_update,
+        )
+        self._delivered = self.pending  # the clients whose pending answers the last messages carried
+        self._late: tuple[int, Group] = 0, {}  # round and messages of the deferred evaluation
+        self._late_scores: tuple[int, list[PointScores]] = 0, []
+        # Clients that exchange nothing train many rounds per message: (kind, round) -> what became of it.
+        shares = context.has_shared_parameters or self.statistics or context.replies_immediately
+        extras = transport.example.extra or make_payload(context.all_ids[:1]).extra
+        self._is_alone = not (shares or extras)
+        self._ahead: dict[tuple[str, int], Outcome] = {}
+        self._seconds_per_round: float | None = None
+
+    @property
+    def can_save(self) -> bool:  # type: ignore[override]
+        """Tell whether the nodes stand at the server's round."""
+        return not self._ahead
+
+    @property
+    def evaluated_models(self) -> tuple[RowStack, RowStack]:
+        """Nothing: models and buffers stay with the clients."""
+        return Params(), Params()
 
     def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:
         """Measure nothing: nodes are only asked for what training and evaluation need."""
         return [[] for _ in ids]
 
+    def send(self, *groups: Group) -> list[Outcome]:
+        """Send groups of messages, after the deferred evaluation if there is one."""
+        self._delivered = self.pending.clone()
+        (r, late), self._late = self._late, (0, {})
+        if not late:
+            return super().send(*groups)
+        first, *outcomes = super().send(late, *groups)
+        self._late_scores = r, self.merge_scores(first.replies)
+        return outcomes
+
     def train(
         self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
     ) -> TrainReply:
         """Train clients on their nodes; clients that exchange nothing train for many rounds at once."""
-        if self._is_alone and ("train", request.round) not in self._ahead:
+        if not self._is_alone:
+            return super().train(request, payload, make_payload)
+        if ("train", request.round) not in self._ahead:
             self._train_ahead(request, make_payload)
-        return super().train(request, payload, make_payload)
+        return self.read_training(request, payload, self._ahead.pop(("train", request.round)))
 
     def _train_ahead(self, request: TrainRequest, make_payload: PayloadFactory) -> None:
         """Let clients that exchange nothing train and evaluate for all rounds that fit into one message."""
         settings = self.context.settings
         last = min(request.round + self._count_rounds() - 1, settings.rounds)
-        parts: dict[int, list[WorkerMessage]] = {}
+        groups: dict[tuple[str, int], Group] = {}
         for r in range(request.round, last + 1):
             is_evaluated = r == settings.rounds or not r % settings.eval_every
             more = TrainRequest.draw(
                 self.context, r, update_server=request.update_server, should_evaluate=is_evaluated
             )
-            of_round = [self.make_training(more, make_payload(more.ids), make_payload)]
-            of_round += [self.make_evaluation(r, make_payload, None)] if is_evaluated else []
-            for i, message in (pair for messages in of_round for pair in messages.items()):
-                parts.setdefault(i, []).append(message)
-        self._wait_for(parts.keys())
-        start = time.monotonic()
-        outcomes = self._send(parts)
-        self._seconds_per_round = (time.monotonic() - start) / (last - request.round + 1)
-        # Many rounds hang on one message, so it gets a second chance; a node that has done them goes back first.
-        done = {i: [one for one in replies if not isinstance(one, str)] for i, replies in outcomes.items()}
-        lost = {i: parts[i][len(done[i]) :] for i in parts if len(done[i]) < len(parts[i])}
-        if lost and last > request.round:
-            self._wait_for(lost.keys())
-            outcomes |= {i: [*done[i], *replies] for i, replies in self._send(lost).items()}
-        for i, replies in outcomes.items():
-            for part, reply in zip(parts[i], replies, strict=True):
-                self._ahead.setdefault((part.head["kind"], part.head["round"]), {})[i] = reply
+            groups["train", r] = self.make_training(more, make_payload(more.ids), make_payload)
+            if is_evaluated:
+                groups["evaluate", r] = self.make_evaluation(r, make_payload, None)
+        outcomes = self.note_delivery(self._nodes.exchange(list(groups.values()), is_long=True))
+        self._seconds_per_round = self._nodes.seconds / (last - request.round + 1)
+        self._ahead = dict(zip(groups, outcomes, strict=True))
 
     def _count_rounds(self) -> int:
         """Count the rounds that take half of the time for a reply; one until a round's time is known."""
         if self._seconds_per_round is None:
             return 1
-        fitting = self._registry.deployment.round_timeout / 2 / max(1e-6, self._seconds_per_round)
+        fitting = self._deployment.round_timeout / 2 / max(1e-6, self._seconds_per_round)
         return max(1, min(MAX_ROUNDS_PER_MESSAGE, int(fitting)))
 
-    def _wait_for(self, workers: Collection[int]) -> None:
-        """Wait once for each node that is offline, because it would miss many rounds."""
-        end = time.monotonic() + self._registry.deployment.round_timeout
-        while missing := set(workers) - self._registry.locate(self._grid).keys():
-            if missing <= self._missed or time.monotonic() > end:
-                break
-            time.sleep(self._registry.deployment.poll)
-        self._missed = missing
+    def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
+        """Return the scores after the communication of round r, which may have come with the training."""
+        if (outcome := self._ahead.pop(("evaluate", r), None)) is not None:
+            return self.merge_scores(outcome.replies)
+        return super().evaluate_received(r, make_payload, w)
 
     def defer_evaluation(self, r: int, make_payload: PayloadFactory, w: Params | None) -> bool:
         """Let the next training carry the evaluation, since each message costs a node a process."""
@@ -155,134 +322,22 @@ class FlowerBackend(RemoteBackend):
         late, self._late_scores = self._late_scores, (0, [])
         return late
 
-    def exchange(self, messages: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
-        """Send each node its message; return the valid replies, or the reasons why there is none."""
-        head = next((message.head for message in messages.values()), None)
-        if head and self._is_alone:
-            return {
-                i: reply
-                for i, reply in self._ahead.pop((head["kind"], head["round"])).items()
-                if i in messages
-            }
-        (r, late), self._late = self._late, (0, {})
-        nodes = sorted(late.keys() | messages.keys())
-        parts = {i: [group[i] for group in (late, messages) if i in group] for i in nodes}
-        outcomes = self._send(parts)
-        if late:
-            first = {i: outcomes[i][0] for i in late}
-            scored = {i: reply for i, reply in first.items() if not isinstance(reply, str)}
-            self._late_scores = r, self.merge_scores(scored)
-            for i in scored.keys() - messages.keys():
-                self.pending[self.worker_clients[i]] = False
-        return {i: outcomes[i][-1] for i in messages}
-
-    def _send(self, parts: Mapping[int, Sequence[WorkerMessage]]) -> dict[int, list[WorkerMessage | str]]:
-        """Send each node some messages; return for each message the valid reply, or the reason why there is none.
-
-        They travel in one message, but to nodes of an older version of FedAttune one after the other.
-        """
-        self._last_before, self._delivered = self._last.clone(), self.pending.clone()
-        apart = {i for i, some in parts.items() if len(some) > 1 and self._format(i) < JOINED_FORMAT}
-        formats = {i: self._format(i) for i in parts}
-        outcomes = self._send_joined({i: some for i, some in parts.items() if i not in apart})
-        apart |= {i for i in outcomes if self._format(i) < formats[i]}  # put back to an older version
-        outcomes.update((i, []) for i in apart)
-        for turn in range(max((len(parts[i]) for i in apart), default=0)):
-            rest = {i: parts[i][turn : turn + 1] for i in apart if turn < len(parts[i])}
-            lost = {i for i in rest if outcomes[i] and isinstance(outcomes[i][-1], str)}
-            for i, replies in self._send_joined(
-                {i: some for i, some in rest.items() if i not in lost}
-            ).items():
-                outcomes[i] += replies
-            for i in lost:  # what follows a lost message would begin too early
-                outcomes[i].append(outcomes[i][-1])
-        return outcomes
-
-    def _send_joined(
-        self, parts: Mapping[int, Sequence[WorkerMessage]]
-    ) -> dict[int, list[WorkerMessage | str]]:
-        """Send each node its messages in one."""
-        nodes, numbers = self._registry.nodes, self._registry.locate(self._grid)
-        number = [self._registry.attempt, next(self._numbers)]
-        messages = {}
-        for i, some in parts.items():
-            for part in some:
-                part.head.update(self._key)
-            messages[i] = join_messages(some)
-            messages[i].head.update(
-                self._key,
-                number=number,
-                last=self._last[self.worker_clients[i]].tolist(),
-                clients=nodes[i].clients,
-                n_clients=self.context.n_clients,
-            )
-        r = max((message.head["round"] for message in messages.values()), default=0)
-        reachable = {numbers[i]: message for i, message in messages.items() if i in numbers}
-        formats = {numbers[i]: self._format(i) for i in messages if i in numbers}
-        replies = self._grid.exchange(reachable, str(r), formats=formats)
-        self.bytes_sent += sum(message.nbytes() for message in reachable.values())
-        outcomes: dict[int, list[WorkerMessage | str]] = {}
-        for i, message in messages.items():
-            reply, reason, error = replies[numbers[i]] if i in numbers else NodeReply(None, "was offline")
-            if reply is not None:
-                members = self.worker_clients[i].tolist()
-                outcomes[i] = self._accept(nodes[i].label, message, parts[i], reply, members)
-            else:
-                outcomes[i] = [f"{nodes[i].label} {reason}"] * len(parts[i])
-            if error == LostStateError.__name__ and self.sent is not None:
-                self.pending[self.worker_clients[i]] = True  # send again what the node should have
-            if error == MessageFormatError.__name__:
-                self._registry.take_for_old(i)
-            if isinstance(sentence := outcomes[i][0], str):
-                self._grid.log(f"round {r}: {sentence}")
-        return outcomes
-
-    def _format(self, i: int) -> int:
-        """Return the newest version of the format that the node reads, and the server writes."""
-        return min(self._registry.hellos[i].format, FORMAT_VERSION)
-
-    def _accept(
-        self,
-        label: str,
-        message: WorkerMessage,
-        parts: Sequence[WorkerMessage],
-        reply: WorkerMessage,
-        members: Sequence[int],
-    ) -> list[WorkerMessage | str]:
-        """Check the reply to some messages in one; return its parts, or for each why the reply is refused."""
-        self.bytes_received += reply.nbytes()
-        try:
-            replies = split_reply(reply, message, len(parts))
-            for one, part in zip(replies, parts, strict=True):
-                check_reply(
-                    one, part, members, self._expected_upload, self.context.federation, self.statistics
-                )
-        except RefusedReplyError as error:
-            return [f"{label} {str(error)[:200]}"] * len(parts)
-        r, last, loaded = message.head["round"], max(message.head["last"]), reply.head.get("loaded")
-        if loaded != last:
-            is_older = isinstance(loaded, int) and loaded
-            start = f"continued from round {loaded}" if is_older else "started anew"
-            sentence = f"round {r}: {label} had lost its state, and its clients {start}"
-            self._grid.log(sentence)
-            self.notes.append(f"{self._key['algorithm']}: {sentence}")
-        self._last[members] = r
-        return [*replies]
-
     def refuse(self, r: int, reasons: Mapping[int, str]) -> None:
         """Log the refused uploads, and let their clients forget the round."""
-        names = self.context.federation.names
+        names, nodes = self.context.federation.names, []
         for client, reason in reasons.items():
-            self._grid.log(f"round {r}: client {names[client]!r} {reason}; its upload is dropped")
+            self._nodes.grid.log(f"round {r}: client {names[client]!r} {reason}; its upload is dropped")
             # The client lacks the answers that came with the round that it is told to forget.
-            self._last[client] = self._last_before[client]
             self.pending[client] |= self._delivered[client]
+            nodes += [i for i, members in enumerate(self.worker_clients) if client in members]
+        self._nodes.forget(reasons)
+        self._nodes.observer.record_dropped(nodes)
 
     def quarantine(self, r: int, clients: Iterable[int]) -> None:
         """Log the clients in quarantine."""
         names = self.context.federation.names
         for client in sorted(clients):
-            self._grid.log(
+            self._nodes.grid.log(
                 f"round {r}: client {names[client]!r} shares with nobody from now on: its classes look like other "
                 "classes of the others"
             )
@@ -297,16 +352,16 @@ class FlowerBackend(RemoteBackend):
         """Return the server's share of the clients' state for a checkpoint; the rest is on their nodes."""
         return {
             **self.pending_tree(),
-            "last": self._last,
-            "wire": torch.tensor([self.bytes_sent, self.bytes_received]),
+            "last": self._nodes.last,
+            "wire": torch.tensor([self._nodes.bytes_sent, self._nodes.bytes_received]),
             "statistics": self.statistics,
         }
 
     def load_state_tree(self, tree: dict[str, Any]) -> None:
         """Load the tree of a checkpoint."""
         self.load_pending_tree(tree)
-        self._last, self.statistics = tree["last"], tree["statistics"]
-        self.bytes_sent, self.bytes_received = tree["wire"].tolist()
+        self._nodes.last, self.statistics = tree["last"], tree["statistics"]
+        self._nodes.bytes_sent, self._nodes.bytes_received = tree["wire"].tolist()
 
     def load_fewer(self, flat: Mapping[str, Tensor], n_before: int, make_payload: PayloadFactory) -> None:
         """Load the state of a checkpoint with fewer clients; the others join now."""

@@ -13,11 +13,10 @@ from typing import Any, Literal, NamedTuple, cast
 from flwr.serverapp import Grid
 
 from ...analysis.monitor import NODES_FILE
+from ...core.faults import Fault, FaultKind
 from ...core.io import write_json
 from ...runs.context import Progress
-from ...training.backends.message import WorkerMessage
 from ..config import DeploymentOptions
-from .backend import FlowerBackend
 from .registration import NodeRegistry
 
 ONLINE_EVERY_S = 5.0
@@ -26,27 +25,17 @@ ONLINE_EVERY_S = 5.0
 STALL_FACTOR = 3.0
 """Times the allowed time of the current messages, after which a run without a finished round is stalled."""
 
-FaultKind = Literal["offline", "late", "failed", "refused", "dropped"]
-"""Kind of a node's fault; `refused` is a reply, `dropped` an upload of one client, that the server does not take."""
+FaultLabel = Literal["offline", "late", "failed", "refused", "dropped"]
+"""Label of a fault in metrics: `refused` is of a reply, `dropped` of the upload of one client."""
 
-FAULT_TEXTS: Mapping[str, FaultKind] = {
-    "was offline": "offline",
-    "went offline": "offline",
-    "could not be reached": "offline",
-    "sent no reply within": "late",
-    "failed (": "failed",
+LABELS: Mapping[FaultKind, FaultLabel] = {
+    "offline": "offline",
+    "late": "late",
+    "failed": "failed",
+    "lost_state": "failed",
+    "refused": "refused",
 }
-"""Beginnings of the backend's reasons; all others are of replies that the server refuses."""
-
-
-def classify_fault(reason: str) -> FaultKind:
-    """Return the kind of a fault.
-
-    Args:
-        reason: the reason why a node's reply does not count, without the name of the node.
-
-    """
-    return next((kind for text, kind in FAULT_TEXTS.items() if reason.startswith(text)), "refused")
+"""Kind of a node's fault -> its label; faults of other kinds are of single uploads."""
 
 
 @dataclass
@@ -80,8 +69,8 @@ class Snapshot(NamedTuple):
     runs: Mapping[tuple[str, int], RunNumbers]
     names: Sequence[str]
     online: Set[int]
-    last_faults: Mapping[int, FaultKind | None]
-    faults: Mapping[tuple[int, FaultKind], int]
+    last_faults: Mapping[int, FaultLabel | None]
+    faults: Mapping[tuple[int, FaultLabel], int]
     is_healthy: bool
 
 
@@ -103,8 +92,10 @@ class RunMonitor:
         self._runs: dict[tuple[str, int], RunNumbers] = {}
         self._current: tuple[str, int] | None = None
         self._online: set[int] = set()
-        self._last_faults: dict[int, FaultKind | None] = {}  # of each node's last message; None after a reply
-        self._faults: Counter[tuple[int, FaultKind]] = Counter()
+        self._last_faults: dict[
+            int, FaultLabel | None
+        ] = {}  # of each node's last message; None after a reply
+        self._faults: Counter[tuple[int, FaultLabel]] = Counter()
         self._progress = self._round_began = time.monotonic()
         self._allowed = deployment.start_timeout
 
@@ -142,20 +133,20 @@ class RunMonitor:
             self._progress = self._round_began = time.monotonic()
             self._allowed = self._deployment.round_timeout
 
-    def record_exchange(self, reasons: Mapping[int, str | None], sent: int, received: int) -> None:
+    def record_exchange(self, faults: Mapping[int, Fault | None], sent: int, received: int) -> None:
         """Count what became of messages.
 
         Args:
-            reasons: index of each asked node -> why its reply does not count, or None.
+            faults: index of each asked node -> why its reply does not count, or None.
             sent: bytes of the run's messages so far.
             received: bytes of the run's replies so far.
 
         """
         with self._lock:
-            for i, reason in reasons.items():
-                self._last_faults[i] = kind = None if reason is None else classify_fault(reason)
-                if kind:
-                    self._faults[i, kind] += 1
+            for i, fault in faults.items():
+                self._last_faults[i] = label = LABELS.get(fault.kind) if fault else None
+                if label:
+                    self._faults[i, label] += 1
             if self._current:
                 run = self._runs[self._current]
                 run.sent, run.received = sent, received
@@ -301,31 +292,3 @@ class MonitoredGrid:
 def monitor_grid(grid: Grid, monitor: RunMonitor) -> Grid:
     """Return the grid as a grid that tells a monitor the nodes that are online."""
     return cast(Grid, MonitoredGrid(grid, monitor))
-
-
-class MonitoredBackend(FlowerBackend):
-    """Clients at nodes, whose faults and bytes a monitor counts.
-
-    Attributes:
-        monitor: the monitor; set it before the first message.
-
-    """
-
-    monitor: RunMonitor
-
-    def _send(self, parts: Mapping[int, Sequence[WorkerMessage]]) -> dict[int, list[WorkerMessage | str]]:
-        """Send messages, and count what became of them."""
-        outcomes = super()._send(parts)
-        labels = [node.label for node in self._registry.nodes]
-        reasons = {
-            i: outcome[-1].removeprefix(labels[i]).strip() if isinstance(outcome[-1], str) else None
-            for i, outcome in outcomes.items()
-        }
-        self.monitor.record_exchange(reasons, self.bytes_sent, self.bytes_received)
-        return outcomes
-
-    def refuse(self, r: int, reasons: Mapping[int, str]) -> None:
-        """Count the refused uploads for their nodes."""
-        super().refuse(r, reasons)
-        nodes = {client: i for i, members in enumerate(self.worker_clients) for client in members.tolist()}
-        self.monitor.record_dropped(nodes[client] for client in reasons)

@@ -10,7 +10,6 @@ from typing import Any
 from ..._version import __version__
 from ...core.errors import DataError, RunError
 from ...data.federated import FederationInfo
-from ...training.backends.message import OLDEST_FORMAT
 from ..config import DeploymentOptions
 from ..grid import NodeGrid
 from ..introduction import Hello, ask_hello, choose_schema, find_problems, sort_clients
@@ -106,10 +105,6 @@ class NodeRegistry:
             partition={"name": "given", "seed": self._seed},
             target_scale=schema.target_scale,
         )
-
-    def take_for_old(self, index: int) -> None:
-        """Send a node messages of the oldest format from now on: it could not read a newer one."""
-        self.hellos[index] = self.hellos[index].model_copy(update={"format": OLDEST_FORMAT})
 
     @property
     def n_newcomers(self) -> int:
@@ -244,7 +239,7 @@ class NodeRegistry:
                 self._index = {other: its for other, its in self._index.items() if its != index}
                 self._index[number] = index
                 # Another version may be there now.
-                news = {"format": hello.format, "fedattune": hello.fedattune}
+                news = {"fedattune": hello.fedattune}
                 self.hellos[index] = self.hellos[index].model_copy(update=news)
                 continue
             if rivals:

@@ -29,10 +29,10 @@ from ..grid import NodeGrid
 from ..logs import log_errors, make_server_log
 from ..node.node import build_initial_model, hash_model
 from ..operate.metrics import serve_metrics
-from ..secagg.backend import SecureBackend
-from .backend import FlowerBackend
+from ..secagg.backend import SecureTransport
+from .backend import NodeBackend, NodeTransport
 from .control import FEDERATION_FILE, ControlRequest, open_requests, read_request, write_request
-from .monitoring import MonitoredBackend, RunMonitor, monitor_grid
+from .monitoring import RunMonitor, monitor_grid
 from .registration import NodeRegistry
 
 Log = Callable[[str], None]
@@ -167,7 +167,7 @@ class _Server:
         if run_folder.is_finished:
             self.monitor.begin_run(name, seed, settings.rounds, settings.rounds)
             return Result.load(run_folder.path)
-        loop, backend = self._open_loop(name, algorithm, seed, run_folder, config)
+        loop, transport = self._open_loop(name, algorithm, seed, run_folder, config)
         while True:
             result = loop.run(
                 partial(self._log_progress, loop, name, seed),
@@ -185,9 +185,9 @@ class _Server:
             self._save_registry(self.token, self.registry)
             self.monitor.begin_federation(self.token, self.registry, self.grid.online())
             run_folder, config = self._open_folder(name, algorithm, seed)
-            loop, backend = self._open_loop(name, algorithm, seed, run_folder, config)
-        wire = {"up": backend.bytes_received, "down": backend.bytes_sent}
-        told = [MERGED_NOTE] if backend.traits.merges_clients else []
+            loop, transport = self._open_loop(name, algorithm, seed, run_folder, config)
+        wire = {"up": transport.bytes_received, "down": transport.bytes_sent}
+        told = [MERGED_NOTE] if transport.merges_clients else []
         facts = {**result.facts, "wire": wire, "notes": [*result.notes, *told, *self.registry.notes]}
         Result(result.config, facts, result.store).finish(run_folder)
         return Result.load(run_folder.path)
@@ -242,25 +242,23 @@ class _Server:
 
     def _open_loop(
         self, name: str, algorithm: Algorithm, seed: int, folder: RunFolder, config: dict[str, Any]
-    ) -> tuple[RoundLoop, FlowerBackend]:
+    ) -> tuple[RoundLoop, NodeTransport]:
         """Prepare the first round, or the round after the last checkpoint."""
         module = build_initial_model(algorithm, self._make_card(name, seed))
         key = {"token": self.token, "algorithm": name, "seed": seed, "model": hash_model(module)}
-        backends: list[FlowerBackend] = []
+        transports: list[NodeTransport] = []
 
-        def make_backend(context: RunContext, make_payload: PayloadFactory) -> FlowerBackend:
-            make = SecureBackend if self.plan.deployment.secure_aggregation else MonitoredBackend
-            backend = make(context, make_payload, self.grid, self.registry, key)
-            backend.monitor = self.monitor
-            backends.append(backend)
-            return backends[0]
+        def make_backend(context: RunContext, make_payload: PayloadFactory) -> NodeBackend:
+            make = SecureTransport if self.plan.deployment.secure_aggregation else NodeTransport
+            transports.append(make(context, make_payload, self.grid, self.registry, key, self.monitor))
+            return NodeBackend(context, make_payload, transports[0])
 
         info, settings = self.registry.info, self.plan.settings(seed)
         loop = RoundLoop(algorithm, info, module, settings, config, folder, make_backend)
         if loop.record.round:
             self.grid.log(f"{name}, seed {seed}: continuing after round {loop.record.round}")
         self.monitor.begin_run(name, seed, loop.record.round, settings.rounds)
-        return loop, backends[0]
+        return loop, transports[0]
 
     def _log_progress(self, loop: RoundLoop, name: str, seed: int, progress: Progress) -> None:
         absent, n = len(loop.record.absent), loop.context.settings.cohort_size(loop.context.n_clients)

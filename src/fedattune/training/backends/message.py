@@ -12,14 +12,8 @@ from ...core.payload import Payload
 from ...engine.base import Scores
 from ..clients.evaluation import PointScores
 
-FORMAT_VERSION, OLDEST_FORMAT = 3, 1
-"""Newest and oldest version of the format that this version of FedAttune reads; other messages are refused."""
-
-JOINED_FORMAT = 2
-"""Version of the format from which several messages can travel in one, and all tensors as one object."""
-
-SECURE_FORMAT = 3
-"""Version of the format from which nodes know the steps of secure aggregation."""
+FORMAT_VERSION = 1
+"""Version of the format of messages; messages of another version are refused."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """The backend of clients on remote workers: split each request by worker, send it, and merge the replies."""
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ...core.effect import Effect, Mechanism
+from ...core.faults import Fault
 from ...core.io import flatten_tree
 from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
@@ -19,6 +19,27 @@ from ..clients.state import PayloadFactory, copy_payload_rows, put_payload_rows
 from .base import Backend, BackendTraits, TrainReply, TrainRequest
 from .message import WorkerMessage
 
+Group = Mapping[int, WorkerMessage]
+"""A message for each worker that it concerns, all of one kind and round."""
+
+
+class Outcome(NamedTuple):
+    """What became of a group: the replies by worker in order, and the faults of the workers without one."""
+
+    replies: Mapping[int, WorkerMessage]
+    faults: Mapping[int, Fault] = {}
+
+
+class Transport(Protocol):
+    """Carry messages to workers, such as the actors of a cluster or the nodes of a federation."""
+
+    @property
+    def worker_clients(self) -> Sequence[Tensor]:
+        """The numbers of the clients of each worker, sorted."""
+
+    def exchange(self, groups: Sequence[Group]) -> list[Outcome]:
+        """Send groups of messages, in their order for each worker; return what became of each group."""
+
 
 class RemoteBackend(Backend):
     """Run clients on remote workers. Split each request by worker, send it, and merge the replies.
@@ -27,6 +48,7 @@ class RemoteBackend(Backend):
     next message to the client's worker.
 
     Attributes:
+        transport: carries the messages.
         worker_clients: the numbers of the clients of each worker, sorted.
         sent: the last payload of each client, if the server answers uploads.
         pending: (N,) bool, whether that payload still waits for a message.
@@ -35,16 +57,16 @@ class RemoteBackend(Backend):
 
     """
 
-    def __init__(
-        self, context: RunContext, worker_clients: Sequence[Tensor], make_payload: PayloadFactory
-    ) -> None:
-        self.context, self.worker_clients, self.notes = context, worker_clients, []
+    def __init__(self, context: RunContext, make_payload: PayloadFactory, transport: Transport) -> None:
+        self.context, self.transport, self.notes = context, transport, []
+        self.worker_clients = transport.worker_clients
         self.traits = BackendTraits(context.n_clients)
         self.statistics = context.initial_statistics
         self._personal_example = context.task.params.only(
             context.algorithm.personal.names(context.task.model)
         )
         self._trained_scores: list[PointScores] = []
+        self._evaluated_models: tuple[Params, Params] | None = None
         replies_immediately = context.replies_immediately
         # The first payloads go out with the first messages, and change nothing on a client that holds the same.
         self.pending = torch.full_like(context.all_ids, replies_immediately, dtype=torch.bool)
@@ -54,9 +76,19 @@ class RemoteBackend(Backend):
         )
         self.sent = copy_payload_rows(make_payload(context.all_ids)) if replies_immediately else None
 
-    @abstractmethod
-    def exchange(self, messages: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
-        """Send each worker its message; return the replies, or the reason why there is none."""
+    def send(self, *groups: Group) -> list[Outcome]:
+        """Send groups of messages; take note which payloads have arrived."""
+        return self.note_delivery(self.transport.exchange(groups))
+
+    def note_delivery(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """Take note which payloads have arrived, and which ones a worker has lost."""
+        for outcome in outcomes:
+            for worker in outcome.replies:
+                self.pending[self.worker_clients[worker]] = False
+            for worker, fault in outcome.faults.items():
+                if fault.kind == "lost_state" and self.sent is not None:
+                    self.pending[self.worker_clients[worker]] = True  # send again what it should have
+        return outcomes
 
     @property
     def personal_example(self) -> Params:
@@ -65,8 +97,10 @@ class RemoteBackend(Backend):
 
     @property
     def evaluated_models(self) -> tuple[RowStack, RowStack]:
-        """Nothing: models and buffers stay with the clients."""
-        return Params(), Params()
+        """Models and buffers of the last evaluation at the evaluation point, from all workers."""
+        if self._evaluated_models is None:
+            self._evaluated_models = merge_models(self.send_to_evaluated(kind="models"))
+        return self._evaluated_models
 
     def receive(self, ids: Tensor, payload: Payload) -> None:
         """Let the answers to clients `ids` wait for the next messages to their workers."""
@@ -80,14 +114,9 @@ class RemoteBackend(Backend):
         self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
     ) -> TrainReply:
         """Train clients on their workers, all at the same time."""
-        ids = request.ids
-        replies, reasons = self.send_messages(self.make_training(request, payload, make_payload))
-        faults: dict[int, str] = {}
-        for worker, reason in reasons.items():
-            lost = select_ids(select_ids(request.cohort, self.worker_clients[worker]), ids)
-            faults |= dict.fromkeys(lost[~torch.isin(lost, request.dropouts)].tolist(), reason)
-        self._trained_scores = self.merge_scores(replies)
-        return self._merge_replies(request, payload, replies, faults)
+        self._evaluated_models = None
+        (outcome,) = self.send(self.make_training(request, payload, make_payload))
+        return self.read_training(request, payload, outcome)
 
     def make_training(
         self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
@@ -125,7 +154,8 @@ class RemoteBackend(Backend):
 
     def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
         """Return the scores after the communication of round r, and of the global model `w`, if there is one."""
-        return self.merge_scores(self.send_messages(self.make_evaluation(r, make_payload, w))[0])
+        (outcome,) = self.send(self.make_evaluation(r, make_payload, w))
+        return self.merge_scores(outcome.replies)
 
     def make_evaluation(
         self, r: int, make_payload: PayloadFactory, w: Params | None
@@ -158,11 +188,12 @@ class RemoteBackend(Backend):
 
     def keep_models(self, ids: Tensor) -> None:
         """Let the workers keep the models of clients `ids`."""
+        self._evaluated_models = None
         messages = {}
         for worker, members in enumerate(self.worker_clients):
             if len(mine := select_ids(ids, members)):
                 messages[worker] = self.make_message(worker, kind="keep", ids=mine.tolist())
-        self.send_messages(messages)
+        self.send(messages)
 
     def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:
         """Let the workers measure their clients; a client whose worker does not answer has no effects."""
@@ -178,7 +209,7 @@ class RemoteBackend(Backend):
             if payload is not None:
                 message.put("sent", slice_payload(payload, rows, len(ids)))
         measured: dict[int, list[Effect]] = {}
-        for reply in self.send_messages(messages)[0].values():
+        for reply in self.send(messages)[0].replies.values():
             for client, effects in reply.head["effects"]:
                 measured[client] = [Effect(Mechanism(*mechanism), value) for *mechanism, value in effects]
         return [measured.get(client, []) for client in ids.tolist()]
@@ -231,7 +262,7 @@ class RemoteBackend(Backend):
         for worker, members in enumerate(self.worker_clients):
             messages[worker] = self.make_message(worker, kind="state", load=True)
             messages[worker].put("state", state.rows(members))
-        self.send_messages(messages)
+        self.send(messages)
 
     def global_buffers(self) -> Params | None:
         """Return the buffers with which the global model is scored: the mean over evaluated clients."""
@@ -249,45 +280,33 @@ class RemoteBackend(Backend):
             message.put("pending_statistics", self.pending_statistics.rows(pending))
         return message
 
-    def send_messages(
-        self, messages: Mapping[int, WorkerMessage]
-    ) -> tuple[dict[int, WorkerMessage], dict[int, str]]:
-        """Send messages; return the replies in the order of the workers, and the reasons why others gave none."""
-        outcomes = sorted(self.exchange(messages).items())
-        replies = {worker: reply for worker, reply in outcomes if isinstance(reply, WorkerMessage)}
-        for worker in replies:
-            self.pending[self.worker_clients[worker]] = False
-        return replies, {worker: reply for worker, reply in outcomes if isinstance(reply, str)}
-
     def send_to_all(self, **head: Any) -> list[WorkerMessage]:
         """Send all workers the same head; return their replies."""
-        replies, _ = self.send_messages(
-            {w: self.make_message(w, **head) for w in range(len(self.worker_clients))}
-        )
-        return list(replies.values())
+        return self._send_head(range(len(self.worker_clients)), head)
 
     def send_to_evaluated(self, **head: Any) -> list[WorkerMessage]:
         """Send the workers that have evaluated clients the same head; return their replies."""
-        eval_ids = self.context.eval_ids
-        workers = [
-            w for w, members in enumerate(self.worker_clients) if bool(torch.isin(eval_ids, members).any())
-        ]
-        replies, _ = self.send_messages({w: self.make_message(w, **head) for w in workers})
-        return list(replies.values())
+        eval_ids, members = self.context.eval_ids, self.worker_clients
+        return self._send_head(
+            [w for w, ids in enumerate(members) if bool(torch.isin(eval_ids, ids).any())], head
+        )
+
+    def _send_head(self, workers: Iterable[int], head: Mapping[str, Any]) -> list[WorkerMessage]:
+        (outcome,) = self.send({w: self.make_message(w, **head) for w in workers})
+        return list(outcome.replies.values())
 
     def merge_scores(self, replies: Mapping[int, WorkerMessage]) -> list[PointScores]:
         """Merge the scores in the replies of all workers, sorted by client."""
         return merge_scores((reply.scores() for reply in replies.values()), self.context.device)
 
-    def _merge_replies(
-        self,
-        request: TrainRequest,
-        payload: Payload | None,
-        replies: Mapping[int, WorkerMessage],
-        faults: Mapping[int, str],
-    ) -> TrainReply:
-        """Merge the replies of all workers, uploads sorted by client."""
-        heads = [reply.head for reply in replies.values()]
+    def read_training(self, request: TrainRequest, payload: Payload | None, outcome: Outcome) -> TrainReply:
+        """Merge the replies of all workers to a request to train, uploads sorted by client."""
+        self._trained_scores = self.merge_scores(outcome.replies)
+        faults: dict[int, str] = {}
+        for worker, fault in outcome.faults.items():
+            lost = select_ids(select_ids(request.cohort, self.worker_clients[worker]), request.ids)
+            faults |= dict.fromkeys(lost[~torch.isin(lost, request.dropouts)].tolist(), str(fault))
+        heads = [reply.head for reply in outcome.replies.values()]
         ids = torch.tensor([i for head in heads for i in head["ids"]], dtype=torch.int64)
         ids, rows = ids.to(self.context.device).sort()
         if payload is None:
@@ -295,11 +314,13 @@ class RemoteBackend(Backend):
             sent = self.sent.rows(ids)
         else:
             sent = slice_payload(payload, torch.searchsorted(request.ids, ids), len(request.ids))
-        full = [reply for reply in replies.values() if reply.head["ids"]]
+        full = [reply for reply in outcome.replies.values() if reply.head["ids"]]
         upload, buffers = Payload(Params()), Params()
         if full:
-            upload = concatenate_payloads([reply.payload("upload") for reply in full]).rows(rows)
-            buffers = concatenate([reply.get("buffers") for reply in full]).rows(rows)
+            upload = concatenate_payloads([reply.payload("upload") for reply in full])
+            buffers = concatenate([reply.get("buffers") for reply in full])
+        if len(full) > 1:  # one worker's clients are in order
+            upload, buffers = upload.rows(rows), buffers.rows(rows)
         return TrainReply(
             ids,
             sent,
@@ -350,6 +371,27 @@ def _find_scores(piece: Sequence[PointScores], point: str, part: EvalPart) -> Po
     ids = piece[0].ids[:0] if same is None else same.ids
     zeros = torch.zeros(len(ids), device=piece[0].scores.n.device)
     return PointScores(point, part, ids, Scores(zeros.long(), zeros.long(), zeros.double()))
+
+
+def merge_models(replies: Sequence[WorkerMessage]) -> tuple[Params, Params]:
+    """Merge the models and buffers of all actors, sorted by client; one model for all clients stays one."""
+    full = [reply for reply in replies if reply.get("params")]
+    if len(full) < len(replies):
+        return Params(), Params()  # nothing was evaluated yet
+    order = torch.tensor([i for reply in full for i in reply.head["ids"]]).argsort()
+
+    def merge(name: str) -> Params:
+        pieces = [reply.get(name) for reply in full]
+        return Params({k: _merge_tensor([piece[k] for piece in pieces], order) for k in pieces[0]})
+
+    return merge("params"), merge("buffers")
+
+
+def _merge_tensor(pieces: list[Tensor], order: Tensor) -> Tensor:
+    one = pieces[0][:1]
+    if all((len(v) == 1 or v.stride(0) == 0) and torch.equal(v[:1], one) for v in pieces):
+        return one.expand(len(order), *one.shape[1:])
+    return torch.cat(pieces)[order.to(one.device)]
 
 
 def positions(ids: Tensor, members: Tensor) -> Tensor:

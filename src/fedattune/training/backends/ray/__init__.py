@@ -2,15 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ....core.settings import Settings
 from ....runs.context import RunContext
 from ...clients.state import PayloadFactory
+from ..remote import RemoteBackend
 from .cluster import check_ray, connect_ray
-
-if TYPE_CHECKING:
-    from .backend import RayBackend
 
 __all__ = ["check_ray", "connect_ray", "open_ray_backend"]
 
@@ -18,7 +15,7 @@ __all__ = ["check_ray", "connect_ray", "open_ray_backend"]
 @contextmanager
 def open_ray_backend(
     settings: Settings,
-) -> "Iterator[Callable[[RunContext, PayloadFactory], RayBackend] | None]":
+) -> Iterator[Callable[[RunContext, PayloadFactory], RemoteBackend] | None]:
     """Yield a factory of backends on Ray; None if the settings name another engine.
 
     At the end of the block, the backends release their actors, and Ray stops if this block started it.
@@ -30,19 +27,19 @@ def open_ray_backend(
     if settings.engine != "ray":
         yield None
         return
-    from .backend import RayBackend
+    from .backend import RayTransport
 
     with connect_ray(settings) as cluster:
-        backends: list[RayBackend] = []
+        transports: list[RayTransport] = []
 
-        def make_backend(context: RunContext, make_payload: PayloadFactory) -> RayBackend:
-            backends.append(backend := RayBackend(context, cluster, make_payload))
-            return backend
+        def make_backend(context: RunContext, make_payload: PayloadFactory) -> RemoteBackend:
+            transports.append(transport := RayTransport(context, cluster))
+            return RemoteBackend(context, make_payload, transport)
 
         has_failed = True
         try:
             yield make_backend
             has_failed = False
         finally:
-            for backend in backends:
-                backend.release(at_once=has_failed)
+            for transport in transports:
+                transport.release(at_once=has_failed)

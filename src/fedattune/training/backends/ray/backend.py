@@ -10,16 +10,11 @@ from ...._version import __version__
 from ....core.errors import RunError, list_some
 from ....core.hardware import balance
 from ....core.own_code import list_loaded_modules
-from ....core.params import Params
-from ....core.payload import Payload
 from ....data import Federation
 from ....data.combine import select_samples
 from ....runs.context import RunContext
-from ....runs.rows import RowStack
-from ...clients.state import PayloadFactory
-from ..base import TrainReply, TrainRequest
 from ..message import WorkerMessage
-from ..remote import RemoteBackend
+from ..remote import Group, Outcome
 from .actor import RayMessage, pack_federation, pack_messages, to_tensors
 from .cluster import RayCluster, summarize_actor_error
 
@@ -27,52 +22,35 @@ START_TIMEOUT_S = 300.0
 """Seconds within which the cluster must start an actor."""
 
 
-class RayBackend(RemoteBackend):
-    """Run clients on actors. A lost actor ends the run, and `--resume` continues after the last checkpoint."""
+class RayTransport:
+    """Carry messages to actors. A lost actor ends the run, and `--resume` continues after the last checkpoint."""
 
-    def __init__(self, context: RunContext, cluster: RayCluster, make_payload: PayloadFactory) -> None:
+    def __init__(self, context: RunContext, cluster: RayCluster) -> None:
         n = cluster.count_actors(context.settings, context.federation.n_clients)
         groups = balance(estimate_loads(context), n)
-        super().__init__(
-            context, [torch.tensor(sorted(ids), device=context.device) for ids in groups], make_payload
-        )
-        self.cluster, self.ray = cluster, cluster.ray
+        self.context, self.cluster, self.ray = context, cluster, cluster.ray
+        self.worker_clients = [torch.tensor(sorted(ids), device=context.device) for ids in groups]
         self.threads = cluster.count_threads(n)
         self.actors: list[Any] = []
-        self._evaluated_models: tuple[Params, Params] | None = None
         openings = [self._start(members) for members in self.worker_clients]
         for worker, opening in enumerate(openings):
             self._open(worker, opening)
 
-    @property
-    def evaluated_models(self) -> tuple[RowStack, RowStack]:
-        """Models and buffers of the last evaluation at the evaluation point, from all actors."""
-        if self._evaluated_models is None:
-            self._evaluated_models = merge_models(self.send_to_evaluated(kind="models"))
-        return self._evaluated_models
-
-    def train(
-        self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
-    ) -> TrainReply:
-        """Train clients on all actors at the same time."""
-        self._evaluated_models = None
-        return super().train(request, payload, make_payload)
-
-    def keep_models(self, ids: Tensor) -> None:
-        """Let the actors keep the models of clients `ids`."""
-        self._evaluated_models = None
-        super().keep_models(ids)
-
-    def exchange(self, messages: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
-        """Send each actor its message.
+    def exchange(self, groups: Sequence[Group]) -> list[Outcome]:
+        """Send each actor its messages.
 
         Raises:
             RunError: an actor is lost.
         """
+        return [Outcome(self._exchange(group)) for group in groups]
+
+    def _exchange(self, messages: Group) -> dict[int, WorkerMessage]:
+        if not messages:
+            return {}
         packed = pack_messages(self.ray, messages)
         calls = {w: self._submit(w, message) for w, message in packed.items()}
-        replies: dict[int, WorkerMessage | str] = {}
-        for worker, call in calls.items():
+        replies: dict[int, WorkerMessage] = {}
+        for worker, call in sorted(calls.items()):
             try:
                 head, arrays = self._get(call)
             except self.ray.exceptions.RayError as error:
@@ -160,24 +138,3 @@ def estimate_loads(context: RunContext) -> list[float]:
         trained + (sizes("test") + sizes("validation")).double() / settings.eval_every / 3
     ).tolist()
     return loads
-
-
-def merge_models(replies: Sequence[WorkerMessage]) -> tuple[Params, Params]:
-    """Merge the models and buffers of all actors, sorted by client; one model for all clients stays one."""
-    full = [reply for reply in replies if reply.get("params")]
-    if len(full) < len(replies):
-        return Params(), Params()  # nothing was evaluated yet
-    order = torch.tensor([i for reply in full for i in reply.head["ids"]]).argsort()
-
-    def merge(name: str) -> Params:
-        pieces = [reply.get(name) for reply in full]
-        return Params({k: _merge_tensor([piece[k] for piece in pieces], order) for k in pieces[0]})
-
-    return merge("params"), merge("buffers")
-
-
-def _merge_tensor(pieces: list[Tensor], order: Tensor) -> Tensor:
-    one = pieces[0][:1]
-    if all((len(v) == 1 or v.stride(0) == 0) and torch.equal(v[:1], one) for v in pieces):
-        return one.expand(len(order), *one.shape[1:])
-    return torch.cat(pieces)[order.to(one.device)]
