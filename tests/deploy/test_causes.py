@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="a node is a program of Flower")
 
-from fedattune.deploy.operate.causes import KEPT_LINES, REFUSED, explain_end
+from fedattune.deploy.operate.programs import KEPT_LINES, REFUSED, explain_end
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_it_is_printed_at_the_end_of_the_process() -> None:
     """From Flower's logger, and from its last lines only."""
     script = f"""
 import logging
-from fedattune.deploy.operate.causes import explain_at_exit
+from fedattune.deploy.operate.programs import explain_at_exit
 explain_at_exit()
 log = logging.getLogger("flwr")
 log.error("[code: 2001] long ago")

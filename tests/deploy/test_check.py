@@ -12,8 +12,7 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 from fedattune import ConfigError
 from fedattune.deploy.operate import check
 from fedattune.deploy.operate.check import check_kit
-from fedattune.deploy.operate.kit import find_run_folder, write_kit
-from fedattune.deploy.operate.nodes import KnownNode
+from fedattune.deploy.operate.kit import KnownNode, find_run_folder, write_kit
 from flower.certificates import write_certificate
 from flower.harness import ports
 

@@ -19,7 +19,7 @@ from fedattune import Federation, Result, fit, load_model
 from fedattune.cli import main
 from fedattune.deploy.operate import programs
 from fedattune.deploy.operate.audit import AuditLog
-from fedattune.deploy.secagg.node import STEPS
+from fedattune.deploy.secagg.session import STEPS
 from fedattune.deploy.server.server_app import run_server
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import prepare_data

@@ -20,11 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from fedattune import Federation, load_federation
 from fedattune.data import Schema
 from fedattune.deploy.config import DeploymentOptions
-from fedattune.deploy.introduction import Hello
 from fedattune.deploy.operate.kit import write_kit
-from fedattune.deploy.operate.metrics import MetricsCollector, serve_metrics
-from fedattune.deploy.server.monitoring import RunMonitor
-from fedattune.deploy.server.registration import NodeRegistry
+from fedattune.deploy.server.monitoring import MetricsCollector, RunMonitor, serve_metrics
+from fedattune.deploy.server.registration import Hello, NodeRegistry
 from fedattune.runs.context import Progress
 from flower.harness import free_ports
 from flower.runs import read_log, run_deployed

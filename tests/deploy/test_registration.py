@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import DataError, Federation, RunError, __version__
 from fedattune.data import export_clients, infer_schema
-from fedattune.deploy.introduction import Hello
+from fedattune.deploy.server.registration import Hello
 from federations import make_federation
 from flower.in_process import InProcessGrid
 from flower.runs import GROUPS, read_log, run_deployed, run_simulated

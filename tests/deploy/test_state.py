@@ -9,7 +9,7 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 
 from fedattune import Params
-from fedattune.deploy.node.state import NodeState, StaleMessageError
+from fedattune.deploy.node.files import NodeState, StaleMessageError
 
 
 def test_a_message_that_comes_late_is_not_worked_off(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from fedattune import RunError
-from fedattune.deploy.versions import check_versions
+from fedattune.deploy.server.registration import check_versions
 
 
 def test_the_same_version_has_no_note() -> None:

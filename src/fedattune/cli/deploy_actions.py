@@ -54,7 +54,7 @@ def _check(space: Namespace) -> int:
 
 
 def _print_nodes(space: Namespace) -> int:
-    from ..deploy.operate.nodes import list_nodes
+    from ..deploy.operate.kit import list_nodes
 
     nodes = list_nodes(space.folder)
     if not nodes:

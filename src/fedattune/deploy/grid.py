@@ -18,7 +18,7 @@ from ..core.errors import RunError
 from ..core.faults import Fault
 from ..training.backends.message import FORMAT_VERSION, WorkerMessage
 from .config import DeploymentOptions
-from .node.state import LostStateError
+from .node.files import LostStateError
 
 CLOCK_SKEW_S = 5
 """Seconds by which a node's clock may be ahead of the server's."""

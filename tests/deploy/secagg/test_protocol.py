@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason="a real federation needs Flower, and pycryptodome comes with it")
 
-from fedattune.deploy.secagg import keys
-from fedattune.deploy.secagg.errors import (
+from fedattune.deploy.secagg import (
     BadSignatureError,
     ReplayedKeysError,
     SecureAggregationError,
@@ -22,18 +21,20 @@ from fedattune.deploy.secagg.errors import (
     TamperedShareError,
     TooFewParticipantsError,
     UnknownKeyError,
+    keys,
 )
-from fedattune.deploy.secagg.node import NodeSession, SumRules
 from fedattune.deploy.secagg.ring import (
     Fixed,
     expand_mask,
 )
-from fedattune.deploy.secagg.server import ServerSession
 from fedattune.deploy.secagg.session import (
     Advert,
     Block,
+    NodeSession,
+    ServerSession,
     Session,
     SessionPart,
+    SumRules,
 )
 
 KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(6)]

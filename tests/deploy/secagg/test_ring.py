@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason="a real federation needs Flower, and pycryptodome comes with it")
 
-from fedattune.deploy.secagg import keys
-from fedattune.deploy.secagg.errors import ClipRangeError
+from fedattune.deploy.secagg import ClipRangeError, keys
 from fedattune.deploy.secagg.ring import dequantize, find_weight_limit, quantize, quantize_loss
 from fedattune.deploy.secagg.session import count_threshold
 

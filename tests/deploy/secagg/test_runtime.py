@@ -16,13 +16,12 @@ from fedattune.core.errors import ConfigError
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
 from fedattune.deploy.node.policy import NodePolicy
-from fedattune.deploy.secagg import keys
-from fedattune.deploy.secagg.checks import check_secure_node
-from fedattune.deploy.secagg.errors import (
+from fedattune.deploy.secagg import (
     AlreadySummedError,
     SecureAggregationError,
     SessionMismatchError,
     TamperedShareError,
+    keys,
 )
 from fedattune.deploy.secagg.layout import plan_blocks, plan_part
 from fedattune.deploy.secagg.ring import dequantize
@@ -30,10 +29,10 @@ from fedattune.deploy.secagg.runtime import (
     STATE_NAME,
     SUMMED_NAME,
     SecureSteps,
+    check_secure_node,
     read_rules,
 )
-from fedattune.deploy.secagg.server import ServerSession
-from fedattune.deploy.secagg.session import Session
+from fedattune.deploy.secagg.session import ServerSession, Session
 from fedattune.training.backends.local import LocalBackend
 from fedattune.training.backends.message import WorkerMessage
 from flower.certificates import write_node_keys

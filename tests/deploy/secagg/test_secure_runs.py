@@ -18,7 +18,7 @@ from fedattune.core.errors import ConfigError
 from fedattune.core.io import load_tensors
 from fedattune.deploy.grid import unpack_record
 from fedattune.deploy.operate.audit import AuditLog
-from fedattune.deploy.secagg.node import STEPS
+from fedattune.deploy.secagg.session import STEPS
 from fedattune.deploy.server.backend import NodeBackend
 from fedattune.runs.metrics import MERGED_NAME
 from fedattune.training.backends.message import WorkerMessage

@@ -33,12 +33,11 @@ from ...training.uploads.pipeline import find_noise
 from ..config import DeploymentPlan, Scalar
 from ..logs import open_log
 from ..operate.audit import AuditLog, AuditLogError, count_bytes
-from ..secagg.errors import SecureAggregationRequiredError
+from ..secagg import SecureAggregationRequiredError
 from ..secagg.methods import require_sums
 from ..secagg.runtime import KINDS, TRAINING_KIND, SecureSteps, read_rules
-from .files import mark_current, report_error, retire_errors
+from .files import LostStateError, NodeState, mark_current, report_error, retire_errors
 from .policy import NodePolicy
-from .state import LostStateError, NodeState
 
 TASKS = ("train", "evaluate")
 """Kinds of messages that a node handles. A worker of one's own cluster also sends its clients' states and models."""

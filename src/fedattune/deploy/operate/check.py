@@ -34,9 +34,8 @@ from ...experiments.config import Experiment
 from ..config import DeploymentPlan
 from ..node.files import find_base, find_state, read_node_file
 from ..node.policy import NodePolicy
-from ..secagg.checks import check_secure_node
-from .kit import APP_FILE, CONFIG_KEYS, find_run_config, read_app
-from .nodes import list_nodes, read_port
+from ..secagg.runtime import check_secure_node
+from .kit import APP_FILE, CONFIG_KEYS, find_run_config, list_nodes, read_app, read_port
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate

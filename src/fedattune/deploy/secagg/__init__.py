@@ -1,6 +1,53 @@
 """Secure aggregation: the server learns sums over nodes, and no single node's numbers.
 
 The protocol has four rounds and a check of the survivors: Bonawitz et al., Practical Secure Aggregation for
-Privacy-Preserving Machine Learning (CCS 2017), the variant against a malicious server. `node.py` and `server.py` are
-its two sides, without a network; `runtime.py` and `backend.py` put them behind a deployment's messages.
+Privacy-Preserving Machine Learning (CCS 2017), the variant against a malicious server. `session.py` is
+the protocol without a network; `runtime.py` and `transport.py` put its two sides behind a deployment's messages. A node
+that leaves a session tells the server only the name of the error's class, one of those here.
 """
+
+from ...core.errors import RunError
+
+
+class SecureAggregationError(RunError):
+    """A session of secure aggregation cannot go on."""
+
+
+class SecureAggregationRequiredError(SecureAggregationError):
+    """The server asks for what only a sum over nodes may tell."""
+
+
+class SessionMismatchError(SecureAggregationError):
+    """A message belongs to another session, or does not describe what the node was told before."""
+
+
+class TooFewParticipantsError(SecureAggregationError):
+    """A sum over these nodes would tell too much, or their shares would not be enough."""
+
+
+class UnknownKeyError(SecureAggregationError):
+    """A node's key is not in the roster."""
+
+
+class BadSignatureError(SecureAggregationError):
+    """A signature does not fit the content and the key."""
+
+
+class ReplayedKeysError(SecureAggregationError):
+    """An ephemeral key appears twice, or a node's own keys come back changed."""
+
+
+class SurvivorsError(SecureAggregationError):
+    """The lists of survivors contradict each other."""
+
+
+class TamperedShareError(SecureAggregationError):
+    """An encrypted share was changed, or belongs to another node."""
+
+
+class ClipRangeError(SecureAggregationError):
+    """A value or a weight is too large for the sum."""
+
+
+class AlreadySummedError(SecureAggregationError):
+    """The node has taken part in a sum of this round: two sums over other nodes would tell their difference."""

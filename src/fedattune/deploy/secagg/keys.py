@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from ...core.errors import ConfigError
-from .errors import BadSignatureError, SessionMismatchError, TamperedShareError
+from . import BadSignatureError, SessionMismatchError, TamperedShareError
 
 PREFIX = b"fedattune secure aggregation 1: "
 """Beginning of everything that is signed or that a key is made for, so that no other program's signature fits."""

@@ -14,7 +14,7 @@ from ...core.payload import Payload
 from ...engine.base import EvalPart, Scores
 from ...training.backends.message import WorkerMessage, unflatten_payload
 from ...training.clients.evaluation import PointScores
-from .errors import ClipRangeError, SessionMismatchError
+from . import ClipRangeError, SessionMismatchError
 from .ring import LOSS_BITS, MAX_COUNT, Fixed, dequantize, find_weight_limit, quantize, quantize_loss
 from .session import Block, Session, SessionPart, canonical
 

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
-from .errors import ClipRangeError
+from . import ClipRangeError
 
 Ring = NDArray[np.uint64]
 """Numbers modulo 2^64; NumPy's sums of uint64 are sums in this ring."""

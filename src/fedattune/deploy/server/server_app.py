@@ -28,11 +28,10 @@ from ..config import DeploymentPlan, Scalar
 from ..grid import NodeGrid
 from ..logs import log_errors, make_server_log
 from ..node.node import build_initial_model, hash_model
-from ..operate.metrics import serve_metrics
-from ..secagg.backend import SecureTransport
+from ..secagg.transport import SecureTransport
 from .backend import NodeBackend, NodeTransport
 from .control import FEDERATION_FILE, ControlRequest, open_requests, read_request, write_request
-from .monitoring import RunMonitor, monitor_grid
+from .monitoring import RunMonitor, monitor_grid, serve_metrics
 from .registration import NodeRegistry
 
 Log = Callable[[str], None]
