@@ -80,7 +80,7 @@ FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "nothing": (changed(head(ids=None)), "sent no valid list of clients"),
     "scores": (changed(scores), "sends impossible scores"),
     "garbage": (garbage, "sent no valid reply: its message is damaged"),
-    "format": (other_format, "its message has version 99 of the format, expected 1 to 3"),
+    "format": (other_format, "its message has version 99 of the format, expected 1;"),
     "error": (error, "failed (Flower's error code 2)"),
 }
 
