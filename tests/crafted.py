@@ -34,10 +34,7 @@ def craft(
     finished: bool = True,
     **config: Any,
 ) -> Path:
-    """Write the run of clients a, b, c, ... into `folder`/`algorithm`/seed-`seed`, and return `folder`.
-
-    `correct`: round -> right answers of every client; `moved`: bytes in each direction per round.
-    """
+    """Write the run of clients a, b, c, ... into `folder`/`algorithm`/seed-`seed`, and return `folder`."""
     path = folder / algorithm / f"seed-{seed}"
     path.mkdir(parents=True)
     settings = Settings(rounds=max(correct), seed=seed).model_dump(mode="json")

@@ -19,6 +19,23 @@ VALUES: Sequence[Any] = (
     "\x1b[31m", "subprocess:call", "1e999", "NaN",
 )  # fmt: skip
 """Values that take the place of one in a JSON file."""
+CELLS: Sequence[Any] = (
+    None,
+    -1,
+    0,
+    7,
+    10**15,
+    1.5,
+    float("inf"),
+    "x",
+    "[]",
+    "[99]",
+    "[null]",
+    "{}",
+    b"",
+    b"x" * 9,
+)
+"""Values that take the place of one in a store."""
 
 
 class Outcome(NamedTuple):
@@ -116,51 +133,28 @@ def edit_store(random_: random.Random, folder: Path) -> str | None:
     """Change, remove or double one cell or row of a store."""
     file = random_.choice(list_files(folder, ".sqlite"))
     db = sqlite3.connect(file)
-    try:
-        with db:
-            tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            table = random_.choice(tables)
-            columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-            column = random_.choice(columns)
-            rows = db.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall()
-            action = random_.choice(["set", "set", "set", "delete", "drop", "add", "blob"])
-            if action == "drop":
-                db.execute(f"DROP TABLE {table}")
-            elif rows and action == "delete":
-                row = random_.choice(rows)
-                where = " AND ".join(f"{name} IS ?" for name in columns)
-                db.execute(f"DELETE FROM {table} WHERE {where}", row)
-            elif rows and action in ("set", "blob"):
-                row = random_.choice(rows)
-                where = " AND ".join(f"{name} IS ?" for name in columns)
-                values = [
-                    None,
-                    -1,
-                    0,
-                    7,
-                    10**15,
-                    1.5,
-                    float("inf"),
-                    "x",
-                    "[]",
-                    "[99]",
-                    "[null]",
-                    "{}",
-                    b"",
-                    b"x" * 9,
-                ]
-                value = random_.choice(values)
-                if action == "blob":
-                    value = random_.choice([value for one in rows for value in one])
-                db.execute(f"UPDATE {table} SET {column} = ? WHERE {where}", (value, *row))
-            else:
-                row = [random_.choice([1, 99, "x", None, b"x"]) for _ in columns]
-                db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
-    except sqlite3.DatabaseError:
-        return None
-    finally:
-        db.close()
-    return f"{action} {table}.{column} of {file.relative_to(folder)}"
+    with contextlib.closing(db), contextlib.suppress(sqlite3.DatabaseError), db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        table = random_.choice(tables)
+        columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+        column = random_.choice(columns)
+        rows = db.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall()
+        action = random_.choice(["set", "set", "set", "delete", "drop", "add", "blob"])
+        where = " AND ".join(f"{name} IS ?" for name in columns)
+        if action == "drop":
+            db.execute(f"DROP TABLE {table}")
+        elif rows and action == "delete":
+            db.execute(f"DELETE FROM {table} WHERE {where}", random_.choice(rows))
+        elif rows and action in ("set", "blob"):
+            row, cell = random_.choice(rows), random_.choice(CELLS)
+            if action == "blob":
+                cell = random_.choice([value for one in rows for value in one])
+            db.execute(f"UPDATE {table} SET {column} = ? WHERE {where}", (cell, *row))
+        else:
+            row = [random_.choice([1, 99, "x", None, b"x"]) for _ in columns]
+            db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+        return f"{action} {table}.{column} of {file.relative_to(folder)}"
+    return None
 
 
 DAMAGES: Sequence[Damage] = (flip_bits, cut, swap, edit_json, edit_json, edit_json, edit_store, edit_store)

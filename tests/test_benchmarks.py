@@ -15,9 +15,9 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import ablate, floors, gpu, in_jax, measure, problems, robustness, show, training
+from benchmarks import ablate, in_jax, problems, robustness, show
 from benchmarks.__main__ import all_cases, main, select_cases
-from benchmarks.measure import Figures, Setting, Target, Workload
+from benchmarks.measure import Figures, Setting, Target
 
 
 def run(*arguments: str) -> str:
@@ -103,82 +103,14 @@ def test_workloads_on_ray_and_flower_run(tmp_path: Path) -> None:
     assert all(s > 0 for case in said["cases"] for samples in case["seconds"].values() for s in samples)
 
 
-def test_the_workload_that_is_only_for_gpus_can_be_made() -> None:
-    setting = Setting(quick=True)
-    workload = gpu.resnet(setting)
-    assert {"floor", "auto", "sequential"} <= set(workload.ways)
-    reference = replace(workload, ways={way: workload.ways[way] for way in ("floor", "sequential")})
-    assert set(measure.measure(reference, setting).seconds) == {"floor", "sequential"}  # and they agree
-
-
-def test_peak_memory_is_that_of_a_process_with_one_way() -> None:
-    said = json.loads(run("W1", "--quick", "--alone", "floor").splitlines()[-1])
-    assert 50e6 < said["rss"] < 20e9  # PyTorch alone takes more than the lower end
-
-
 def small(model: str = "dnn") -> problems.Problem:
     return problems.Problem(problems.even(2, 8), model, batch=4, steps=2)
-
-
-def test_a_rival_that_trains_something_else_is_refused() -> None:
-    problem = small()
-    other = floors.plain(replace(problem, lr=1.1 * problem.lr))
-    ways = {"floor": training.rival(problem, floors.plain), "wrong": training.rival(problem, lambda _: other)}
-    workload = Workload("W0", "", ways, check=lambda results: training.agree(problem, results))
-    with pytest.raises(AssertionError, match="wrong trained"):
-        measure.measure(workload, Setting(quick=True))
-    alone = measure.measure(replace(workload, ways={"floor": ways["floor"]}), Setting(quick=True))
-    assert len(alone.seconds["floor"]) == 1
-
-
-@pytest.mark.parametrize("kind", ["steps", "epochs"])
-def test_rivals_draw_as_many_samples_as_the_package(kind: str) -> None:
-    problem = problems.Problem(problems.dirichlet(3, 200), "mlr", batch=7)
-    problem = replace(problem, steps=None, epochs=1) if kind == "epochs" else replace(problem, steps=9)
-    for ours, theirs, (n, used) in zip(
-        problem.orders(3), problem.engine_orders(3), problem.draws, strict=True
-    ):
-        assert len(ours) == len(theirs) == used
-        for order in (ours, theirs):
-            assert order[:n].unique().numel() == min(n, used)  # without replacement
-            assert 0 <= order.min() <= order.max() < n
-
-
-def test_rounds_of_all_ways_are_run_side_by_side() -> None:
-    calls: list[tuple[str, int]] = []
-
-    def way(name: str) -> measure.Way:
-        return lambda r: calls.append((name, r))
-
-    workload = Workload("W0", "", {k: way(k) for k in "abc"}, floor="a", repeats=3, warmup=1)
-    figures = measure.measure(workload, Setting())
-    assert [r for _, r in calls] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert [name for name, _ in calls] == list("abcbcacababc")
-    assert {len(samples) for samples in figures.seconds.values()} == {3}
 
 
 def figures(**more: Any) -> Figures:
     seconds = {"floor": [1.0, 10.0, 2.0], "auto": [0.5, 4.0, 1.2]}
     targets = (Target("auto", "floor", 0.45), Target("auto", "roofline", 20.0), Target("auto", "jax", 1.0))
     return Figures("W2", "about", seconds, targets=targets, **{"roofline": 0.1, "paired": True, **more})
-
-
-def test_ratios_are_medians_of_rounds_that_ran_side_by_side() -> None:
-    assert figures().ratio("auto", "floor") == 0.5  # of 0.5, 0.4, 0.6
-    assert figures(paired=False).ratio("auto", "floor") == 0.6  # 1.2 / 2
-    assert figures().ratio("auto", "roofline") == pytest.approx(12)
-    assert [show.describe_target(figures(), target).split(": ")[1] for target in figures().targets] == [
-        "0.5, missed", "12, reached", "not measured",
-    ]  # fmt: skip
-
-
-def test_names_choose_cases_up_to_a_hyphen() -> None:
-    cases = all_cases()
-    assert {c.name for c in select_cases(cases, ["W1"])} == {"W1"}
-    assert {c.name for c in select_cases(cases, ["W4"])} == {"W4-mlr", "W4-dnn"}
-    assert [show.sort_key(c.name) for c in cases] == sorted(show.sort_key(c.name) for c in cases)
-    with pytest.raises(SystemExit, match=r"no case is called 'W44'; expected one of: W1, "):
-        select_cases(cases, ["W1", "W44"])
 
 
 def test_the_table_in_the_docs_changes_only_where_something_was_measured(tmp_path: Path) -> None:
@@ -237,24 +169,6 @@ def test_the_table_of_attacks_has_a_row_per_attack_and_takes_settings(tmp_path: 
     assert lines[2].split(" | ")[1] == f"{100 * mean:.1f}"
 
 
-def test_the_table_of_rules_has_each_rule_with_the_methods_it_acts_for() -> None:
-    text = run(
-        "robustness", "--rules", "nothing,median,trust,rows", "--algorithms", "fedavg,fedmcsa", "--attackers", "1",
-        "--attacks", "none,negated_model,ipm", "--clients", "6", "--splits", "1", "--rounds", "2",
-    )  # fmt: skip
-    lines = text.splitlines()
-    assert lines[0] == "| alone | fedavg | fedmcsa |"
-    cells = {line.split(" | ")[0].strip("| "): line.split(" | ")[1:] for line in lines[2:6]}
-    assert list(cells) == ["nothing", "median", "trust", "rows"]
-    assert all(
-        re.fullmatch(r"\d+\.\d, \d+\.\d \((negated_model|ipm)\)( \|)?", one) for one in cells["nothing"]
-    )
-    assert cells["median"][1] == cells["trust"][1] == " |"  # FedMCSA needs single uploads
-    assert cells["rows"][0] == ""
-    with pytest.raises(SystemExit, match="no rule is called 'mean'"):
-        main(["robustness", "--rules", "mean"])
-
-
 def test_the_cost_of_screening_has_a_row_per_method() -> None:
     text = run("screening", "--columns", "digits", "--algorithms", "fedavg", "--rounds", "3")
     (row,) = text.splitlines()[2:]
@@ -272,10 +186,3 @@ def test_the_cost_of_screening_has_a_row_per_method() -> None:
     assert re.fullmatch(r"([4-9]|1[0-2]) of 12, 0", cells[6])
     with pytest.raises(SystemExit, match="no column is called 'minst'"):
         main(["screening", "--columns", "minst"])
-
-
-def test_an_unknown_setting_of_the_table_of_attacks_is_told() -> None:
-    with pytest.raises(SystemExit, match="unknown setting 'acept'; did you mean 'accept'"):
-        main(["robustness", "--acept", "better"])
-    with pytest.raises(SystemExit, match="in pairs"):
-        main(["robustness", "--accept"])

@@ -34,11 +34,6 @@ RUN = (
     "tutorials/text",
     "looking",
 )  # that of deployment: make deployed
-EXAMPLES_OF = (
-    "core/algorithm", "core/options", "core/params", "core/selectors", "core/settings", "data/build",
-    "data/from_objects", "models/files", "runs/result", "training/fit",
-)  # fmt: skip
-"""Modules that users meet first. Each must show an example."""
 
 
 def name_of(file: Path) -> str:
@@ -77,27 +72,10 @@ def test_examples_of_docstrings(file: Path) -> None:
     assert evaluate(of_docstrings(file))
 
 
-@pytest.mark.parametrize("module", EXAMPLES_OF)
-def test_modules_that_users_meet_first_have_examples(module: str) -> None:
-    assert SOURCE / "fedattune" / f"{module}.py" in WITH_EXAMPLES
-
-
 @pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")  # Flower's
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_python_of_pages(page: Path) -> None:
     assert evaluate(of_page(page))
-
-
-def test_an_example_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text('def one():\n    """One.\n\n    >>> 1 + 1\n    3\n    """\n', encoding="utf-8")
-    with pytest.raises(Exception, match="Expected"):
-        evaluate(of_docstrings(wrong))
-    page = tmp_path / "wrong.md"
-    page.write_text("```python\nassert 1 == 2\n```\n", encoding="utf-8")
-    with pytest.raises(AssertionError):
-        evaluate(of_page(page))
 
 
 def lines_of_bash(page: Path) -> list[str]:

@@ -71,15 +71,6 @@ def test_import_is_light(use: str, most: int) -> None:
     assert sum(package not in {"torch", "torchgen"} for package in packages) < most
 
 
-def test_version_is_that_of_the_installed_package() -> None:
-    assert fedattune.__version__.count(".") >= 2
-    try:
-        installed = importlib.metadata.version("fedattune")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("fedattune runs from its source folder here")
-    assert fedattune.__version__ == installed
-
-
 def test_types_are_shipped() -> None:
     assert importlib.resources.files("fedattune").joinpath("py.typed").is_file()
 

@@ -4,10 +4,9 @@ import importlib
 import re
 from pathlib import Path
 
-import griffe
 import pytest
 import yaml
-from docs.make import commands, links, methods, offline, pages, reference
+from docs.make import commands, links, methods, pages, reference
 
 from fedattune.algorithms import ALGORITHMS
 from fedattune.analysis.citations import load_entries, load_tables
@@ -42,42 +41,6 @@ def test_everything_public_has_a_docstring() -> None:
     assert [name for name in MODULES if not importlib.import_module(name).__doc__] == []
 
 
-def test_what_has_no_docstring_is_found() -> None:
-    source = '''
-def documented():
-    """It has a docstring."""
-
-def bare():
-    pass
-
-VALUE = 1
-
-class Half:
-    """Half of it is."""
-
-    def method(self):
-        pass
-
-    def told(self):
-        """It is told."""
-
-    @property
-    def size(self):
-        return 1
-
-    def _own(self):
-        pass
-'''
-    module = griffe.visit("made", filepath=Path("made.py"), code=source)
-    things = [module[name] for name in ("documented", "bare", "VALUE", "Half")]
-    assert reference.find_undocumented(things) == [
-        "made.bare",
-        "made.VALUE",
-        "made.Half.method",
-        "made.Half.size",
-    ]
-
-
 def test_every_method_has_a_page_of_its_own_and_a_family() -> None:
     made = methods.make_pages()
     assert {f"algorithms/{name}.md" for name in ALGORITHMS} <= made.keys()
@@ -108,30 +71,6 @@ def test_page_of_a_method_has_docstring_signature_paper_and_what_is_written(name
         assert f"## `{other}`" not in text
 
 
-def test_results_on_the_pages_are_those_of_the_tables() -> None:
-    for name, factory in ALGORITHMS.items():
-        text = methods.make_page(name, factory)
-        sections = re.split(r"^### ", text, flags=re.MULTILINE)
-        lines = 0
-        for results in methods.load_studies():
-            study = results.study
-            table = (ROOT / "results" / study.name / "table.md").read_text("utf-8")
-            page = next((one for one in sections if f"](../studies/{study.name}.md)" in one), "")
-            for cell, one in results.outcomes.items():
-                if study.source_row(cell).algorithm == name:
-                    lines += 1
-                    (row,) = re.findall(
-                        rf"^\| {re.escape(cell.column)} \| {re.escape(cell.row)} \| (.*) \|$",
-                        page,
-                        re.MULTILINE,
-                    )
-                    point, _, ours, _, lack = row.split(" | ")
-                    assert point == one.point
-                    assert f"| {ours} |" in table or f"| {ours} (" in table or f"| {ours}, gap" in table
-                    assert lack == ("; ".join(results.list_shortfalls(one)) or "nothing")
-        assert ("No study in the repository" in text) == (not lines)
-
-
 def test_all_commands_and_options_are_on_their_page(monkeypatch: pytest.MonkeyPatch) -> None:
     text = commands.make_page()
     monkeypatch.setenv("COLUMNS", "40")
@@ -149,16 +88,6 @@ def test_all_commands_and_options_are_on_their_page(monkeypatch: pytest.MonkeyPa
     assert set(COMMANDS) == {name for name, _ in commands.find_subparsers(make_parser(None)).items()}
 
 
-def test_links_to_files_with_another_place_on_the_site() -> None:
-    text = "[a](../results/igfl-fig2/table.md) [b](algorithms/fedopt.md#fedadam) [c](https://x.org/a.md) [d](#here)"
-    there = "[a](studies/igfl-fig2.md) [b](algorithms/fedadam.md#fedadam) [c](https://x.org/a.md) [d](#here)"
-    assert links.rewrite_links(text, "docs/papers.md", "papers.md") == there
-    code = "```python\nx = a[0](b/c)\n```\n"
-    assert links.rewrite_links(code, "docs/papers.md", "papers.md") == code
-    with pytest.raises(ValueError, match="has no page"):
-        links.rewrite_links("[x](../pyproject.toml)", "docs/papers.md", "papers.md")
-
-
 def test_every_written_page_is_in_the_navigation() -> None:
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     named = set(re.findall(r"[\w/-]+\.md", str(config["nav"])))
@@ -167,16 +96,3 @@ def test_every_written_page_is_in_the_navigation() -> None:
     assert named <= written | pages.make_all().keys()
     assert config["strict"] is True
     assert config["theme"]["font"] is False
-
-
-def test_a_page_that_fetches_something_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    class Page:
-        class file:
-            src_uri = "a.md"
-
-    offline.on_post_page('<a href="https://x.org">x</a><img src="b.png">', page=Page)
-    assert not caplog.records
-    offline.on_post_page('<script src="https://x.org/a.js"></script>', page=Page)
-    assert "a.md fetches https://x.org/a.js" in caplog.text
-    offline.on_post_page('<pre class="mermaid"><code>graph TD</code></pre>', page=Page)
-    assert "a.md fetches Mermaid" in caplog.text

@@ -8,11 +8,9 @@ import pytest
 
 import fedattune.algorithms
 from fedattune.algorithms import ALGORITHMS, METHODS
-from fedattune.algorithms.table import Family, method
+from fedattune.algorithms.table import Family
 
 FOLDER = Path(fedattune.algorithms.__file__).parent
-SHARED = {"__init__", "table", "separation", "twins", "own"}
-"""Files of no single paper."""
 
 
 def modules_of(rule: Any) -> set[str]:
@@ -40,16 +38,6 @@ def test_rules_stand_in_the_file_of_the_paper_or_are_shared(name: str) -> None:
     } <= {"fedattune.algorithms.separation", "fedattune.algorithms.twins"}
 
 
-def test_every_file_registers_a_method() -> None:
-    files = {entry.factory.__module__.rpartition(".")[2] for entry in METHODS.values()}
-    assert files == {file.stem for file in FOLDER.glob("*.py")} - SHARED
-
-
 def test_names_and_families_are_whole() -> None:
     assert all(getattr(fedattune.algorithms, name) is entry.factory for name, entry in METHODS.items())
     assert {entry.family for entry in METHODS.values()} == set(Family)
-
-
-def test_a_name_is_registered_once() -> None:
-    with pytest.raises(ValueError, match="got 'fedavg' twice"):
-        method(Family.GLOBAL, "", "")(ALGORITHMS["fedavg"])

@@ -15,15 +15,6 @@ def test_label_similarity_by_hand() -> None:
     assert found.tolist() == [[1, 0.5, 0, 1], [0.5, 1, 0, 0.5], [0, 0, 1, 0], [1, 0.5, 0, 1]]
 
 
-def test_clients_that_are_equally_alike_tie_in_memory() -> None:
-    """Shares of thirds and sevenths: both others differ by 5/21 in two classes, whichever classes these are."""
-    found = compute_label_similarity(
-        np.array([[1.0, 1.0, 1.0], [4.0, 1.0, 2.0], [2.0, 4.0, 1.0], [1.0, 2.0, 4.0]])
-    )
-    assert len({found[0, 1], found[0, 2], found[0, 3]}) == 1
-    assert found[0, 1] == pytest.approx(1 - 5 / 21, abs=1e-12)
-
-
 def test_agreement_by_hand() -> None:
     """Five clients, so one of four others is the nearest: it gave 0.3 of 0.4, where a quarter would be chance."""
     similarity = np.eye(5)

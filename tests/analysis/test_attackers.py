@@ -7,7 +7,6 @@ import pytest
 
 import fedattune
 from fedattune import Result
-from fedattune.analysis.mixing.explain import RunExplanation
 from fedattune.analysis.mixing.mixing import MixingAnalysis
 from fedattune.analysis.output.plots import plot_heatmap
 from fedattune.analysis.output.report import render_report
@@ -62,12 +61,6 @@ def test_pictures_have_the_attackers_with_a_mark(run: Result) -> None:
     assert data["names"] == mixing.names
     assert data["clients"] == [0, 1, 2, 3, -1, -1]
     assert data["methods"]["fedmcsa"]["own"] == {one.name: one.own for one in MixingAnalysis(run).components}
-
-
-def test_without_an_attack_nothing_is_added(comparison: Path) -> None:
-    runs = fedattune.read_runs([comparison])
-    mixing = RunExplanation(runs).mixing
-    assert mixing.include_marked() is mixing
 
 
 def test_the_report_names_the_attackers(folder: Path) -> None:

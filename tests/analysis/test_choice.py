@@ -5,7 +5,7 @@ import pytest
 
 from fake_results import Fake, results
 from fedattune.analysis.compare import group_by_algorithm
-from fedattune.analysis.verdict.choice import score_methods, weigh_clients
+from fedattune.analysis.verdict.choice import score_methods
 from fedattune.analysis.verdict.verdict import reach_verdict
 from fedattune.runs.predictions import RowPredictions
 
@@ -19,14 +19,6 @@ def fake(name: str, large: float, small: float) -> Fake:
     """A method with these accuracies on large and small clients, on validation and on test rows."""
     values = [large] * LARGE + [small] * SMALL
     return Fake(name, values, n_train=N_TRAIN, n_validation=HELD, validations=values)
-
-
-def test_a_small_client_with_validation_rows_counts_for_those_without() -> None:
-    """4 used rows x 0.1: a chance of 0.4, so 4 small clients count for 10; the large ones for themselves."""
-    weights = weigh_clients(results(fake("a", 1.0, 0.0))[0])
-    assert weights[:LARGE].tolist() == [1.0] * LARGE
-    assert weights[LARGE] == pytest.approx(1 / 0.4)
-    assert weights[LARGE + 1] == 0
 
 
 def test_the_choice_is_that_of_all_clients() -> None:
@@ -54,12 +46,6 @@ def test_the_chance_of_a_validation_row_is_unbiased() -> None:
         weights = validation_weights(sizes[:, 0], sizes[:, 1], 0.1)
         totals.append(np.average(value, weights=weights))
     assert np.mean(totals) == pytest.approx(value.mean(), abs=0.01)
-
-
-def test_without_fractions_clients_with_rows_count_once() -> None:
-    one = fake("a", 1.0, 0.0)
-    one.config = {"partition": {"name": "given"}}
-    assert weigh_clients(one).tolist() == [float(k > 0) for k in HELD]  # type: ignore[arg-type]
 
 
 def test_a_client_on_which_one_method_has_no_value_counts_for_none() -> None:

@@ -1,7 +1,6 @@
 """Every method, data set, partition and model of a paper is cited, by an entry that is whole."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,9 @@ import pytest
 import fedattune
 from crafted import seal
 from fedattune import Federation
-from fedattune.algorithms import ALGORITHMS, METHODS
+from fedattune.algorithms import ALGORITHMS
 from fedattune.analysis import citations
-from fedattune.analysis.citations import ENTRY, FEDATTUNE, UsedItem, format_bibtex, load_entries, load_tables
+from fedattune.analysis.citations import FEDATTUNE, UsedItem, format_bibtex, load_entries, load_tables
 from fedattune.data import PARTITIONS, SOURCES
 from fedattune.models import MODELS
 
@@ -35,18 +34,6 @@ def parse(entry: str) -> tuple[str, str, dict[str, str]]:
         rest = rest[end:].removeprefix(",").removeprefix("\n")
     assert rest == "}", f"{head[2]}: cannot read {rest!r}"
     return head[1], head[2], fields
-
-
-def test_the_file_holds_entries_and_nothing_else() -> None:
-    text = BIB.read_text("utf-8")
-    assert "\n\n".join(found[0] for found in ENTRY.finditer(text)) + "\n" == text
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_cites_the_paper_of_its_file(name: str) -> None:
-    file = Path(sys.modules[METHODS[name].factory.__module__].__file__ or "").read_text("utf-8")
-    assert len(re.findall(r"^    @\w+\{", file, re.MULTILINE)) == (name not in ("local", "combined"))
-    assert all(f"{{{key}," in file for key in load_tables()["method"][name][:1] if name != "combined")
 
 
 def test_no_key_is_defined_twice() -> None:
@@ -75,27 +62,12 @@ def test_every_entry_is_whole(key: str) -> None:
         assert key.startswith(family + fields["year"]), "a key begins with the family name and the year"
 
 
-def test_no_two_entries_are_the_same_paper() -> None:
-    titles = [parse(entry)[2]["title"].lower() for entry in load_entries().values()]
-    assert len(set(titles)) == len(titles)
-
-
 @pytest.mark.parametrize(
     ("kind", "table"),
     [("method", ALGORITHMS), ("data", SOURCES), ("partition", PARTITIONS), ("model", MODELS)],
 )
 def test_everything_there_is_to_choose_from_is_known(kind: str, table: dict[str, object]) -> None:
     assert table.keys() <= load_tables()[kind].keys()
-
-
-def test_what_is_of_no_paper_is_listed_here() -> None:
-    without = {name for table in load_tables().values() for name, keys in table.items() if not keys}
-    assert without == {"local", "iid", "by_column", "mlr", "dnn"}
-
-
-def test_keys_exist_and_none_is_unused() -> None:
-    used = {key for table in load_tables().values() for keys in table.values() for key in keys}
-    assert used | {FEDATTUNE} == load_entries().keys()
 
 
 def test_each_entry_once_with_what_it_is_cited_for() -> None:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import fedattune
@@ -47,27 +46,6 @@ def test_groups_and_shares(tmp_path: Path) -> None:
     assert found.describe_client("d") is None
 
 
-def test_one_group_and_everybody_alone(tmp_path: Path) -> None:
-    found = decide(tmp_path, {4: (ALL, ALL, {"model": ONE})}, [0.0, 0.01, 0.02, 0.03])
-    assert found is not None
-    assert found.describe() == (
-        "mine found one group of clients; predictions come from their own model for all 4 clients."
-    )
-    assert found.describe_client("b") == "Its predictions come to 1% from the shared model."
-    assert "Weight of the shared model in the predictions of each client: a 0%, b 1%, c 2%, d 3%." in (
-        found.write_paragraphs()
-    )
-
-
-def test_a_client_may_be_a_group(tmp_path: Path) -> None:
-    found = decide(tmp_path, {4: (ALL, ALL, {"model": np.eye(4).tolist()})}, [0.5] * 4)
-    assert found is not None
-    assert found.groups == [["a"], ["b"], ["c"], ["d"]]
-    assert found.describe_client("a") == (
-        "Its predictions come to 50% from its group's model, in which it is alone."
-    )
-
-
 @pytest.mark.parametrize(
     "weights",
     [
@@ -97,10 +75,6 @@ def test_cohorts_join_the_groups_of_which_their_mixtures_are_made(tmp_path: Path
     assert found is not None
     assert found.groups == [["a", "b"], ["c"]]
     assert "Clients without a stored mixture, whose group is not known: 1." in found.write_paragraphs()
-
-
-def test_older_runs_say_nothing(tmp_path: Path) -> None:
-    assert decide(tmp_path, {4: (ALL, ALL, {"model": PAIRS})}) is None
 
 
 def test_the_verdict_tells_it(tmp_path: Path) -> None:

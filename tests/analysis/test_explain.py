@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fedattune
 from crafted import ALL, EARLY, LABELS, LATE, SAME, compared, craft
-from fedattune import Federation, read_runs
+from fedattune import read_runs
 from fedattune.analysis.mixing.explain import RunExplanation
 from fedattune.cli import main
 from fedattune.core.effect import ONE_MIXTURE, OWN_MODEL
@@ -66,24 +65,6 @@ def test_one_client_by_hand(comparison: Path) -> None:
     assert weight.agreement.chance == pytest.approx(1 / 3)
 
 
-def test_one_client_in_words(comparison: Path, capsys: Said) -> None:
-    text = explained(capsys, comparison, "--client", "a")
-    assert "fedmcsa on made: 4 clients, seed 0, round 4 of 4; gains are means over 2 seeds" in text
-    assert "Client a: 100 samples to train, 10 to test." in text
-    assert (
-        "fedmcsa 75.00%, local 50.00%: a gain of 25.00 points, which is 2.5 of its 10 test samples; "
-        "by seed +20.00, +30.00 (std 5.00)." in text
-    )
-    assert cells(text, "fc.weight") == ["fc.weight", "50.0%", "50.0%", "b 40.0%, c 10.0%", "+0.87", "80%"]
-    assert cells(text, "fc.bias") == ["fc.bias", "25.0%", "75.0%", "all 3 alike, 25.0% each", "-", "33%"]
-    assert "33% would be chance" in text
-    assert "own 70.0%; c 20.0%, b 10.0%" in text
-    assert "round 2" in cells(text.partition("Change of its mixtures over the rounds")[2], "fc.weight")[-1]
-    assert "is a correlation" in text
-    loses = explained(capsys, comparison, "--client", "d")
-    assert "a loss of 2.50 points, which is 1.0 of its 40 test samples" in loses
-
-
 def test_all_clients_in_short(comparison: Path, tmp_path: Path, capsys: Said) -> None:
     file = tmp_path / "said.json"
     text = explained(capsys, comparison, "--json", file)
@@ -120,16 +101,6 @@ def test_clusters_by_hand(tmp_path: Path, capsys: Said) -> None:
     assert found["chance"] == pytest.approx(3 / 7)
 
 
-def test_the_file_of_one_client_has_what_is_printed(comparison: Path, tmp_path: Path, capsys: Said) -> None:
-    file = tmp_path / "a.json"
-    explained(capsys, comparison, "--client", "a", "--seed", "1", "--json", file)
-    content = json.loads(file.read_text())
-    assert (content["seed"], content["round"], content["mixes"]) == (1, 4, True)
-    assert content["client"]["n_test"] == 10
-    assert [one["name"] for one in content["client"]["components"]] == ["fc.bias", "fc.weight"]
-    assert content["client"]["components"][1]["last"]["others"] == pytest.approx(0.5)
-
-
 def test_a_method_with_one_model_for_all(comparison: Path, capsys: Said) -> None:
     text = explained(capsys, comparison, "--algorithm", "fedavg", "--client", "a")
     assert "fedavg sends one model to all" in text
@@ -153,22 +124,6 @@ def test_the_verdicts_method_is_passed_over_where_it_does_not_mix(tmp_path: Path
     assert "Spearman" not in text
     only = explained(capsys, tmp_path / "fedavg" / "seed-0")
     assert "fedavg sends one model to all" in only
-
-
-def test_without_local_it_says_how_to_get_gains(tmp_path: Path, capsys: Said) -> None:
-    craft(tmp_path, "fedmcsa", {4: (6, 10, 5, 20)}, mixing={4: (ALL, ALL, {"model": LATE})}, labels=LABELS)
-    text = explained(capsys, tmp_path, "--client", "a")
-    assert "fedattune compare --algorithms local,fedmcsa and the same options" in text
-    assert "fedmcsa reaches 60.00%." in text
-    assert "b 40.0%, c 10.0%" in text
-    assert "a" in explained(capsys, tmp_path)
-
-
-def test_methods_that_store_no_matrices(tmp_path: Path, capsys: Said) -> None:
-    craft(tmp_path, "pfedhn", {4: (6, 10, 5, 20)}, moved=10)
-    assert "pfedhn has no mixing matrices" in explained(capsys, tmp_path)
-    craft(tmp_path / "other", "fedper", {4: (6, 10, 5, 20)})
-    assert "fedper shared nothing here" in explained(capsys, tmp_path / "other")
 
 
 def test_the_effect_of_the_mechanism_is_said(tmp_path: Path, capsys: Said) -> None:
@@ -197,49 +152,6 @@ def test_clients_that_were_not_in_the_last_round(tmp_path: Path, capsys: Said) -
     assert "Its mixture at round 2, in" in explained(capsys, tmp_path, "--client", "b")
     assert "It took part in no round with stored mixtures" in explained(capsys, tmp_path, "--client", "c")
     assert cells(explained(capsys, tmp_path), "c")[-5:] == ["10.00", "-", "-", "-", "-"]
-
-
-def test_what_came_from_clients_that_are_not_evaluated_is_counted(tmp_path: Path, capsys: Said) -> None:
-    mixing = {1: ((7, 9), (3, 5, 7), {"l": [[0.2, 0.3, 0.5], [0.6, 0.4, 0.0]]})}
-    facts = {"numbers": [3, 7, 9], "population": 10}
-    craft(tmp_path, "m", {1: (1, 1, 1)}, n_test=(5, 5, 5), mixing=mixing, facts=facts)
-    text = explained(capsys, tmp_path, "--client", "b")
-    assert cells(text, "l") == ["l", "50.0%", "20.0%", "30.0%", "a 20.0%"]
-    brief = RunExplanation(read_runs([tmp_path])).summarize_client(1)
-    assert brief.shares is not None
-    assert brief.shares.unseen == pytest.approx(0.3)
-
-
-def test_of_many_clients_those_at_both_ends_are_shown(tmp_path: Path, capsys: Said) -> None:
-    n = 90
-    facts = {"clients": [{"id": f"site{i}", "n_train": 9, "n_test": 100} for i in range(n)]}
-    for name, right in (("local", [50] * n), ("fedavg", [5 + i for i in range(n)])):
-        craft(tmp_path, name, {1: right}, n_test=[100] * n, facts=facts, moved=1)
-    text = explained(capsys, tmp_path)
-    assert (
-        "the 30 clients that lose most or gain least, and the 30 clients that gain most, of 90 in all" in text
-    )
-    for i, shown in ((0, True), (29, True), (30, False), (59, False), (60, True), (89, True)):
-        assert (f"site{i} " in text) == shown, i
-
-
-def test_a_gain_of_less_than_a_sample_is_called_so(tmp_path: Path, capsys: Said) -> None:
-    for seed in (0, 1, 2):
-        craft(tmp_path, "local", {1: (5, 10, 5, 20)}, seed=seed)
-        craft(tmp_path, "fedavg", {1: (5 + (seed == 0), 10 - 4 + 5 * seed, 5, 20)}, seed=seed, moved=1)
-    assert "less than one sample: too little to tell from chance." in explained(
-        capsys, tmp_path, "--client", "a"
-    )
-    assert "Seeds do not agree on whether it gains." in explained(capsys, tmp_path, "--client", "b")
-
-
-def test_a_trained_run(ragged: Federation, tmp_path: Path, capsys: Said) -> None:
-    for name in ("local", "fedmcsa"):
-        fedattune.fit(ragged, name, rounds=3, cohort=3, steps=1, out=tmp_path / name / "seed-0")
-    text = explained(capsys, tmp_path)
-    for client in ragged.names:
-        assert cells(text, client)
-        explained(capsys, tmp_path, "--client", client)
 
 
 @pytest.mark.parametrize(

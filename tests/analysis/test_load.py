@@ -8,8 +8,6 @@ import pytest
 
 from crafted import compared, craft, finish_comparison
 from fedattune import RunError, Runs, read_runs
-from fedattune.analysis.folder import find_run_folder
-from fedattune.analysis.load import read_run
 from fedattune.runs.folder import RunFolder
 
 SCORES = {1: (5, 10, 5, 20)}
@@ -99,74 +97,6 @@ def test_unfinished_runs_are_taken_only_when_asked_for(tmp_path: Path) -> None:
     assert len(runs.waiting) == 2
 
 
-def test_no_run_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"no run; give a folder that fedattune run or compare wrote"):
-        read_runs([tmp_path])
-    with pytest.raises(RunError, match=r"\(there is no such folder\)"):
-        read_runs([tmp_path / "nowhere"])
-    (tmp_path / "experiment.yaml").write_text("algorithms: fedavg,local\n")  # begun, and no run yet
-    assert read_runs([tmp_path], running=True).results == []
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("config.json", "{"),
-        ("config.json", "[]"),
-        ("config.json", '{"algorithm": "m", "rounds": "many"}'),
-        ("result.json", "{}"),
-        ("result.json", '{"facts": {"notes": []}}'),
-        ("result.json", '{"facts": 3}'),
-        ("metrics.sqlite", "no database, but text that is longer than the header of one. " * 9),
-    ],
-)
-def test_a_damaged_file_is_one_sentence(tmp_path: Path, file: str, content: str) -> None:
-    craft(tmp_path, "m", SCORES)
-    (tmp_path / "m" / "seed-0" / file).write_text(content)
-    with pytest.raises(RunError, match=r"cannot read|damaged"):
-        read_runs([tmp_path])
-
-
-def test_a_method_or_seed_that_is_not_there(tmp_path: Path) -> None:
-    runs = read_runs([compared(tmp_path)])
-    with pytest.raises(RunError, match=r"no run of 'fedmcs' here; did you mean 'fedmcsa'\?"):
-        runs.select("fedmcs", None)
-    with pytest.raises(RunError, match="no run with seed 5 here; give one of the seeds 0, 1"):
-        runs.select(None, 5)
-
-
-def test_files_of_runs_are_known_and_others_are_not(tmp_path: Path) -> None:
-    craft(tmp_path, "m", SCORES)
-    (tmp_path / "experiment.yaml").write_text("rounds: 1\n")
-    own = tmp_path / "m" / "seed-0"
-    for name in (
-        "config.json",
-        "metrics.sqlite",
-        "result.json",
-        "models.safetensors",
-        "checkpoints/000001.safetensors",
-    ):
-        assert find_run_folder(own / name) == own
-    (tmp_path / "link").symlink_to(own / "facts.json")
-    assert find_run_folder(tmp_path / "link") == own
-    for name in (
-        "experiment.yaml",
-        "result.json",
-        "partition.json",
-        "tuning/log.json",
-        "baselines/a/split-0/x",
-    ):
-        assert find_run_folder(tmp_path / name) == tmp_path
-    for file in (
-        own / "figure.pdf",
-        tmp_path / "report.html",
-        tmp_path / "m" / "models.safetensors",
-        Path("/config.json"),
-    ):
-        assert find_run_folder(file) is None
-    assert read_run(own) is not None
-
-
 def test_the_verdict_knows_of_failed_and_unfinished_runs(tmp_path: Path) -> None:
     craft(tmp_path, "local", SCORES)
     failed = [{"algorithm": "fedavg", "seed": 0, "error": "it diverged"}]
@@ -179,12 +109,3 @@ def test_the_verdict_knows_of_failed_and_unfinished_runs(tmp_path: Path) -> None
     runs = read_runs([tmp_path], running=True)
     assert runs.verdict.text.startswith("As it stands now: 4 clients are too few")
     assert runs.verdict.method == "fedavg"
-
-
-def test_a_run_is_read_with_or_without_a_copy_of_its_store(tmp_path: Path) -> None:
-    own = craft(tmp_path, "m", {1: (5, 10, 5, 20), 2: (6, 10, 5, 20)}) / "m" / "seed-0"
-    copied, direct = read_run(own), read_run(own, copy=False)
-    assert copied is not None
-    assert direct is not None
-    assert copied.history == direct.history
-    assert read_run(tmp_path / "nothing") is None

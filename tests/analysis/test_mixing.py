@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fedattune
 from crafted import ALL, EARLY, SAME, compared, craft
-from fedattune import Federation, read_runs
+from fedattune import read_runs
 from fedattune.analysis.compare import compute_gains_over_local, group_by_algorithm
 from fedattune.analysis.mixing.mixing import MixingAnalysis
 
@@ -65,14 +64,6 @@ def test_one_model_for_all_is_told_though_it_differs_from_round_to_round(tmp_pat
     craft(tmp_path, "m", dict.fromkeys(mixing, (1, 1, 1, 1)), mixing=mixing)
     assert analyse(tmp_path, "m").is_one_for_all
     assert not analyse(tmp_path, "m").has_mixtures
-
-
-def test_fedavg_of_cohorts_is_one_model_for_all(ragged: Federation, tmp_path: Path) -> None:
-    for name in ("fedavg", "fedmcsa", "local"):
-        fedattune.fit(ragged, name, rounds=4, cohort=2, steps=1, out=tmp_path / name / "seed-0")
-    assert analyse(tmp_path, "fedavg").is_one_for_all
-    assert analyse(tmp_path, "fedmcsa").has_mixtures
-    assert not analyse(tmp_path, "local").has_mixtures
 
 
 def test_gains_are_means_over_seeds_at_the_evaluation_point(tmp_path: Path) -> None:

@@ -7,21 +7,12 @@ from pathlib import Path
 import pytest
 
 from crafted import BETTER, HALF, craft, experiment, finish_comparison, going
-from fedattune import RunError
 from fedattune.analysis.monitor import RunStatus, read_statuses
 from fedattune.runs.store import RoundRecord, RunStore
 
 
 def shown(folder: Path) -> dict[str, RunStatus]:
     return {line.method: line for line in read_statuses(folder)}
-
-
-def test_an_experiment_is_all_waiting_before_its_first_round(tmp_path: Path) -> None:
-    lines = read_statuses(experiment(tmp_path / "out", seeds=2))
-    assert [(line.method, line.seed, line.state) for line in lines] == [
-        (name, seed, "waiting") for name in ("local", "fedavg") for seed in (0, 1)
-    ]
-    assert {line.rounds for line in lines} == {10}
 
 
 def test_what_is_seen_of_a_running_one_beside_local(tmp_path: Path) -> None:
@@ -85,23 +76,3 @@ def test_a_failed_run_is_failed_until_it_goes_on(tmp_path: Path) -> None:
     before = time.time() - 20
     os.utime(out / "result.json", (before, before))
     assert shown(out)["fedavg"].state == "running"
-
-
-def test_a_single_run_by_its_own_folder_and_folders_without_an_experiment(tmp_path: Path) -> None:
-    craft(tmp_path, "fedavg", HALF, rounds=2)
-    going(tmp_path, "ditto", HALF, seed=3)
-    assert [(line.method, line.seed) for line in read_statuses(tmp_path / "ditto" / "seed-3")] == [
-        ("ditto", 3)
-    ]
-    assert [(line.method, line.state) for line in read_statuses(tmp_path)] == [
-        ("ditto", "running"),
-        ("fedavg", "finished"),
-    ]
-
-
-def test_a_damaged_run_is_said(tmp_path: Path) -> None:
-    out = going(experiment(tmp_path / "out"), "fedavg", BETTER)
-    read_statuses(out)
-    (out / "fedavg" / "seed-0" / "metrics.sqlite").write_text("nonsense" * 1000)
-    with pytest.raises(RunError, match=r"cannot read .*metrics\.sqlite"):
-        read_statuses(out)

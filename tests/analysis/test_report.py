@@ -12,19 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import fedattune
-from crafted import craft, craft_hostile, finish_comparison
-from fedattune import Federation, Runs, read_runs
-from fedattune.analysis.mixing.mixing import thin_out
+from crafted import craft_hostile, finish_comparison
+from fedattune import Federation, read_runs
 from fedattune.analysis.output.report import content as frames
 from fedattune.analysis.output.report import render_report
 from fedattune.cli import main
-from fedattune.core.payload import MixingMatrices
-from fedattune.engine.base import Scores
-from fedattune.runs.metrics import RunMetrics
-from fedattune.runs.store import RoundRecord, RunStore
+from fedattune.runs.store import RoundRecord
 from reports import METHODS, train, train_odd
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -125,67 +120,6 @@ def test_the_matrices_of_the_pictures_are_those_of_the_run(folder: Path) -> None
     assert labels.sum(1).tolist() == [14, 20, 31, 41, 50, 60]
 
 
-def test_signed_weights_and_unknown_ones_are_packed_apart() -> None:
-    weights = np.array([[1.0, -0.25], [np.nan, 0.0]])
-    signed = np.frombuffer(frames.pack_weights(weights, 1.0, True), dtype=np.uint8)
-    quarter = 37  # 127 (1 - 0.25 ** 0.25) = 37.2
-    assert signed.tolist() == [254, quarter, frames.UNKNOWN_LEVEL, 127]
-    # Weights of a ten thousandth beside own ones of nearly all are still distinguishable.
-    small = np.array([[1.0, 2e-4], [5e-6, 0.0]])
-    levels = np.frombuffer(frames.pack_weights(small, 1.0, False), dtype=np.uint8)
-    np.testing.assert_allclose((levels / 254.0) ** 4, small.ravel(), rtol=0.15)
-    plain = np.frombuffer(frames.pack_weights(np.abs(weights), 1.0, False), dtype=np.uint8)
-    assert plain.tolist() == [254, 180, frames.UNKNOWN_LEVEL, 0]  # 254 * 0.25 ** 0.25 = 179.6
-
-
-def test_thinned_rounds_keep_both_ends() -> None:
-    assert thin_out(range(1, 801), 5) == [1, 201, 401, 600, 800]
-    assert thin_out([3, 6], 5) == [3, 6]
-    assert thin_out([3, 6], 1) == [6]
-
-
-def made_up(n: int, rounds: int) -> RunMetrics:
-    """A run whose matrices do not compress: every weight is drawn."""
-    store, generator = RunStore(None), np.random.default_rng(0)
-    everyone = torch.arange(n)
-    for r in range(1, rounds + 1):
-        scores = Scores(torch.full((n,), 10), torch.randint(0, 11, (n,)), torch.rand(n))
-        for point in ("received", "trained"):
-            for share in ("test", "validation"):
-                store.add_scores(r, point, share, scores)
-        weights = {f"{i}.weight": torch.from_numpy(generator.dirichlet(np.ones(n), n)) for i in range(4)}
-        store.add_mixing(r, MixingMatrices(everyone, everyone, weights))
-        store.add_round(RoundRecord(r, float(r), 100 * r, 100 * r, 20 * r, []))
-    clients = [{"id": f"c{i}", "n_train": 30, "n_validation": 0, "n_test": 10} for i in range(n)]
-    facts = {
-        "headline": "trained",
-        "notes": [],
-        "clients": clients,
-        "classes": ["a", "b"],
-        "weight_decay": 0.0,
-    }
-    facts |= {"labels": generator.integers(0, 20, (n, 2)).tolist()}
-    config = {"algorithm": "fedmcsa", "definition": "", "data": "made up", "rounds": rounds}
-    return RunMetrics({**config, **fedattune.Settings(rounds=rounds).model_dump()}, facts, store)
-
-
-def test_many_clients_and_rounds_stay_below_five_megabytes() -> None:
-    html = render_report(Runs([made_up(100, 160)], [], [], []))
-    assert len(html.encode()) < 5_000_000
-    mixing = json.loads(part(html, "data"))["mixing"]["methods"]["fedmcsa"]
-    assert 25 <= mixing["all_rounds"] <= 52  # what the store keeps of them
-    assert mixing["rounds"][-1] == 160
-    assert 10 < len(mixing["rounds"]) <= mixing["all_rounds"]
-
-
-def test_of_hundreds_of_clients_some_are_in_the_pictures_and_all_in_the_table() -> None:
-    data = json.loads(part(render_report(Runs([made_up(320, 2)], [], [], [])), "data"))
-    assert len(data["clients"]["ids"]) == 320
-    assert len(set(data["mixing"]["clients"])) == 150
-    assert data["mixing"]["hidden"] == 170
-    assert len(data["mixing"]["methods"]["fedmcsa"]["order"]) == 150
-
-
 def test_warnings_name_harm_divergence_lost_uploads_and_failures(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "runs")
     failed = [{"algorithm": "pfedme", "seed": 0, "error": "training diverged"}]
@@ -225,26 +159,6 @@ def test_a_run_that_is_still_trained_is_shown_as_such(folder: Path, tmp_path: Pa
     assert "fedmcsa (seeds 0) and local (seeds 0, 1) are compared over seeds 0 alone" in text
 
 
-def test_seeds_that_differ_are_said(folder: Path, tmp_path: Path) -> None:
-    for name, seed in (("local", 0), ("fedmcsa", 1)):
-        shutil.copytree(folder / name / f"seed-{seed}", tmp_path / name / f"seed-{seed}")
-    text = Page(render_report(read_runs([tmp_path]))).text
-    assert "fedmcsa (seeds 1) and local (seeds 0) have no seed in common" in text
-    assert "no common seed" in text
-
-
-def test_a_client_that_is_right_as_often_does_not_lose_by_rounding(tmp_path: Path) -> None:
-    """Of 51 test samples 49 and 49 alone, 48 and 50 with the method: means that differ in the last bit."""
-    assert np.mean([48 / 51, 50 / 51]) != np.mean([49 / 51, 49 / 51])
-    for seed, (alone, shared) in enumerate(((49, 48), (49, 50))):
-        for name, right in (("local", alone), ("fedmcsa", shared)):
-            craft(tmp_path, name, {1: [right] * 5}, n_test=[51] * 5, seed=seed, moved=1)
-    found = fedattune.analysis.verdict.verdict.reach_verdict(read_runs([tmp_path]).results)
-    assert "none of the 5 clients would lose" in found.text
-    assert "-0.00" not in found.text
-    assert found.by_run == pytest.approx((-100 / 51, 100 / 51))
-
-
 def test_a_report_does_not_take_the_place_of_a_run(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,20 +172,6 @@ def test_a_report_does_not_take_the_place_of_a_run(
         assert main(["report", str(tmp_path / "runs"), "-o", str(file)]) == 2
         assert "this is a file of the run in" in capsys.readouterr().err
         assert file.read_bytes() == before
-
-
-def test_nothing_to_report_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "experiment.yaml").write_text("data: digits\n")
-    assert main(["report", str(tmp_path)]) == 2
-    assert "no round is finished; look again later" in capsys.readouterr().err
-    assert main(["report", str(tmp_path / "absent")]) == 2
-    assert "there is no such folder" in capsys.readouterr().err
-
-
-def test_one_run_without_local_says_that_nothing_can_be_compared(folder: Path) -> None:
-    page = Page(render_report(read_runs([folder / "fedavg" / "seed-0"])))
-    assert "Nothing to compare" in page.text
-    assert "So nobody learns" in page.text.replace("\n", " ")
 
 
 def test_clients_that_joined_after_training_have_a_table(ragged: Federation, tmp_path: Path) -> None:

@@ -9,19 +9,7 @@ import pytest
 from fake_results import LOCAL, Fake, results
 from fedattune import ConfigError, read_runs
 from fedattune.analysis.compare import MeanStd, build_rows
-from fedattune.analysis.output.formats import (
-    escape_latex,
-    fill_cells,
-    select_columns,
-    write_latex,
-    write_markdown,
-)
-from fedattune.analysis.output.tidy import (
-    build_client_table,
-    build_run_table,
-    select_table_columns,
-    write_csv,
-)
+from fedattune.analysis.output.formats import fill_cells, select_columns, write_latex, write_markdown
 
 TWO = [
     Fake(name, [level + 0.02 * seed] * 4, seed=seed)
@@ -40,14 +28,6 @@ def test_latex_has_booktabs_escaped_names_deviations_and_the_best_in_bold() -> N
     assert lines[8] == r"a\&b & $56.00 \pm 1.0$ & $56.00 \pm 1.0$ & 100\% \\"
     assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
     assert all(line.startswith("%") or "%" not in line.replace(r"\%", "") for line in lines)
-
-
-def test_one_run_has_no_deviation() -> None:
-    rows = build_rows(results(Fake("local", [0.5] * 4), Fake("fedavg", [0.25] * 4)))
-    assert r"local & \textbf{50.00} & 0 B \\" in write_latex(rows, columns="accuracy,up").replace(
-        "260.0 kB", "0 B"
-    )
-    assert "| local | **50.00** |\n| fedavg | 25.00 |" in write_markdown(rows, columns="accuracy")
 
 
 def test_markdown_escapes_and_aligns() -> None:
@@ -72,12 +52,6 @@ def test_the_best_is_the_lowest_of_an_error_and_baselines_are_never_bold() -> No
     assert [cells[0].is_best for _, cells in fill_cells(lines, columns)] == [False, True, False]
     equal = [replace(row, mean=MeanStd(2.0, 0.0)) for row in lines]
     assert not any(cells[0].is_best for _, cells in fill_cells(equal, columns))
-
-
-def test_letters_of_latex() -> None:
-    assert escape_latex(r"a_b^c~{x}\#$") == (
-        r"a\_b\textasciicircum{}c\textasciitilde{}\{x\}\textbackslash{}\#\$"
-    )
 
 
 def test_a_tidy_table_has_one_row_per_method_seed_and_split(comparison: Path) -> None:
@@ -123,16 +97,3 @@ def test_missing_pandas_is_one_sentence(comparison: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ConfigError, match=r"pip install 'fedattune\[pandas\]'"):
         read_runs([comparison]).to_pandas()
-
-
-def test_columns_of_a_tidy_table(comparison: Path) -> None:
-    runs = read_runs([comparison])
-    table = build_run_table(runs.results)
-    assert write_csv(select_table_columns(table, "method, seed")).splitlines()[:2] == [
-        "method,seed",
-        "local,0",
-    ]
-    assert select_table_columns(table, "all") is table
-    with pytest.raises(ConfigError, match="--columns methd: no such column; did you mean 'method'"):
-        select_table_columns(table, "methd")
-    assert build_client_table(runs.results).num_rows

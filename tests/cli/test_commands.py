@@ -119,15 +119,6 @@ def test_run_and_seeds(cli: Cli, work: Path) -> None:
     assert "fedmcsa" in done.out  # what run trains when nothing is said
 
 
-def test_cohort_note(cli: Cli) -> None:
-    done = cli("compare", "--algorithms", "fedavg", *FAST, "--cohort", 2, "--quiet")
-    assert "local: 20; fedavg: 8" in done.out
-    assert (
-        "different"
-        not in cli("compare", "--algorithms", "fedavg", *FAST, "--cohort", 2, "--quiet", "--train", "all").out
-    )
-
-
 def test_list(cli: Cli) -> None:
     done = cli("list")
     for text in (
@@ -152,14 +143,6 @@ def test_list(cli: Cli) -> None:
     assert "client_column" not in content["data"]["table"]["options"]
 
 
-@pytest.mark.parametrize(
-    ("command", "default"),
-    [("compare", "local,fedavg,fedavg_ft,fedmcsa,attune"), ("run", "fedmcsa"), ("deploy", "local,fedmcsa")],
-)
-def test_help_shows_the_methods_that_a_command_takes_by_default(cli: Cli, command: str, default: str) -> None:
-    assert f"or all (default: {default})" in " ".join(cli(command, "--help").out.split())
-
-
 def test_data_show(cli: Cli, work: Path) -> None:
     done = cli(
         "data", "show", "--partition", "iid", "--clients", 45, "--json", "d.json", "--picture", "p.png"
@@ -172,27 +155,6 @@ def test_data_show(cli: Cli, work: Path) -> None:
     assert sum(sum(client["labels"]) for client in content["clients"]) == 1797
     assert content["heterogeneity"]["clients"] == 45
     assert (work / "p.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_data_show_of_many_labels(cli: Cli) -> None:
-    done = cli("data", "show", "--data", "synthetic", "--set", "synthetic.clients=12", "--set", "alpha=1")
-    assert done.code == 0, done.err
-    assert "Each of the 10 labels has one character" not in done.out
-
-
-def test_data_show_reads_a_whole_experiment(cli: Cli, work: Path) -> None:
-    (work / "e.yaml").write_text("algorithms: fedmcsa\nclients: 6\nset: {fedmcsa: {sigma: 3}, beta: 0.5}\n")
-    done = cli("data", "show", "--config", "e.yaml")
-    assert done.code == 0, done.err
-    assert "6 clients" in done.out
-
-
-def test_without_matplotlib(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    done = cli("data", "show", "--picture", "p.svg")
-    assert done.code == 2
-    assert "pip install 'fedattune[plot]'" in done.err
 
 
 def test_twelve_hospitals(cli: Cli, work: Path) -> None:
@@ -237,16 +199,6 @@ def test_internal_errors(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not (work / "o3").exists()
 
 
-def test_interrupted_at_start(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedattune.cli.train.make_plan", interrupted)
-    done = cli("compare")
-    assert (done.code, done.err) == (130, "fedattune: interrupted\n")
-    assert not list(work.iterdir())
-
-
 def test_a_reader_that_leaves(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -259,14 +211,6 @@ def test_a_reader_that_leaves(work: Path, monkeypatch: pytest.MonkeyPatch) -> No
         )
         assert main([]) == 1
         monkeypatch.undo()
-
-
-def test_on_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    listed, shown = cli("list", "models").out, cli("data", "show", "--clients", 5).out
-    assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in listed.splitlines()) <= 100
-    assert "\x1b[" in shown
 
 
 def test_training_that_diverges(cli: Cli, work: Path) -> None:

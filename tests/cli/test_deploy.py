@@ -13,13 +13,9 @@ from cli_helpers import Done
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
-from fedattune import load_federation
-from fedattune.cli.deploy import make_run_config
-from fedattune.data import Schema, infer_schema
-from fedattune.deploy.config import DeploymentOptions
+from fedattune.data import Schema
 from fedattune.deploy.node.client_app import make_client_app
 from fedattune.deploy.server.server_app import run_server
-from fedattune.experiments.config import Experiment
 from flower.in_process import InProcessGrid
 
 Cli = Callable[..., Done]
@@ -96,17 +92,6 @@ def test_real_nodes_with_tables_of_their_own(cli: Cli, work: Path, monkeypatch: 
     assert len(list((work / "d" / "state" / "1").rglob("models/*.safetensors"))) == 4
 
 
-def test_a_node_whose_data_were_not_named_says_so(
-    cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (work / "schema.yaml").write_text("classes: [a, b]\ninput_shape: [3]\n")
-    assert cli("deploy", "--schema-file", "schema.yaml", "--nodes", 2, "--out", "d").code == 0
-    nodes = [{**node, "state": f"state/{i}"} for i, node in tables(work / "d").items()]
-    with pytest.raises(Exception, match="got answers of 0 nodes, expected 2"):
-        run_in_process(work / "d", monkeypatch, nodes)
-    assert "CHANGE ME" in (work / "d" / "state" / "0" / "error.log").read_text()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -133,39 +118,10 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(
     assert not (work / "d").exists() or not list((work / "d").iterdir())
 
 
-def test_a_folder_that_holds_something_is_refused(cli: Cli, work: Path) -> None:
-    (work / "d").mkdir()
-    (work / "d" / "keep.txt").write_text("mine")
-    done = cli("deploy", "--out", "d")
-    assert (done.code, "not empty" in done.err) == (2, True)
-
-
 def test_without_flower_there_is_one_sentence(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedattune.deploy.find_spec", lambda _: None)
     done = cli("deploy", "--out", "d")
     assert (done.code, "pip install '.[flower]'" in done.err) == (2, True)
-
-
-def test_a_table_is_deployed_with_the_epoch_of_compare(cli: Cli, work: Path) -> None:
-    (work / "t.csv").write_text(TABLE)
-    words = ("--data", "t.csv", "--client-column", "ward", "--target", "outcome", "--nodes", 2)
-    assert cli("deploy", *words, "--out", "d").code == 0
-    assert config(work / "d")["epochs"] == 1
-    assert "steps" not in config(work / "d")
-    assert cli("deploy", *words, "--steps", 7, "--out", "e").code == 0
-    assert config(work / "e")["steps"] == 7
-    assert "epochs" not in config(work / "e")
-
-
-def test_keys_that_the_version_before_does_not_know_are_written_only_if_they_matter() -> None:
-    """A node refuses keys that it does not know, and may be one minor version behind."""
-    schema = infer_schema(load_federation("digits", clients=2))
-    experiment = Experiment(data="digits", algorithms="local")
-    config = make_run_config(experiment, DeploymentOptions(run_folder="runs/a"), schema)
-    assert not {"metrics-port", "log-format"} & config.keys()
-    assert "round-timeout" in config
-    config = make_run_config(experiment, DeploymentOptions(run_folder="runs/a", metrics_port=0), schema)
-    assert config["metrics-port"] == 0
 
 
 def test_secure_aggregation_runs_as_written(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,10 +163,3 @@ def test_what_no_sum_can_do_is_refused(more: tuple[Any, ...], sentence: str, cli
     assert done.code == 2
     assert sentence in done.err
     assert not (work / "d").exists()
-
-
-def test_a_deployment_without_secure_aggregation_has_nothing_of_it(cli: Cli, work: Path) -> None:
-    assert cli("deploy", "--data", "digits", "--clients", 6, "--nodes", 3, "--out", "d").code == 0
-    files = [file for file in (work / "d").rglob("*") if file.is_file() and file.suffix != ".safetensors"]
-    named = [file for file in files if any(word in file.read_text() for word in ("roster", "secure-aggr"))]
-    assert not named

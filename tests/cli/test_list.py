@@ -5,8 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from cli_helpers import Done, hospital_rows, refused, write_csv
-from fedattune.analysis.citations import load_tables
+from cli_helpers import Done, refused
 
 Cli = Callable[..., Done]
 FAST = ("--rounds", 1, "--steps", 1, "--clients", 5, "--quiet")
@@ -29,35 +28,6 @@ def test_a_comparison_and_one_of_its_runs(cli: Cli, work: Path) -> None:
     one = cli("cite", "o/pfedme/seed-0").out
     assert sorted(keys(one)) == sorted(["fedattune", "dinh2020personalized", data, partition])
     assert keys(cli("cite", "o", "o/pfedme/seed-0").out) == keys(done.out)  # nothing twice
-
-
-def test_a_table_that_is_called_like_a_data_set(cli: Cli, work: Path) -> None:
-    write_csv(work / "digits.csv", hospital_rows(3))
-    table = ("--data", "digits.csv", "--client-column", "hospital", "--target", "outcome")
-    assert cli("run", *table, "--rounds", 1, "--steps", 1, "--quiet", "--out", "o").code == 0
-    for folder in ("o", "o/fedmcsa/seed-0"):
-        out = cli("cite", folder).out
-        assert keys(out) == ["fedattune", "guo2023fedmcsa"]
-        assert "please cite the source of data digits.csv." in out
-
-
-def test_methods_by_name(cli: Cli) -> None:
-    done = cli("cite", "--algorithm", "fedavg, scaffold")
-    assert done.code == 0
-    assert keys(done.out) == ["fedattune", "mcmahan2017communication", "karimireddy2020scaffold"]
-
-
-def test_all_methods(cli: Cli) -> None:
-    done = cli("cite", "--algorithms", "fedbn,all")
-    assert (done.code, done.err) == (0, "")
-    found = keys(done.out)
-    assert set(found) == {
-        "fedattune",
-        *(key for of_one in load_tables()["method"].values() for key in of_one),
-    }
-    assert len(found) == len(set(found))
-    assert found[1] == "li2021fedbn"  # as it was given, once
-    refused(cli("cite", "--algorithms", "all,foo"), "unknown algorithm 'foo'")
 
 
 def test_what_cannot_be_cited(cli: Cli, work: Path) -> None:

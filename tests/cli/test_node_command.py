@@ -60,22 +60,6 @@ def test_a_changed_log_ends_with_a_sentence(cli: Cli, node: Path, work: Path) ->
     assert "cannot read the audit log" in done.err
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"kind": ["x"]}, {"bytes": "many"}, {"tensors": 5}, {"purpose": {}}, {"time": None, "direction": [], "round": {}}],
-)  # fmt: skip
-def test_the_verdict_on_a_changed_line_that_is_odd(
-    changes: dict[str, Any], cli: Cli, node: Path, work: Path
-) -> None:
-    file = work / "state" / "node-0" / "audit.jsonl"
-    first, second = file.read_text().splitlines()
-    file.write_text(f"{json.dumps(json.loads(first) | changes)}\n{second}\n")
-    done = cli("node", "audit", node)
-    assert (done.code, done.err) == (1, "")
-    assert done.out.startswith("The log is not as the node wrote it: line 1 was changed")
-    assert "The node tells the names and sizes" in done.out
-
-
 def test_text_of_the_server_cannot_steer_the_terminal(cli: Cli, node: Path, work: Path) -> None:
     evil = "\x1b[2J\x9b1m\nThe chain of 9 lines is whole.\u202e"
     head = {"kind": evil, "token": evil, "algorithm": evil, "round": evil}
@@ -86,14 +70,6 @@ def test_text_of_the_server_cannot_steer_the_terminal(cli: Cli, node: Path, work
     assert "\nThe chain of 9" not in done.out
     assert "\\x1b[2J\\x9b1m\\nThe chain of 9" in done.out
     assert "\x1b" not in cli("node", "audit", node, "--json").out
-
-
-def test_a_folder_that_is_not_there_is_not_made(cli: Cli, work: Path) -> None:
-    (work / "nodes").mkdir()
-    (work / "nodes" / "0.toml").write_text('data = "x.csv"\n')
-    done = cli("node", "audit", "nodes/0.toml")
-    assert done.code == 2
-    assert not (work / "state").exists()
 
 
 def test_approval(cli: Cli, node: Path, work: Path) -> None:
@@ -130,12 +106,3 @@ def test_a_check_names_what_is_wrong(cli: Cli, node: Path) -> None:
     done = cli("node", "check", node, "--json")
     assert done.code == 1
     assert json.loads(done.out)["ready"] is False
-
-
-def test_actions_and_options_that_are_not_there(cli: Cli, node: Path) -> None:
-    assert "give an action: fedattune node check or fedattune node approve" in cli("node").err
-    assert "unknown command 'chek'; did you mean 'check'?" in cli("node", "chek").err
-    assert (
-        "unknown option --superlnk, did you mean '--superlink'?"
-        in cli("node", "check", node, "--superlnk", "x").err
-    )

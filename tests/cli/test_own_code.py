@@ -1,18 +1,16 @@
 """Methods, models and partitions of one's own on the command line, in YAML and in Python."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import fedattune
 from cli_helpers import Done, numbers, refused
 from crafted import seal
 from fedattune.analysis.load import read_runs
-from fedattune.core.own_code import find_file, load_file, load_function, make_absolute, make_portable
+from fedattune.core.own_code import load_function
 from fedattune.models.files import rebuild_model
 
 Cli = Callable[..., Done]
@@ -253,13 +251,6 @@ def test_what_is_wrong_is_one_sentence(name: str, said: str, cli: Cli, code: Pat
     assert not Path("o").exists()
 
 
-def test_the_code_is_not_overwritten(cli: Cli, code: Path) -> None:
-    refused(
-        cli("run", *FAST, "--algorithm", "code/own.py:near", "--json", "code/own.py"),
-        "this is the code of near, which would be overwritten",
-    )
-
-
 def test_a_deployment_says_how_code_gets_to_the_nodes(cli: Cli, code: Path) -> None:
     pytest.importorskip("flwr")
     deploy = ("deploy", "--data", "digits", "--clients", 4, "--out", "kit")
@@ -270,22 +261,6 @@ def test_a_deployment_says_how_code_gets_to_the_nodes(cli: Cli, code: Path) -> N
     refused(
         cli(*deploy, "--algorithms", "fedavg", "--model", "code/own.py:narrow"), "nodes have no such file"
     )
-
-
-def test_files_are_loaded_again_when_they_change(code: Path) -> None:
-    first = load_file(code)
-    assert load_file(code) is first
-    code.write_text(CODE.replace("value = 3", "def later():\n    return 4"))
-    os.utime(code, (1, 1))
-    assert load_function(f"{code}:later", "a number")() == 4
-
-
-def test_references(work: Path) -> None:
-    assert make_absolute("a/own.py:f") == f"{work}/a/own.py:f"
-    assert make_portable("a/own.py:f") == "own.py:f"
-    assert make_absolute("package.module:f") == make_portable("package.module:f") == "package.module:f"
-    assert find_file("fedavg") is None
-    assert np.array_equal(load_function("numpy:arange", "numbers")(2), [0, 1])
 
 
 MARK = """
@@ -361,15 +336,3 @@ def test_a_study_runs_no_code_because_its_file_names_it(cli: Cli, mark: Path) ->
     )
     assert not Path("ran").exists()
     refused(cli("reproduce", "s.yaml", "--allow-code", "mark:make"), "source: Field required")
-
-
-def test_an_interrupted_run_says_how_its_code_goes_on(
-    cli: Cli, code: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedattune.cli.train.train_plan", interrupt)
-    done = cli("run", *FAST, "--algorithm", "code/own.py:near", "--out", "o")
-    assert done.code == 130
-    assert f"resume with: fedattune run --resume o --allow-code {code}:near" in done.err

@@ -40,15 +40,6 @@ def test_noise_and_epsilon_are_each_others_reverse(cli: Cli) -> None:
     assert 2.9 < planned["epsilon"] <= 3
 
 
-def test_the_table_explains_itself(cli: Cli) -> None:
-    done = cli(
-        "privacy", "--target-epsilon", "10", "--delta", "0.01", "--clients", "10", "--parameters", "650"
-    )
-    assert "126" in done.out  # the number of docs/privacy.md for ten hospitals
-    assert "one client replaced" in done.out
-    assert "noise/update" in done.out
-
-
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -10,22 +10,17 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from filelock import FileLock
 
 from cli_helpers import Done
 from data.image_files import pictures, write
-from fedattune import ConfigError
 from fedattune.cli import main
-from fedattune.experiments.job import ProgressCallback, StoppedError
-from fedattune.experiments.progress import ProgressDisplay
 from fedattune.models import architectures
 from fedattune.studies import STUDIES, load_study, outcome
 from fedattune.studies.outcome import StudyResults, choose_options
 from fedattune.studies.records import Records
-from fedattune.studies.study import STUDY_FOLDER, WHOLE, Cell, Study, StudyOptions
+from fedattune.studies.study import STUDY_FOLDER, WHOLE, Cell
 from fedattune.studies.table import CSV_FILE, TABLE_FILE
-from fedattune.studies.train import StudyTrainer
 
 Cli = Callable[..., Done]
 SETS = {  # folder: classes, images per class, shape, names of the columns
@@ -112,12 +107,6 @@ def lines(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_without_a_name_all_studies_are_listed(cli: Cli) -> None:
-    done = cli("reproduce")
-    assert done.code == 0
-    assert {line.split()[0] for line in done.out.splitlines() if line.strip()} >= set(STUDIES)
-
-
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.usefixtures("thin")
 def test_a_tiny_cell_of_every_study(
@@ -147,32 +136,6 @@ def test_a_tiny_cell_of_every_study(
     before = stored(folder)
     again = cli("reproduce", f"{name}.yaml", "--cells", wanted, "--show")
     assert (again.code, stored(folder)) == (0, before)
-
-
-def test_choices_are_made_on_validation_data_and_kept(full: Path, small: Path) -> None:
-    folder, study = full / "small", load_study(str(small))
-    records = Records(folder)
-    for column in study.columns:
-        cell = Cell("FedAvg", column)
-        curves = {}
-        for choice in study.choices(cell):
-            run = study.make_run(cell, choice, 0, tuning=True)
-            assert (run.experiment.validation, run.experiment.rounds) == (0.3, 3)
-            curve = records.curve(run.id, "received", "validation")
-            assert curve is not None
-            curves[choice["lr"]] = curve["acc_uniform"][-1]
-        assert (
-            choose_options(study, cell, records, WHOLE)
-            == {"lr": max(curves, key=lambda lr: curves[lr])}
-            == {"lr": 0.1}
-        )
-    for run, facts in records.runs.items():  # the runs that are reported have no validation data
-        if facts["experiment"].get("rounds") == 4:
-            assert records.curve(run, "received", "validation") is None
-    table = (folder / TABLE_FILE).read_text()
-    assert "lr=1e-06: " in table
-    assert "Test data were not looked at" in table
-    assert {line["choice"] for line in lines(folder) if line["row"] == "FedAvg"} == {"lr=0.1"}
 
 
 def test_the_table_has_the_papers_number_and_the_difference(full: Path, small: Path) -> None:
@@ -222,26 +185,6 @@ def test_it_goes_on_where_it_stopped(
     assert not list((work / "parts" / "runs").glob("*/"))  # folders of finished runs are gone
 
 
-def test_coarser_products_are_runs_of_their_own_and_the_table_says_so(
-    cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedattune.core.hardware.has_cpu_bfloat16", lambda: True)
-    one = ("reproduce", small, "--cells", "few", "--seeds", 1, "--no-search", "--processes", 1, "--quiet")
-    assert cli(*one, "--mixed-precision", "bfloat16").code == 0
-    folder = work / "results" / "small"
-    table = (folder / TABLE_FILE).read_text()
-    assert (
-        "- bfloat16 products: all cells\n- 1 of 2 seeds: all cells\n- no search: few / FedAvg; few / trained"
-        in table
-    )
-    assert "Mean absolute difference" not in table
-    coarse = {line["run"] for line in lines(folder)}
-    assert {line["mixed_precision"] for line in lines(folder)} == {"bfloat16"}
-    assert cli(*one, "--resume").code == 0
-    assert not coarse & {line["run"] for line in lines(folder)}  # of two, the exact one is shown
-    assert "bfloat16" not in (folder / TABLE_FILE).read_text()
-
-
 def test_a_run_that_another_study_has_is_not_trained_again(
     cli: Cli, work: Path, full: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,30 +217,6 @@ def test_a_run_that_diverges_is_a_result(cli: Cli, work: Path, small: Path) -> N
     assert all("round 1" in text for text in failed)
 
 
-def test_a_run_that_diverged_before_a_stop_is_kept(small: Path, work: Path) -> None:
-    small.write_text(
-        SMALL.replace("Local: {algorithm: local}", "Local: {algorithm: local, settings: {lr: 1.0e+38}}")
-    )
-    study = load_study(str(small))
-    begun: list[str] = []
-
-    class Shown(ProgressDisplay):
-        def add_run(self, title: str, rounds: int) -> ProgressCallback:
-            begun.append(title)
-            return super().add_run(title, rounds)
-
-    records = Records(work / "out" / "small")
-    records.folder.mkdir(parents=True)
-    options = StudyOptions(out=work / "out", seeds=1, processes=1, no_search=True)
-    with pytest.raises(StoppedError):
-        StudyTrainer(study, records, options, lambda: len(begun) > 1, Shown(), lambda: None).train_cells(
-            study.cells("few")
-        )
-    (facts,) = Records(records.folder).runs.values()
-    assert facts["experiment"]["algorithms"] == ["local"]
-    assert "failed" in facts
-
-
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -325,27 +244,6 @@ def test_damaged_raw_results_are_refused(
         assert len(done.err.strip().splitlines()) == 1
     (work / "other.yaml").write_text(SMALL)
     assert cli("reproduce", work / "other.yaml", *words[2:]).code == 0
-
-
-def test_other_data_are_refused(cli: Cli, work: Path, small: Path) -> None:
-    rng = np.random.default_rng(0)
-
-    def write_table(shift: float) -> None:
-        rows = [f"{rng.normal(shift * (i % 2)):.3f},{i % 2},{i % 3}" for i in range(200)]
-        (work / "own.csv").write_text("\n".join(["x,label,client", *rows]) + "\n")
-
-    write_table(1.0)
-    given = "data: own.csv, client_column: client, target: label,"
-    small.write_text(SMALL.replace("data: digits, clients: 4, partition: dirichlet,", given))
-    words = ("reproduce", small, "--out", "out", "--cells", "few/Local", "--quiet", "--processes", 1)
-    done = cli(*words, "--seeds", 1)
-    assert done.code == 0, done.err
-    before = stored(work / "out" / "small")
-    write_table(2.0)
-    done = cli(*words, "--resume")
-    assert done.code == 1
-    assert "the data differ from the data of run" in done.err
-    assert stored(work / "out" / "small") == before
 
 
 def test_missing_data_leave_the_other_columns_alone(cli: Cli, work: Path, small: Path) -> None:
@@ -526,38 +424,6 @@ def test_an_unfair_study_is_refused(cli: Cli, small: Path, old: str, new: str, s
     assert len(done.err.strip().splitlines()) == 1
 
 
-def test_a_fair_study_is_taken() -> None:
-    text = SMALL.replace("algorithm: local}", "algorithm: local, grid: {lr: [0.01, 0.1]}}").replace(
-        "  trained:", "  FedAvg_ft: {algorithm: fedavg_ft, grid: {ft_lr: [0.01, 0.1]}}\n  trained:"
-    )
-    study = Study(**yaml.safe_load(text + FAIR), name="fair")
-    pairs = [(Cell("FedAvg", column), Cell("Local", column)) for column in ("few", "all")]
-    assert study.list_comparisons(study.claims[0]) == pairs
-
-
-def test_patterns_name_columns_rows_and_cells() -> None:
-    study = load_study("fedmcsa-table2")
-    assert {cell.column for cell in study.cells("mnist mlr")} == {"MNIST MLR"}
-    assert {cell.row for cell in study.cells("fedavg")} == {"FedAvg"}
-    assert [str(cell) for cell in study.cells("MNIST MLR/FedAvg, MNIST MLR / Local")] == [
-        "MNIST MLR / Local",
-        "MNIST MLR / FedAvg",
-    ]
-    assert len(study.cells("*mnist */local")) == 4
-    with pytest.raises(ConfigError):
-        study.cells("MNIST MLR/none")
-
-
-def test_without_a_search_the_middle_of_the_grid_is_taken(cli: Cli, work: Path, small: Path) -> None:
-    done = cli("reproduce", small, "--out", "out", "--no-search", "--quiet", "--processes", 1)
-    assert done.code == 0, done.err
-    records = Records(work / "out" / "small")
-    assert {facts["experiment"]["lr"] for facts in records.runs.values()} == {0.02, 0.1}  # Local's, FedAvg's
-    assert "not searched" in (work / "out" / "small" / TABLE_FILE).read_text()
-    cli("reproduce", small, "--out", "out", "--resume", "--quiet", "--processes", 1)
-    assert "not searched" not in (work / "out" / "small" / TABLE_FILE).read_text()
-
-
 def test_a_column_may_have_a_grid_of_its_own(cli: Cli, work: Path, small: Path) -> None:
     small.write_text(
         SMALL.replace("lr: [1.0e-6, 0.1]}}", "lr: [1.0e-6, 0.1]}, grids: {all: {lr: [1.0e-5, 0.2]}}}")
@@ -650,44 +516,3 @@ def test_an_interrupted_study_says_how_to_go_on(
     assert [r["value"] for r in lines(work / "out" / "small")] == [
         r["value"] for r in lines(work / "once" / "small")
     ]
-
-
-@pytest.mark.parametrize(
-    ("clients", "figure", "said"),
-    [
-        (4, "{kind: heat_map, component: lyer}", "no component 'lyer'"),
-        (4, "{kind: matching}", "no component 'attention'"),
-        (3, "{kind: weights}", "four clients or more, got 3"),
-    ],
-)
-def test_a_figure_that_cannot_be_drawn_loses_no_run(
-    cli: Cli, work: Path, small: Path, clients: int, figure: str, said: str
-) -> None:
-    text = SMALL.replace("clients: 4", f"clients: {clients}").replace(
-        "title:", f"mixing: true\nfigure: {figure}\ntitle:"
-    )
-    small.write_text(
-        text.replace(
-            "  Local: {algorithm: local}", "  Local: {algorithm: local}\n  mixed: {algorithm: fedmcsa}"
-        )
-    )
-    words = (
-        "reproduce",
-        small,
-        "--out",
-        "out",
-        "--seeds",
-        1,
-        "--cells",
-        "few/mixed,few/Local",
-        "--quiet",
-        "--processes",
-        1,
-    )
-    done = cli(*words)
-    assert done.code != 0
-    assert said in done.err
-    assert "internal" not in done.err
-    assert len(Records(work / "out" / "small").runs) == 2
-    small.write_text(small.read_text().replace(figure, "{kind: bars}"))
-    assert cli(*words, "--show").code == 0

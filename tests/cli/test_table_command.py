@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyarrow import parquet
 
 from cli_helpers import Done, refused
 
@@ -28,13 +27,6 @@ def test_all_formats_go_to_standard_output_and_to_files(cli: Cli, work: Path, co
     assert all(0 < float(row["mean"]) < 1 for row in rows)
 
 
-def test_parquet_and_clients(cli: Cli, work: Path, comparison: Path) -> None:
-    assert cli("table", comparison, "--format", "parquet", "--clients", "-o", "c.parquet").code == 0
-    assert {"method", "seed", "client", "accuracy"} <= set(parquet.read_table("c.parquet").column_names)
-    done = cli("table", comparison, "--format", "csv", "--columns", "method,seed")
-    assert done.out.splitlines()[0] == "method,seed"
-
-
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -48,10 +40,3 @@ def test_parquet_and_clients(cli: Cli, work: Path, comparison: Path) -> None:
 )
 def test_what_cannot_be_is_one_sentence(argv: str, said: str, cli: Cli, comparison: Path) -> None:
     refused(cli("table", comparison, *argv.split()), said)
-
-
-def test_a_run_is_not_overwritten(cli: Cli, comparison: Path) -> None:
-    refused(
-        cli("table", comparison, "-o", comparison / "local" / "seed-0" / "config.json"),
-        "this is a file of the run",
-    )

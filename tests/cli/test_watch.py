@@ -4,8 +4,6 @@ import json
 import os
 import pty
 import re
-import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -19,10 +17,10 @@ from rich.console import Console
 
 import fedattune.analysis.output.report
 from cli_helpers import Done
-from crafted import BETTER, HALF, craft, experiment, finish_comparison, going
+from crafted import BETTER, HALF, craft, experiment, going
 from fedattune.analysis.monitor import RunStatus
 from fedattune.cli import watch as watching_command
-from fedattune.cli.watch import _format_duration, fit_terminal, print_changes, print_status
+from fedattune.cli.watch import fit_terminal, print_changes, print_status
 from fedattune.core.io import write_json
 from fedattune.runs.folder import RunFolder
 from fedattune.runs.store import RoundRecord, RunStore
@@ -64,25 +62,6 @@ def test_the_live_table_fits_the_terminal_and_shows_who_trains(width: int, heigh
     assert any(row.startswith("and ") and "waiting" in row for row in rows) == hidden
 
 
-def test_columns_that_say_nothing_are_left_out() -> None:
-    text = "\n".join(frame([RunStatus("local", 0, "running", 1, 9, 0.5, 0.5)], 120, 30))
-    assert not any(title in text for title in ("seed", "- local", "absent", "diverged"))
-    two = [RunStatus("local", s, "running", 1, 9, 0.5, 0.5, diverged=2) for s in (0, 1)]
-    text = "\n".join(frame(two, 120, 30))
-    assert "seed" in text
-    assert "diverged" in text
-
-
-def test_who_was_stopped_is_told_how_to_go_on(tmp_path: Path) -> None:
-    line = RunStatus("fedavg", 0, "stopped?", 3, 9, 0.5, quiet=754.0)
-    console = terminal(200, 30)
-    print_status([line], experiment(tmp_path / "an out"), console)
-    assert isinstance(console.file, StringIO)
-    text = console.file.getvalue()
-    assert "nothing new for 12:34; if nothing trains there any more, resume with: " in text
-    assert f"fedattune compare --resume '{tmp_path}/an out'" in text
-
-
 def test_of_a_deployment_nodes_are_named_while_it_runs(tmp_path: Path) -> None:
     run = experiment(tmp_path / "out")
     nodes = [
@@ -102,17 +81,6 @@ def test_of_a_deployment_nodes_are_named_while_it_runs(tmp_path: Path) -> None:
     text = printed(RunStatus("fedavg", 0, "running", 3, 9, 0.5))
     assert "nodes: 3 of 4 online; late: east; offline: west; refused: south" in text
     assert "nodes:" not in printed(RunStatus("fedavg", 0, "finished", 9, 9, 0.5))
-
-
-def test_a_deployment_that_was_stopped_continues_by_its_script(tmp_path: Path) -> None:
-    run = experiment(tmp_path / "out")
-    write_json(run / "federation.json", {})
-    console = terminal(200, 30)
-    print_status([RunStatus("fedavg", 0, "stopped?", 3, 9, 0.5, quiet=754.0)], run, console)
-    assert isinstance(console.file, StringIO)
-    text = console.file.getvalue()
-    assert "resume with: ./run.sh in the folder of the deployment" in text
-    assert "--resume" not in text
 
 
 def test_plain_lines_only_of_what_changed() -> None:
@@ -138,16 +106,6 @@ def test_plain_lines_only_of_what_changed() -> None:
     assert told(after, first) == (
         "fedavg: failed, round 2 of 9, 0 B, 0 s so far, 4 absent, 1 diverged; fedavg failed with seed 0: x\n"
     )
-
-
-def test_clock() -> None:
-    assert [_format_duration(s) for s in (0.4, 59, 60, 754, 18_754)] == [
-        "0 s",
-        "59 s",
-        "1:00",
-        "12:34",
-        "5:12:34",
-    ]
 
 
 # --- the command --------------------------------------------------------------------------------------
@@ -223,16 +181,6 @@ def test_it_ends_by_itself_and_renews_the_report_when_something_is_new(
     ]
 
 
-def test_a_failed_run_gives_exit_code_1_as_of_compare(cli: Cli, work: Path) -> None:
-    out = experiment(work / "out")
-    craft(out, "local", HALF, rounds=2)
-    failed = [{"algorithm": "fedavg", "seed": 0, "error": "it diverged"}]
-    finish_comparison(out, failed)
-    done = cli("watch", out)
-    assert done.code == 1
-    assert "note: fedavg failed with seed 0: it diverged" in done.out
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -298,15 +246,3 @@ def test_a_comparison_is_watched_on_a_real_terminal_to_its_end(start: Any, work:
     final = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.rpartition("\x1b[?25h")[2]).split())
     assert re.search(r"method accuracy % .* local \d+\.\d\d .* fedavg \d+\.\d\d ", final)
     assert "> local: clients better than alone" in final
-
-
-def test_a_kill_while_it_watches_harms_nothing(start: Any, work: Path) -> None:
-    watches = start("watch", experiment(work / "out"), "--every", "0.5")
-    going(work / "out", "fedavg", BETTER)
-    line = watches.stdout.readline()
-    assert "waiting" in line
-    watches.send_signal(signal.SIGINT)
-    _, err = watches.communicate(timeout=30)
-    assert watches.returncode == 130
-    assert "Traceback" not in err
-    shutil.rmtree(work / "out")

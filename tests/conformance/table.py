@@ -1,8 +1,4 @@
-"""The table of the conformance suite: a method joins by one line.
-
-A case names the algorithm, for every one of its options another value that must change the result, and, where the
-option acts only under others, those others.
-"""
+"""The table of the conformance suite: a method joins by one line."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -77,13 +73,8 @@ CASES = [
     Case(
         "perfedavg",
         {
-            "alpha": 0.3,
-            "beta": 0.3,
-            "hessian": "hf",
-            "delta": 0.5,
-            "weighting": "uniform",
-            "adapt_on": "test",
-            "adapt_steps": 3,
+            "alpha": 0.3, "beta": 0.3, "hessian": "hf", "delta": 0.5, "weighting": "uniform",
+            "adapt_on": "test", "adapt_steps": 3,
         },
         {"delta": {"hessian": "hf", "alpha": 0.5}},
         helps=("groups, two layers", "fedavg_ft", {"ft_steps": 1}),
@@ -141,16 +132,8 @@ CASES = [
     Case(
         "pfedhn",
         {
-            "embedding": 5,
-            "hidden": 9,
-            "depth": 1,
-            "hn_lr": 0.1,
-            "hn_momentum": 0.0,
-            "hn_weight_decay": 0.1,
-            "hn_clip": 0.1,
-            "momentum": 0.0,
-            "clip": 0.1,
-            "weight_decay": 0.1,
+            "embedding": 5, "hidden": 9, "depth": 1, "hn_lr": 0.1, "hn_momentum": 0.0, "hn_weight_decay": 0.1,
+            "hn_clip": 0.1, "momentum": 0.0, "clip": 0.1, "weight_decay": 0.1,
         },
         helps=("groups", "fedavg", {}),
     ),
@@ -158,11 +141,7 @@ CASES = [
     Case(
         "fedrep",
         {
-            "head_epochs": 2,
-            "base_epochs": 2,
-            "momentum": 0.0,
-            "weight_decay": 0.1,
-            "weighting": "uniform",
+            "head_epochs": 2, "base_epochs": 2, "momentum": 0.0, "weight_decay": 0.1, "weighting": "uniform",
             "head": "1",
         },
         up=base_floats,
@@ -183,16 +162,11 @@ CASES = [
     Case(
         "fedfomo",
         {
-            "models": 2,
-            "epsilon": 1.0,
-            "epsilon_decay": 0.3,
-            "validation": 0.5,
-            "fallback": "previous",
+            "models": 2, "epsilon": 1.0, "epsilon_decay": 0.3, "validation": 0.5, "fallback": "previous",
             "affinity": "normalised",
         },
         {
-            "epsilon_decay": {"epsilon": 1.0},
-            "fallback": {"models": 2, "validation": 0.9},
+            "epsilon_decay": {"epsilon": 1.0}, "fallback": {"models": 2, "validation": 0.9},
             "affinity": {"models": 3},
         },
         acts={"rounds": 10},
@@ -253,17 +227,9 @@ CASES = [
     Case(
         "fedam",
         {
-            "lam": 10.0,
-            "alignment": "coral",
-            "hidden": 3,
-            "context": "concatenated",
-            "normalize": False,
-            "client_vector": "absolute",
-            "per_feature": False,
-            "combine": "probabilities",
-            "head_mix": 0.9,
-            "reset_personal_extractor": False,
-            "weighting": "uniform",
+            "lam": 10.0, "alignment": "coral", "hidden": 3, "context": "concatenated", "normalize": False,
+            "client_vector": "absolute", "per_feature": False, "combine": "probabilities", "head_mix": 0.9,
+            "reset_personal_extractor": False, "weighting": "uniform",
         },
         # 6 features, 1 hidden unit: 7 values before it and 24 after.
         up=lambda sizes: sizes.d + 7 + 24,
@@ -273,13 +239,8 @@ CASES = [
     Case(
         "fedcp",
         {
-            "lam": 10.0,
-            "noise": False,
-            "context": "client",
-            "first_context": "head",
-            "client_vector": "absolute",
-            "head_mix": 0.9,
-            "reset_personal_extractor": False,
+            "lam": 10.0, "noise": False, "context": "client", "first_context": "head",
+            "client_vector": "absolute", "head_mix": 0.9, "reset_personal_extractor": False,
             "weighting": "uniform",
         },
         # 6 features: a linear layer to 12, and their scale and shift.
@@ -321,14 +282,8 @@ CASES = [
     Case(
         "attune",
         {
-            "server_momentum": 0.0,
-            "stretch": 1.0,
-            "likeness": 1.0,
-            "prior_rows": 0.0,
-            "class_shares": False,
-            "guard": "equal",
-            "average_own": False,
-            "weighting": "uniform",
+            "server_momentum": 0.0, "stretch": 1.0, "likeness": 1.0, "prior_rows": 0.0, "class_shares": False,
+            "guard": "equal", "average_own": False, "weighting": "uniform",
         },
         {"stretch": {"likeness": -1.0}},
         on={"likeness": "groups"},
@@ -340,30 +295,15 @@ CASES = [
     Case(
         "combined",
         {
-            "server": "average",
-            "client": "prox",
-            "personal": "head",
-            "answer": True,
-            "unit": "model",
-            "sigma": 1.0,
-            "alpha": 0.2,
-            "self_weight": 0.1,
-            "attention": "self",
-            "hn_lr": 1.0,
-            "weighting": "uniform",
-            "lam": 3.0,
-            "K": 2,
-            "personal_lr": 0.01,
+            "server": "average", "client": "prox", "personal": "head", "answer": True, "unit": "model",
+            "sigma": 1.0, "alpha": 0.2, "self_weight": 0.1, "attention": "self", "hn_lr": 1.0,
+            "weighting": "uniform", "lam": 3.0, "K": 2, "personal_lr": 0.01,
         },
         {
-            "alpha": {"server": "fedamp"},
-            "self_weight": {"server": "heurfedamp"},
-            "attention": {"server": "update_attention"},
-            "hn_lr": {"server": "learned"},
-            "lam": {"client": "prox"},
-            "K": {"client": "pfedme"},
-            "personal_lr": {"client": "ditto"},
+            "alpha": {"server": "fedamp"}, "self_weight": {"server": "heurfedamp"},
+            "attention": {"server": "update_attention"}, "hn_lr": {"server": "learned"},
+            "lam": {"client": "prox"}, "K": {"client": "pfedme"}, "personal_lr": {"client": "ditto"},
         },
         helps=("groups", "combined", {"sigma": 0.0}),
     ),
-]
+]  # fmt: skip

@@ -218,11 +218,3 @@ def test_what_is_wrong_with_new_clients_is_said(ragged: Federation) -> None:
             fedattune.personalize(result, make_federation([20, 20]), rounds=rounds)  # type: ignore[arg-type]
     with pytest.raises(fedattune.ConfigError, match="held_out: got 6, expected fewer than the 6"):
         fit(ragged, "fedavg", held_out=6)
-
-
-def test_all_may_drop_out_and_the_round_goes_by(ragged: Federation) -> None:
-    result = fit(ragged, "fedavg", cohort=1, drop_out=0.9, rounds=12)
-    lost = [record for record in result._records if record.absent]
-    assert len(lost) > 6
-    assert result.bytes_up == 8 * result.n_parameters * (12 - len(lost))
-    assert result.bytes_down == 8 * result.n_parameters * 12

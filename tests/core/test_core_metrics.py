@@ -11,7 +11,6 @@ from fedattune.core.metrics import (
     compute_metrics,
     compute_probabilities,
     compute_row_losses,
-    format_number,
 )
 
 
@@ -79,24 +78,3 @@ def test_a_metric_suits_its_target() -> None:
         check_metric("auc", is_regression=True)
     with pytest.raises(ConfigError, match=r"got .mae., expected one of accuracy, .*a class"):
         check_metric("mae", is_regression=False)
-
-
-def test_values_and_gaps_have_their_unit() -> None:
-    assert METRICS["accuracy"].format(0.8321) == "83.21%"
-    assert METRICS["accuracy"].format_gap(-0.0123, signed=True) == "-1.23 points"
-    assert METRICS["rmse"].format(4.12345) == "4.123"
-    assert METRICS["rmse"].format_gap(0.5) == "0.5 RMSE"
-
-
-def test_numbers_are_written_without_exponents() -> None:
-    numbers = [12140.4, 1.2345678, 0.00012346, 1071.49, 98765.4, 1.5e12, 0.0]
-    assert [format_number(one) for one in numbers] == [
-        "12,140",
-        "1.235",
-        "0.0001235",
-        "1,071",
-        "98,765",
-        "1.5e+12",
-        "0",
-    ]
-    assert METRICS["rmse"].format_gap(1234.5, signed=True) == "+1,234 RMSE"

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.func import vmap
 from torch.nn import functional
 
 from fedattune.core import dense
@@ -55,23 +53,3 @@ def test_dot_products_are_added(library: list[str]) -> None:
         dense.add_dots(out, x, y)
         torch.testing.assert_close(out, 1 + x @ y.t(), rtol=1e-4, atol=1e-3)
     assert library == ["dots"] * 3
-
-
-def test_other_tensors_are_multiplied_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "choose", lambda *_: pytest.fail("oneDNN is no choice here"))
-    x, w = torch.randn(ROWS, 600), torch.randn(20, 600)
-    learned = w.clone().requires_grad_()
-    linear, same = functional.linear, torch.testing.assert_close
-    same(dense.linear(x.double(), w.double()), linear(x.double(), w.double()))
-    same(dense.linear(x[0], w), linear(x[0], w))
-    same(dense.linear(x, w[0]), linear(x, w[0]))
-    same(dense.linear(x[:, ::2], w[:, ::2]), linear(x[:, ::2], w[:, ::2]))
-    assert dense.linear(x, learned).requires_grad
-    each: Tensor = vmap(dense.linear)(x.expand(3, ROWS, 600), w.expand(3, 20, 600))
-    same(each[0], linear(x, w))
-    same(dense.multiply(x[:, :40].double(), w.t()[:40].double()), x[:, :40].double() @ w.t()[:40].double())
-    meta = torch.empty(ROWS, 600, device="meta")
-    assert dense.linear(meta, torch.empty(20, 600, device="meta")).shape == (ROWS, 20)
-    out = torch.zeros(20, 20).double()
-    dense.add_dots(out, w.double(), w.double())
-    same(out, w.double() @ w.double().t())

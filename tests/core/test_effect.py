@@ -22,13 +22,6 @@ def test_rows_of_the_own_model_are_training_alone() -> None:
     assert measure([[1.0, 0.0], [0.0, 1.0]]) == pytest.approx({ONE_MIXTURE: 0.5, OWN_MODEL: 0.0})
 
 
-def test_components_are_averaged() -> None:
-    """The mean row is (0.5, 0.5): each row of the first matrix is 0.3 from it, and 0.2 from its own model."""
-    first, second = [[0.8, 0.2], [0.2, 0.8]], [[0.5, 0.5], [0.5, 0.5]]
-    assert measure(first) == pytest.approx({ONE_MIXTURE: 0.3, OWN_MODEL: 0.2})
-    assert measure(first, second) == pytest.approx({ONE_MIXTURE: 0.15, OWN_MODEL: 0.35})
-
-
 def test_one_row_is_compared_with_the_own_model_alone() -> None:
     assert measure([[0.5, 0.5]], rows=CLIENTS[:1]) == {OWN_MODEL: 0.5}
     assert measure_mixing(None) == ()

@@ -24,13 +24,6 @@ def test_room_and_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert hardware.limit_to_memory(4) == 3
 
 
-def test_groups_cost_about_the_same() -> None:
-    costs = [9.0, 1, 1, 1, 3, 3]
-    groups = hardware.balance(costs, 2)
-    assert sorted(i for group in groups for i in group) == list(range(6))
-    assert {sum(costs[i] for i in group) for group in groups} == {9.0}
-
-
 def test_an_error_of_one_task_is_raised_after_all_have_ended() -> None:
     ended = []
 
@@ -67,11 +60,3 @@ def test_the_load_of_others_is_all_work_but_our_own(monkeypatch: pytest.MonkeyPa
     assert meter.count_busy_cores() == pytest.approx(0.01 / 0.2)
     now |= {"own": 4.3, "wall": 51.4, "cpu": Times(101.5, 20.1, 500.8, 7.2, 0.2)}
     assert meter.count_busy_cores() == pytest.approx(0)
-
-
-def test_a_system_that_hides_its_load_counts_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hidden() -> None:
-        raise FileNotFoundError("/proc/stat")
-
-    monkeypatch.setattr(hardware.psutil, "cpu_times", hidden)
-    assert hardware.LoadMeter().count_busy_cores() == 0

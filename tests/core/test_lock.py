@@ -1,7 +1,5 @@
 """A folder has one writer at a time: a second one gets one sentence, and a killed one leaves no lock behind."""
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +10,7 @@ import pytest
 import fedattune
 from cli_helpers import Done
 from fedattune import RunError
-from fedattune.core.lock import LOCK_FILE, WRITER_FILE, lock_folder
+from fedattune.core.lock import lock_folder
 
 HOLD = """
 import sys, time
@@ -49,15 +47,6 @@ def test_a_second_writer_is_told_who_writes(holder: subprocess.Popen[str], tmp_p
         fedattune.fit(data, "fedavg", rounds=1, out=tmp_path / "run", resume=True)
 
 
-def test_a_lock_ends_with_its_process(holder: subprocess.Popen[str], tmp_path: Path) -> None:
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.wait()
-    with lock_folder(tmp_path / "run"):
-        assert (tmp_path / "run" / WRITER_FILE).exists()
-    assert not list((tmp_path / "run").iterdir())
-    assert LOCK_FILE != WRITER_FILE
-
-
 def test_resume_beside_a_live_run_is_one_sentence(cli: Callable[..., Done], work: Path) -> None:
     argv = "compare --data digits --partition iid --clients 3 --rounds 1 --algorithms local,fedavg --quiet --out run"
     assert cli(*argv.split()).code == 0
@@ -69,25 +58,3 @@ def test_resume_beside_a_live_run_is_one_sentence(cli: Callable[..., Done], work
     assert done.code == 2
     assert f"is being written by process {process.pid}" in done.err
     assert done.err.count("\n") == 1
-
-
-def test_a_folder_that_another_process_has_filled_is_not_new(tmp_path: Path) -> None:
-    with lock_folder(tmp_path / "run", is_new=True):
-        (tmp_path / "run" / "file").touch()
-    with (
-        pytest.raises(RunError, match="is not empty: another process has just filled it"),
-        lock_folder(tmp_path / "run", is_new=True),
-    ):
-        raise AssertionError
-    assert [one.name for one in (tmp_path / "run").iterdir()] == ["file"]
-
-
-def test_a_new_comparison_waits_for_nobody(
-    holder: subprocess.Popen[str], cli: Callable[..., Done], tmp_path: Path
-) -> None:
-    """Two commands that were given one new folder: the second one refuses, and removes nothing."""
-    fast = ("--data", "digits", "--clients", 5, "--rounds", 1, "--steps", 1, "--quiet")
-    done = cli("run", *fast, "--out", tmp_path / "run")
-    assert done.code == 2
-    assert "is not empty" in done.err or f"written by process {holder.pid}" in done.err
-    assert (tmp_path / "run" / LOCK_FILE).exists()

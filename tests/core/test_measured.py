@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from fedattune.core import measured
-from fedattune.core.hardware import run_parallel
-from fedattune.core.measured import choices_path, choose, choose_threads, compare, find_choices
+from fedattune.core.measured import choices_path, choose, choose_threads, find_choices
 
 
 @pytest.fixture(autouse=True)
@@ -60,29 +59,6 @@ def test_the_fastest_call_is_measured_once_and_kept_on_disk(cache_folder: Path) 
     assert choice.seconds["other"] < choice.seconds["plain"]
 
 
-def test_a_choice_of_a_busy_machine_is_measured_again_until_nobody_disturbs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[float] = []
-    load = [1.0]
-    monkeypatch.setattr(measured._load, "count_busy_cores", lambda: load[0])
-    assert choose("work", (1,), {"plain": sleeper(0.01, []), "other": sleeper(0.02, [])}) == "plain"
-    quiet = {"plain": sleeper(0.01, made), "other": sleeper(0.002, made)}
-    assert choose("work", (1,), quiet) == "plain"  # this process keeps its choice
-    assert not made
-    start_process()
-    load[0] = 0.1
-    assert choose("work", (1,), quiet) == "other"
-    ((_, choice),) = find_choices().items()
-    assert not choice.busy
-    assert choice.seconds == pytest.approx({"plain": 0.01, "other": 0.002})
-    made.clear()
-    start_process()
-    load[0] = 1.0
-    assert choose("work", (1,), quiet) == "other"
-    assert not made  # for good
-
-
 def test_on_a_machine_that_is_always_busy_the_least_of_all_times_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -96,25 +72,6 @@ def test_on_a_machine_that_is_always_busy_the_least_of_all_times_counts(
         found.append(choose("work", (1,), calls))
     assert found == ["plain"] + ["other"] * 5
     assert [bool(mine) for mine in made] == [True] * 5 + [False]
-
-
-@pytest.mark.timeout(60)
-def test_a_measured_call_may_itself_choose() -> None:
-    def inner() -> None:
-        choose("inner work", (1,), {"plain": sleeper(0.004, []), "other": sleeper(0.0, [])})
-
-    assert choose("work", (1,), {"plain": inner, "other": sleeper(0.02, [])}) == "plain"
-    assert find_choices()[f"inner work 1, {torch.get_num_threads()} threads"].name == "other"
-
-
-@pytest.mark.timeout(60)
-def test_threads_of_a_measured_call_may_choose() -> None:
-    def inner() -> None:
-        choose("inner work", (1,), {"plain": sleeper(0.004, []), "other": sleeper(0.0, [])})
-
-    calls = {"threads": lambda: run_parallel([inner, inner]), "other": sleeper(0.05, [])}
-    assert choose("work", (1,), calls) == "threads"
-    assert {choice.name for choice in find_choices().values()} == {"threads", "other"}
 
 
 def test_threads_are_chosen_by_measuring() -> None:
@@ -132,14 +89,6 @@ def test_threads_are_chosen_by_measuring() -> None:
     seen.clear()
     assert choose_threads("third", (1,), partial(work, 3), 1) == 1
     assert not seen
-
-
-def test_times_are_compared_without_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = {"short": sleeper(0.001, []), "long": sleeper(0.01, [])}
-    times = compare("work", (1,), calls)
-    assert times == pytest.approx({"short": 0.001, "long": 0.01})
-    monkeypatch.setenv("FEDATTUNE_MEASURE", "off")
-    assert compare("work", (1,), calls) == {}
 
 
 def test_the_plain_call_stays_unless_another_is_clearly_faster() -> None:
@@ -166,21 +115,3 @@ def test_a_damaged_file_is_measured_anew(content: str, cache_folder: Path) -> No
     path.write_text(content.replace("MACHINE", measured.describe_machine()), "utf-8")
     assert choose("work", (1,), {"plain": sleeper(0.02, []), "other": sleeper(0.0, [])}) == "other"
     assert measured.describe_machine() in json.loads(path.read_text("utf-8"))
-
-
-def test_choices_of_other_machines_stay(cache_folder: Path) -> None:
-    path = cache_folder / "choices.json"
-    path.write_text('{"another": {"work 1, 1 threads": ["x", {}]}}', "utf-8")
-    choose("work", (1,), {"plain": sleeper(0.001, [])})
-    assert set(json.loads(path.read_text("utf-8"))) == {"another", measured.describe_machine()}
-
-
-def test_a_folder_that_cannot_be_written_does_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    for folder in (str(tmp_path / "file" / "below"), "off"):
-        monkeypatch.setenv("FEDATTUNE_CACHE", folder)
-        measured._known.cache_clear()
-        assert choose("work", (1,), {"plain": sleeper(0.02, []), "other": sleeper(0.0, [])}) == "other"
-        assert find_choices()

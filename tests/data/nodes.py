@@ -6,11 +6,7 @@ from typing import Any
 import torch
 
 from fedattune import Federation
-from fedattune.data import (
-    NodeData,
-    Schema,
-    load_node,
-)
+from fedattune.data import NodeData, Schema, load_node
 from fedattune.data.client_index import PARTS
 
 HEAD = "ward,age,sex,ill"

@@ -1,34 +1,17 @@
 """Building federations: partitions by name, clients that are too small, and what is refused."""
 
-import numpy as np
 import pytest
-import torch
 
 from data.small_sets import images, owned
-from fedattune import ConfigError, DataError, load_federation
+from fedattune import ConfigError, DataError
 from fedattune.data import (
-    Dataset,
     partition_dataset,
-    restore_federation,
 )
-from fedattune.data.client_index import hash_manifest
 
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDATTUNE_HOME", str(tmp_path / "home"))
-
-
-def test_default_partition_and_numbers():
-    assert images().default_partition == "dirichlet"
-    assert images().default_clients == 10
-    assert images(10_000).default_clients == 20
-    fed = partition_dataset(owned([20, 30]))
-    assert fed.partition["name"] == "by_column"
-    assert fed.names == ("A", "B")
-    labels = partition_dataset(images(400), partition="two_class", clients=4)
-    assert labels.partition["seed"] == 1
-    assert labels.partition["options"] == {"protocol": "A"}
 
 
 def test_small_clients_are_named_or_dropped():
@@ -47,15 +30,6 @@ def test_small_clients_are_named_or_dropped():
         partition_dataset(data, small_clients="keep")
     with pytest.raises(DataError, match="and 3 more"):
         partition_dataset(owned([1] * 8), small_clients="error")
-
-
-def test_label_partitions_note_single_classes_and_missing_validation():
-    x = np.zeros((40, 1), dtype=np.float32)
-    lone = Dataset("lone", x, np.repeat([0, 1], [39, 1]), ("a", "b"))
-    fed = partition_dataset(lone, partition="iid", clients=8)
-    assert "7 of 8 clients hold a single class: " in fed.notes[0]
-    assert "and 2 more" in fed.notes[0]
-    assert "1 of 2 clients have no validation part: B" in partition_dataset(owned([40, 8])).notes[0]
 
 
 @pytest.mark.parametrize(
@@ -85,23 +59,3 @@ def test_natural_clients_have_a_fixed_number():
     assert partition_dataset(owned([20, 20]), clients=2).n_clients == 2
     with pytest.raises(ConfigError, match="has 2 clients of its own, got 3"):
         partition_dataset(owned([20, 20]), clients=3)
-
-
-def test_load_federation():
-    fed = load_federation()
-    assert (fed.name, fed.n_clients, fed.input_shape, fed.x.dtype) == ("digits", 10, (1, 8, 8), torch.uint8)
-    assert float(fed.features(torch.arange(50)).max()) == 1.0
-    synthetic = load_federation("synthetic", clients=5)
-    assert synthetic.n_clients == 5
-    assert load_federation("synthetic", clients=3, partition="iid", options={"clients": 4}).n_clients == 3
-
-
-def test_a_federation_has_at_least_two_clients():
-    with pytest.raises(DataError, match="synthetic: a federation needs at least two clients"):
-        load_federation("synthetic", clients=1)
-    with pytest.raises(DataError, match="only 'A' after 1 too small"):
-        partition_dataset(owned([20, 1]), small_clients="drop")
-    one = partition_dataset(images(), partition="iid", clients=2).manifest()
-    del one["clients"][1], one["hash"]
-    with pytest.raises(DataError, match="toy: a federation needs at least two clients"):
-        restore_federation(images(), one | {"hash": hash_manifest(one)})

@@ -8,15 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedattune
-from data.nodes import csv, loaded, rows, same_client
+from data.nodes import loaded, same_client
 from fedattune import ConfigError, DataError, Federation, load_federation
 from fedattune.data import (
     NodeData,
     deal_clients,
     export_clients,
     infer_schema,
-    load_table,
-    partition_dataset,
 )
 from fedattune.data.client_index import PARTS, Client
 
@@ -73,27 +71,6 @@ def test_exported_clients_train_as_in_the_whole_federation(tmp_path: Path, digit
     for u in digits.names:
         one, other = (run.model(u).state_dict() for run in runs)
         assert all(torch.equal(one[key], other[key]) for key in one)
-
-
-def test_exported_tables_and_names(tmp_path: Path) -> None:
-    """Features of a table are exported as they are standardised, with the columns in the schema."""
-    path = csv(tmp_path / "t.csv", [*rows(20, "a/ä"), *rows(30, "b", 5)])
-    fed = partition_dataset(load_table(path, client_column="ward", target="ill"))
-    (folder,) = export_clients(fed, tmp_path, [[1, 0]])
-    assert sorted(file.name for file in folder.iterdir()) == ["0-a_ä.safetensors", "1-b.safetensors"]
-    found = loaded(fed.schema, data=folder)
-    assert found.federation.names == ("a/ä", "b")
-    assert found.federation.schema == fed.schema
-    for u in (0, 1):
-        same_client(found.federation, u, fed, u)
-    one = loaded(data=folder / "1-b.safetensors")
-    assert one.numbers == (1,)
-    same_client(one.federation, 0, fed, 1)
-    other = fed.schema.model_copy(update={"numbers": ("size",)}) if fed.schema else None
-    with pytest.raises(
-        DataError, match=r"node-0 does not fit the schema: expected numbers \('size',\), got \('age',\)"
-    ):
-        loaded(other, data=folder)
 
 
 def test_refuses_to_export(tmp_path: Path, digits: Federation) -> None:

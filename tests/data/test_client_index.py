@@ -1,7 +1,5 @@
 """Index lists laid end to end, and the manifest and hash of many clients."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -9,18 +7,6 @@ from fedattune import DataError, Federation
 from fedattune.data import ClientIndex, RaggedIndex
 from fedattune.data.client_index import hash_manifest
 from federations import many
-
-
-def test_a_manifest_is_written_piece_by_piece():
-    data = many(5)
-    assert "".join(data.iter_manifest()) == json.dumps(data.manifest())
-    head = {"hash": data.digest, "data": {"name": "many", "n": 500, "fingerprint": "many"}, "partition": {}}
-    parts = ("train", "validation", "test")
-    clients = [
-        {"name": client.name, **{part: getattr(client, part).tolist() for part in parts}}
-        for client in data.clients
-    ]
-    assert data.manifest() == head | {"clients": clients}
 
 
 def test_clients_over_flat_lists():

@@ -7,7 +7,7 @@ from data.small_sets import images
 from fedattune import Federation
 from fedattune.data import partition_dataset
 from fedattune.data.client_index import PARTS
-from fedattune.data.combine import combine_federations, select_clients, select_samples
+from fedattune.data.combine import select_samples
 
 
 def same_client(one: Federation, u: int, other: Federation, v: int) -> None:
@@ -16,17 +16,6 @@ def same_client(one: Federation, u: int, other: Federation, v: int) -> None:
         rows, others = (torch.from_numpy(fed.part(part)[k]) for fed, k in ((one, u), (other, v)))
         assert torch.equal(one.x[rows], other.x[others])
         assert torch.equal(one.y[rows], other.y[others])
-
-
-def test_selected_clients_are_put_together_again():
-    whole = partition_dataset(images(), partition="iid", clients=5)
-    pieces = [select_clients(whole, np.array(numbers)) for numbers in ([3, 0], [4])]
-    assert [len(piece.y) for piece in pieces] == [80, 40]
-    assert pieces[0].names == ("3", "0")
-    joint = combine_federations("joint", pieces)
-    assert joint.names == ("3", "0", "4")
-    for u, v in enumerate((3, 0, 4)):
-        same_client(joint, u, whole, v)
 
 
 def test_selected_samples_leave_the_numbers_of_the_clients():

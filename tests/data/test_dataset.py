@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from fedattune import DataError
-from fedattune.data import (
-    Dataset,
-)
+from fedattune.data import Dataset
 
 
 @pytest.mark.parametrize(

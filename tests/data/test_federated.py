@@ -31,25 +31,6 @@ def test_federation_properties():
         fed.part("trian")
 
 
-def test_features_leave_the_samples_alone():
-    fed = partition_dataset(owned([20, 20]), test=0.5)
-    before = fed.x.clone()
-    fed.features(torch.arange(4)).zero_()
-    assert torch.equal(fed.x, before)
-
-
-def test_to_another_device_keeps_the_manifest():
-    fed = partition_dataset(images(), partition="iid", clients=4)
-    assert fed.to("cpu") is fed
-    moved = fed.to("meta")
-    assert moved.x.device.type == "meta"
-    assert moved.shift is None
-    assert moved.manifest() == fed.manifest()
-    assert partition_dataset(images(), partition="iid", clients=4).manifest() == fed.manifest()
-    other = partition_dataset(images(), partition="iid", clients=4, seed=1).manifest()
-    assert other["hash"] != fed.manifest()["hash"]
-
-
 @pytest.mark.parametrize(
     ("clients", "message"),
     [

@@ -115,13 +115,3 @@ def test_refuses_names_classes_and_fractions():
         federation_from([pair()], classes=["a"])
     with pytest.raises(ConfigError, match="test must"):
         federation_from([pair()], test=1.0)
-
-
-def test_small_clients_can_be_dropped():
-    fed = federation_from([pair(), pair(1), pair()], small_clients="drop")
-    assert fed.n_clients == 2
-    assert "1 of 3 clients are left out" in fed.notes[0]
-    with pytest.raises(
-        DataError, match="only '0' after 1 too small or of one class were left out; give these clients"
-    ):
-        federation_from([pair(), pair(1)], small_clients="drop")

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ from fedattune.data import (
     load_table,
     partition_dataset,
 )
-from fedattune.data.client_index import PARTS
 from fedattune.data.node import find_node_problems
 
 
@@ -33,24 +31,6 @@ def test_table_of_several_clients(tmp_path: Path) -> None:
     assert found.federation.names == whole.names == ("a", "b")
     for u in (0, 1):
         same_client(found.federation, u, whole, u)
-
-
-def test_one_client_and_the_schema(tmp_path: Path) -> None:
-    whole = csv(tmp_path / "all.csv", [*rows(20, "a"), *rows(20, "b")])
-    schema = infer_schema(load_table(whole, client_column="ward", target="ill", features=["age", "sex"]))
-    path = csv(tmp_path / "t.csv", [row for row in rows(40) if ",m," in row])
-    found = loaded(schema, data=path, name="north")
-    assert found.numbers == (None,)
-    assert found.federation.names == ("north",)
-    assert found.federation.input_shape == (3,)
-    assert found.federation.schema == schema
-    assert not found.federation.x[:, 1].any()  # no one is f
-    sizes = [len(getattr(found.federation.clients[0], part)) for part in PARTS]
-    assert sizes == [14, 1, 5]
-    own = loaded(schema, data=path, name="north", test=0.5, validation=0)
-    assert [len(getattr(own.federation.clients[0], part)) for part in PARTS] == [10, 0, 10]
-    other = loaded(schema, data=path, name="north", seed=1).federation
-    assert not np.array_equal(other.clients[0].train, found.federation.clients[0].train)
 
 
 def test_folder_of_tables(tmp_path: Path) -> None:
@@ -83,15 +63,6 @@ def test_known_data_set_for_trials(digits: Federation) -> None:
     assert loaded(data="digits", clients=5, take=4).numbers == (4,)
     made = loaded(data="synthetic", clients=3, take="1, 2")
     assert made.federation.names == ("1", "2")
-
-
-def test_constants_of_the_schema_scale_samples_that_have_none(tmp_path: Path, ragged: Federation) -> None:
-    (folder,) = export_clients(ragged, tmp_path, [[0]])
-    plain = infer_schema(ragged)
-    scaled = Schema.model_validate({**plain.model_dump(), "shift": [1.0], "scale": 2.0})
-    index = torch.arange(3)
-    before, after = (loaded(schema, data=folder).federation.features(index) for schema in (plain, scaled))
-    assert torch.equal(after, (before - 1) * 2)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.labels import CIFAR10, labels_with
-from fedattune import DataError, load_federation
+from fedattune import DataError
 from fedattune.data import Dataset, partition_dataset, restore_federation, split_parts
 
 
@@ -37,22 +37,6 @@ def test_f6_every_class_of_pfedla_is_divided_alike():
     assert loose.sizes("test").tolist() == fed.sizes("test").tolist() == [180] * 10
 
 
-def test_f6_stratified_split_rounds_and_keeps_the_sizes():
-    labels = np.array([0, 1, 2] * 3)
-    train, validation, test = split_parts(
-        np.arange(10, 19), test=0.5, validation=0.3, seed=1, client=2, labels=labels
-    )
-    assert (len(train), len(validation), len(test)) == (3, 1, 5)  # floor(9/2) = 4, floor(0.3 x 4) = 1
-    assert sorted(np.concatenate([train, validation, test])) == list(range(10, 19))
-    kept = np.bincount(labels[np.concatenate([train, validation]) - 10])
-    assert sorted(kept) == [1, 1, 2]  # 4/3 each
-    extra = set()
-    for client in range(30):
-        first, *_ = split_parts(np.arange(9), test=0.5, validation=0.0, seed=0, client=client, labels=labels)
-        extra.add(int(np.bincount(labels[first]).argmax()))
-    assert extra == {0, 1, 2}  # the odd one falls on any class
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=6),
@@ -72,9 +56,3 @@ def test_f6_shares_of_every_class_are_right_up_to_rounding(counts, test, validat
     assert sorted(np.concatenate(parts)) == rows.tolist()
     tested = np.bincount(labels[parts[2]], minlength=len(counts))
     assert (np.abs(tested - np.array(counts) * len(parts[2]) / len(rows)) < 1).all()
-
-
-def test_f6_elsewhere_training_takes_the_floor_of_three_quarters():
-    fed = load_federation("digits", partition="shards", clients=10)
-    assert fed.sizes("test").tolist() == [178 - 178 * 3 // 4] * 10
-    assert load_federation("digits", partition="iid", stratify=True).partition["stratified"] is True

@@ -49,30 +49,6 @@ def test_the_newest_rows_test_and_the_oldest_train(column: str | None, tmp_path:
     assert random.digest != data.digest
 
 
-def test_notes_say_when_tests_begin_and_that_the_date_is_a_feature(tmp_path: Path) -> None:
-    path = write_visits(tmp_path / "t.csv")
-    data = load(path, split="time")
-    first = [str(np.datetime64("2024-01-01") + read_days(path)[client.test].min()) for client in data.clients]
-    when = f"between {min(first)} and {max(first)}"
-    assert any(f"the test parts begin {when}." in note for note in data.notes), when
-    assert any("--drop-columns seen leaves it out" in note for note in data.notes)
-    less = load(path, split="time", options={"drop_columns": "seen"})
-    assert less.digest != data.digest  # the digest covers the content
-    assert [c.test.tolist() for c in less.clients] == [c.test.tolist() for c in data.clients]
-    assert not any("is a feature, too" in note for note in less.notes)
-
-
-def test_rows_of_one_time_keep_their_order_and_rows_without_time_go(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    lines = [f"c{i % 2},{2020 + i // 40},{i},{'yn'[i // 2 % 2]}" for i in range(N)]
-    lines[3] = lines[3].replace("2020", "")
-    path.write_text("\n".join(["clinic,year,x,ill", *lines]))
-    data = load(path, split="time", time_column="year")
-    assert "1 of 80 rows have no value in column 'year' and are left out." in data.notes
-    assert data.clients[0].test.tolist() == list(range(60, 80, 2))
-    assert 3 not in np.concatenate([client.all for client in data.clients])
-
-
 def test_tuning_chooses_by_the_newest_rows_that_are_not_tested(tmp_path: Path) -> None:
     path = write_visits(tmp_path / "t.csv")
     data, days = load(path, split="time"), read_days(path)

@@ -4,8 +4,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
-
 from deploy.test_kit import run_script, written
 
 
@@ -35,16 +33,6 @@ def openssl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["openssl", *arguments], cwd=folder / "certificates", capture_output=True, text=True, check=False
     )
-
-
-@pytest.mark.parametrize("host", ["fed.example.org:9443", "10.0.0.1:9443", "300.1.1.1", "a b", "fed/x", ""])
-def test_a_host_that_is_none_is_told_and_leaves_nothing(host: str, tmp_path: Path) -> None:
-    folder = written(tmp_path)
-    done = run_script(folder, "certificates.sh", host)
-    assert done.returncode == 1
-    assert "expected a name or an address, without a port" in done.stderr
-    assert not list(folder.glob("certificates*/"))
-    assert run_script(folder, "certificates.sh").returncode == 0
 
 
 def test_an_authority_is_changed_while_nodes_trust_both(tmp_path: Path) -> None:
@@ -80,18 +68,6 @@ def test_an_authority_that_ends_soon_signs_nothing(tmp_path: Path) -> None:
     assert "run ./certificates.sh authority first" in done.stderr
     assert (folder / "certificates/server.pem").read_bytes() == before
     assert not (folder / "certificates.new").exists()
-
-
-def test_a_new_certificate_signals_no_other_program(tmp_path: Path) -> None:
-    """A number in a pid file may belong to another program by now."""
-    folder = written(tmp_path, nodes=[{}])
-    assert run_script(folder, "certificates.sh").returncode == 0
-    with subprocess.Popen(["sleep", "60"]) as other:
-        for file in ("state/superlink/pid", "state/nginx.pid"):
-            (folder / file).write_text(f"{other.pid}\n")
-        assert run_script(folder, "certificates.sh", "renew").returncode == 0
-        assert other.poll() is None
-        other.kill()
 
 
 def test_certificates_and_keys_are_never_overwritten(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import ConfigError
-from fedattune.deploy.operate import check
 from fedattune.deploy.operate.check import check_kit
-from fedattune.deploy.operate.kit import KnownNode, find_run_folder, write_kit
+from fedattune.deploy.operate.kit import find_run_folder, write_kit
 from flower.certificates import write_certificate
 from flower.harness import ports
 
@@ -122,34 +121,10 @@ def test_an_app_that_is_no_table(text: str, kit: Path) -> None:
         find_run_folder(kit)
 
 
-def test_keys_of_registered_nodes_need_not_be_here(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (kit / "keys/node-1.pub").unlink()
-    nodes = [KnownNode(i, f"node-{i}", "online", None) for i in range(2)]
-    monkeypatch.setattr(check, "list_nodes", lambda _: nodes)
-    assert found(kit)["keys"][0] == "ok"
-
-
 def expired(kit: Path) -> bytes:
     """Make a certificate of an authority that has expired."""
     write_certificate(kit / "old", days=-1)
     return (kit / "old" / "ca.crt").read_bytes()
-
-
-def test_an_expired_authority_beside_the_valid_one_does_no_harm(kit: Path) -> None:
-    file = kit / "certificates/ca.crt"
-    valid = file.read_bytes()
-    file.write_bytes(expired(kit) + valid)
-    assert found(kit)["authority"][0] == found(kit)["chain"][0] == "ok"
-    file.write_bytes(expired(kit))
-    assert (found(kit)["authority"][0], found(kit)["chain"][0]) == ("broken", "broken")
-
-
-def test_a_server_certificate_of_an_expired_authority(kit: Path) -> None:
-    valid = (kit / "certificates/ca.crt").read_bytes()
-    write_certificate(kit / "certificates", days=-1)
-    with (kit / "certificates/ca.crt").open("ab") as file:
-        file.write(valid)
-    assert found(kit)["authority"][0] == "broken"
 
 
 def test_a_port_that_another_program_has_is_broken(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,17 +140,3 @@ def refuse(*_: object, **__: object) -> None:
     import httpx
 
     raise httpx.ConnectError("refused")
-
-
-def test_a_renewed_certificate_has_the_same_names_and_authority(kit: Path) -> None:
-    before, names = (kit / "certificates/server.pem").read_bytes(), found(kit)["names"]
-    subprocess.run([kit / "certificates.sh", "renew"], check=True, capture_output=True)
-    assert (kit / "certificates/server.pem").read_bytes() != before
-    after = found(kit)
-    assert after["names"] == names
-    assert (after["chain"][0], after["server key"][0]) == ("ok", "ok")
-
-
-def test_the_run_folder_is_the_configured_one_or_the_folder_itself(kit: Path, tmp_path: Path) -> None:
-    assert find_run_folder(kit) == kit / "runs/deployment"
-    assert find_run_folder(tmp_path) == tmp_path

@@ -12,7 +12,6 @@ from flwr.app import Message
 from fedattune import Federation, RunError
 from fedattune.analysis.monitor import read_statuses
 from fedattune.deploy.server.control import CONTROL_FILE, ControlRequest, read_request, write_request
-from fedattune.deploy.server.monitoring import RunMonitor
 from flower.runs import read_log, run_deployed, run_simulated
 from remote_runs import same_numbers
 
@@ -60,44 +59,9 @@ def test_an_aborted_run_compares_what_had_finished(ragged: Federation, tmp_path:
     same_numbers(run_simulated("fedavg", ragged), fedavg, measured=False)
 
 
-def test_an_old_request_to_pause_is_dropped_at_the_start(ragged: Federation, tmp_path: Path) -> None:
-    run_deployed(ragged, tmp_path, algorithms="local")
-    write_request(tmp_path / "run", "pause")
-    assert len(run_deployed(ragged, tmp_path, algorithms="local,fedavg")) == 2
-
-
 def test_a_folder_without_a_run_and_a_damaged_request_are_told(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no run of a federation"):
         write_request(tmp_path, "pause")
     (tmp_path / CONTROL_FILE).write_text('{"request": "stop"}')
     with pytest.raises(RunError, match="expected pause or abort"):
         read_request(tmp_path)
-
-
-def test_a_pause_that_is_taken_back_while_the_server_ends_is_a_pause(
-    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    end = RunMonitor.end_runs
-
-    def end_and_resume(self: RunMonitor) -> None:
-        end(self)
-        write_request(tmp_path / "run", None)
-
-    monkeypatch.setattr(RunMonitor, "end_runs", end_and_resume)
-    lost = ask_at(tmp_path / "run", "pause", 4)
-    assert run_deployed(ragged, tmp_path, algorithms="fedavg", lost=lost) == []
-    assert "./run.sh continues it" in read_log(tmp_path)[-1]
-
-
-def test_a_request_that_vanishes_while_it_is_read_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / CONTROL_FILE).write_text('{"request": "pause"}')
-    open_file = Path.open
-
-    def vanish(self: Path, *args: Any, **options: Any) -> Any:
-        self.unlink()
-        return open_file(self, *args, **options)
-
-    monkeypatch.setattr(Path, "open", vanish)
-    assert read_request(tmp_path) is None

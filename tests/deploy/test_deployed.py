@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,15 @@ import torch
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
-from flwr.app import Message
 
 from fedattune import Federation, Result, fit, load_model
 from fedattune.cli import main
 from fedattune.deploy.operate import programs
 from fedattune.deploy.operate.audit import AuditLog
 from fedattune.deploy.secagg.session import STEPS
-from fedattune.deploy.server.server_app import run_server
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import prepare_data
-from flower import faulty_app
 from flower.harness import Deployment, ports, wait_until
-from flower.in_process import InProcessGrid
 
 pytestmark = [
     pytest.mark.deployed,
@@ -211,70 +206,6 @@ def test_a_node_that_is_killed_is_missed_and_comes_back(tmp_path: Path) -> None:
 
 
 FAULTS = ("", "late@2", "nan@2", "shape@2,stale@3,version@4", "huge@3")
-REASONS = {
-    (2, 1): "node 'node-1' sent no reply within 30 seconds",
-    (2, 2): "uploaded values that are not finite",
-    (2, 3): "of shape (1, 6, 63), expected float32 of shape (1, 6, 64)",
-    (3, 3): "node 'node-3' replied for round 2, not 3",
-    (3, 4): "uploaded an update more than 5 times longer than usual",
-    (4, 3): "node 'node-3' sent no valid reply: its message has version 4 of the format, expected 1 to 3",
-}
-LOST = {("2", 101), ("2", 102), ("2", 103), ("3", 103), ("3", 104), ("4", 103)}
-"""Rounds and nodes of the same run whose answers get lost in place of being spoiled."""
-
-
-class Losing(InProcessGrid):
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        messages = list(messages)
-        numbers = list(super().push_messages(messages))
-        for number, message in zip(numbers, messages, strict=True):
-            data = message.metadata
-            if data.message_type == "train" and (data.group_id, data.dst_node_id) in LOST:
-                del self._replies[number]
-        return numbers
-
-
-def test_nodes_that_misbehave_are_named_and_change_nothing_else(tmp_path: Path) -> None:
-    options = {"clients": 5, "algorithms": "fedmcsa", "rounds": 4, "eval_every": 4, "round_timeout": 30}
-    with Trial(tmp_path / "trial", 5, faults=FAULTS, seconds=32, **options) as trial:
-        run = trial.run(timeout=150)
-        assert run.completed, run.output
-    result = trial.result("fedmcsa")
-    faults = {(r, who): why for r, who, why in result.store.faults()}
-    assert faults.keys() == REASONS.keys()
-    for key, reason in REASONS.items():
-        assert reason in faults[key]
-        assert reason in run.output
-        assert any(reason in note for note in result.notes)
-
-    app = tomllib.loads((trial.folder / "app/pyproject.toml").read_text(encoding="utf-8"))
-    config = app["tool"]["flwr"]["app"]["config"]
-    config |= {"run-folder": str(tmp_path / "run"), "poll": 0.001, "round-timeout": 0.05}
-    nodes = [
-        {
-            "data": str(trial.folder / f"data/node-{i}"),
-            "state": str(tmp_path / f"state/node-{i}"),
-        }
-        for i in range(5)
-    ]
-    (expected,) = run_server(Losing(faulty_app.app, nodes, config), config, None, lambda _: None)
-    for point in ("received", "trained"):
-        assert result.history[-1][point] == pytest.approx(expected.history[-1][point], abs=1e-5)
-    models, others = models_below(trial.folder, "fedmcsa"), models_below(tmp_path, "fedmcsa")
-    assert len(models) == 5
-    same_models(others.__getitem__, models)
-
-
-def test_the_operator_reads_the_error_of_the_server(tmp_path: Path) -> None:
-    with Trial(tmp_path / "trial", 2, algorithms="fedavg", rounds=2) as trial:
-        (trial.folder / "runs/deployment").mkdir(parents=True)
-        (trial.folder / "runs/deployment/mine.txt").touch()
-        run = trial.run(timeout=100)
-    assert run.code == 1
-    assert run.status == "finished:failed"
-    assert "fedattune: the run failed: ServerApp failed with exception: run-folder:" in run.output
-    assert "is not empty and holds no federation; take a new folder" in run.output
-    assert "Traceback" not in run.output
 
 
 def test_a_run_outlives_new_certificates_and_new_keys(tmp_path: Path) -> None:

@@ -61,23 +61,6 @@ def test_a_node_joins_a_run_of_every_method(case: Case, ragged: Federation, tmp_
     assert sorted(find_models(tmp_path, case.name)) == list("012345")
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "ditto"])
-def test_rounds_before_a_node_joins_are_those_of_the_others(
-    name: str, ragged: Federation, tmp_path: Path
-) -> None:
-    (joined,) = run(ragged, tmp_path / "joined", algorithms=name)
-    (others,) = run(ragged, tmp_path / "others", algorithms=name, groups=([0, 3], [1, 2, 4]))
-    last = max(r for r, _, scores in joined.store.scores("test") if scores.shape[1] == 5)
-    assert 1 <= last < 6
-    before, alone = (
-        {(r, point): scores for r, point, scores in one.store.scores("test") if r < last}
-        for one in (joined, others)
-    )
-    assert before
-    for key, scores in before.items():
-        assert scores == pytest.approx(alone[key])
-
-
 def test_a_newcomer_gets_the_global_model_and_the_others_keep_it(ragged: Federation, tmp_path: Path) -> None:
     """The evaluation after the last round without the newcomer already asks it."""
     (joined,) = run(ragged, tmp_path / "joined", algorithms="fedavg")

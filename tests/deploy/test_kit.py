@@ -5,7 +5,6 @@ import inspect
 import math
 import os
 import re
-import shutil
 import signal
 import ssl
 import stat
@@ -74,17 +73,6 @@ def test_all_files_are_returned_and_scripts_can_be_run(tmp_path: Path) -> None:
         assert text.endswith("\n")
         assert "{{" not in text
         assert str(tmp_path) not in text  # it can be moved
-
-
-@pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_scripts_are_shell(tmp_path: Path, shell: str) -> None:
-    for script in written(tmp_path).glob("*.sh"):
-        subprocess.run([shell, "-n", script], check=True)
-
-
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
-def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
-    subprocess.run(["shellcheck", "-x", *sorted(written(tmp_path).glob("*.sh"))], check=True, cwd=tmp_path)
 
 
 @pytest.mark.parametrize(

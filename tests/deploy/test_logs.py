@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import Federation, RunError
-from fedattune.deploy.logs import log_node, make_server_log, open_log
+from fedattune.deploy.logs import make_server_log, open_log
 from fedattune.deploy.node.files import report_error
 from fedattune.deploy.node.node import NodeRuntime
 from fedattune.training.backends.message import WorkerMessage
@@ -24,11 +24,6 @@ def forget_formats() -> Iterator[None]:
     yield
     for program in ("server", "node"):
         logging.getLogger(f"fedattune.{program}").handlers = []
-
-
-def test_text_is_a_sentence_after_the_name(capsys: pytest.CaptureFixture[str]) -> None:
-    make_server_log("text", lambda _: {"round": 3})("round 3: node 'a' was offline")
-    assert capsys.readouterr().out == "fedattune: round 3: node 'a' was offline\n"
 
 
 @pytest.mark.parametrize(
@@ -88,22 +83,12 @@ def test_the_format_of_a_node_is_in_its_configuration_or_its_environment(
     assert "log-format" in read_line(**{"log-format": "xml"})
 
 
-def test_a_sentence_outside_a_nodes_program_is_text(capsys: pytest.CaptureFixture[str]) -> None:
-    logging.getLogger("fedattune.node").handlers = []
-    log_node("the state is damaged", without_data="damaged")
-    assert capsys.readouterr().out == "fedattune: the state is damaged\n"
-
-
 def test_the_error_that_ends_a_run_is_a_line_of_json(
     ragged: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RunError, match="got answers of 2 nodes"):
         run_deployed(
-            ragged,
-            tmp_path,
-            lost=lambda node, _: node == 101,
-            algorithms="fedavg",
-            log_format="json",
+            ragged, tmp_path, lost=lambda node, _: node == 101, algorithms="fedavg", log_format="json"
         )
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["level"] == "error"
@@ -126,11 +111,5 @@ def test_a_run_in_json_prints_nothing_else(
     token = json.loads((tmp_path / "run" / "federation.json").read_text())["token"]
     late = [line for line in server if line["level"] == "warning"]
     assert late
-    expected = {
-        "run": token,
-        "method": "fedavg",
-        "seed": 0,
-        "round": 2,
-        "node": "node-1",
-    }
+    expected = {"run": token, "method": "fedavg", "seed": 0, "round": 2, "node": "node-1"}
     assert [line for line in late if not expected.items() <= line.items()] == []

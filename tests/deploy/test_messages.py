@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 from flwr.app import Message
 
 from conformance.test_conformance import RUN
-from fedattune import Algorithm, Federation, Result, fit
+from fedattune import Algorithm, Federation, fit
 from fedattune.client import SGD
 from fedattune.core.algorithm import ServerUpdate
 from fedattune.core.params import Params
@@ -23,7 +23,6 @@ from fedattune.core.payload import Broadcast, LocalState, Payload, ServerState
 from fedattune.core.selectors import AllParameters
 from fedattune.deploy.server import backend
 from fedattune.deploy.server.backend import NodeBackend, NodeTransport
-from fedattune.runs.rows import RowStorage
 from flower.in_process import InProcessGrid
 from flower.runs import read_log, run_deployed, run_simulated
 from remote_runs import same_numbers
@@ -35,11 +34,6 @@ NODE = 101
 def read_head(message: Message) -> dict[str, Any]:
     head: dict[str, Any] = json.loads(str(message.content["head"]["json"]))
     return head
-
-
-def count_clients(result: Result, point: str) -> list[tuple[int, int]]:
-    """Return each evaluated round with its number of clients."""
-    return [(r, scores.shape[1]) for r, where, scores in result.store.scores("test") if where == point]
 
 
 def test_local_gets_a_second_chance_for_many_rounds(
@@ -88,14 +82,6 @@ def test_a_node_that_stays_away_is_waited_for_once(
     )
     assert [seconds for seconds in waits if seconds] == [pytest.approx(1, abs=0.1)]
     assert {client for _, client, _ in result.store.faults()} == {1, 2, 4}
-
-
-def test_the_log_names_the_round_of_an_accuracy_that_came_later(ragged: Federation, tmp_path: Path) -> None:
-    run_deployed(ragged, tmp_path, algorithms="fedavg", cohort=1.0, rounds=4, eval_every=2)
-    lines = [line for line in read_log(tmp_path) if line.startswith("fedavg, seed 0: round")]
-    ends = [line.partition(", accuracy ")[2].partition(" ")[2] for line in lines]
-    assert ends == ["", "", "after round 2", ""]
-    assert ["accuracy" in line for line in lines] == [False, False, True, True]
 
 
 @dataclass(frozen=True)
@@ -163,16 +149,3 @@ def test_a_method_that_cannot_take_newcomers_goes_on_without_them(ragged: Federa
     assert result.is_finished
     assert len(result.clients) == 5
     assert any("node-2' cannot join, as the method does not take" in line for line in read_log(tmp_path))
-
-
-def test_a_newcomer_for_whom_there_is_no_memory_cannot_join(
-    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        RowStorage, "choose", lambda settings, n, size, folder, **more: RowStorage(n, n > 5, folder, **more)
-    )
-    options = {"make_grid": make_late(tmp_path), "nodes": 2, "round_timeout": 20}
-    (result,) = run_deployed(ragged, tmp_path, algorithms="fedmcsa", **options)
-    assert result.is_finished
-    assert len(result.clients) == 5
-    assert any("clients cannot join a run whose clients are on disk" in line for line in read_log(tmp_path))

@@ -1,6 +1,5 @@
 """The state of a deployment while it runs: health, faults by kind, and the nodes for `fedattune watch`."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from fedattune.deploy.server import monitoring
 from fedattune.deploy.server.monitoring import RunMonitor
 from fedattune.runs.context import Progress
 from flower.in_process import InProcessGrid
-from flower.runs import read_log, run_deployed
+from flower.runs import run_deployed
 
 
 @pytest.fixture
@@ -58,14 +57,7 @@ def test_faults_are_counted_by_node_and_kind(ragged: Federation, tmp_path: Path,
         return node == 101 and message.metadata.group_id == "1"
 
     run_deployed(
-        ragged,
-        tmp_path,
-        algorithms="fedavg",
-        rounds=4,
-        eval_every=4,
-        cohort=6,
-        lost=lose,
-        make_grid=Faulty,
+        ragged, tmp_path, algorithms="fedavg", rounds=4, eval_every=4, cohort=6, lost=lose, make_grid=Faulty
     )
     ((_, looks),) = seen
     names = [node.name for node in looks[0][1]]
@@ -78,22 +70,6 @@ def test_faults_are_counted_by_node_and_kind(ragged: Federation, tmp_path: Path,
     assert [[node.name for node in nodes if not node.is_online] for _, nodes, _ in looks][2] == ["node-2"]
     assert [now.runs["fedavg", 0].absent for now, _, _ in looks] == [3, 2, 1, 0]
     assert not read_nodes(tmp_path / "run")  # the server has ended
-
-
-def test_a_dropped_upload_counts_for_its_node(ragged: Federation, tmp_path: Path, seen: Any) -> None:
-    run_deployed(ragged, tmp_path, algorithms="fedavg", rounds=3, cohort=6, largest_update=1.0001)
-    ((_, looks),) = seen
-    dropped = sum(n for (_, kind), n in looks[-1][0].faults.items() if kind == "dropped")
-    assert dropped == sum("its upload is dropped" in line for line in read_log(tmp_path)) > 0
-
-
-def test_methods_that_have_not_begun_are_waiting(ragged: Federation, tmp_path: Path, seen: Any) -> None:
-    run_deployed(ragged, tmp_path, algorithms="local,fedavg", rounds=2)
-    first = seen[0][1][0][2]
-    assert [(status.method, status.state) for status in first] == [
-        ("local", "running"),
-        ("fedavg", "waiting"),
-    ]
 
 
 def make_monitor(folder: Path) -> RunMonitor:
@@ -142,9 +118,3 @@ def test_health_names_a_run_without_progress_or_nodes(
     is_healthy, facts = monitor.describe_health()
     assert not is_healthy
     assert "expected one in 30 s" in facts["reason"]
-
-
-def test_a_fault_in_the_file_of_the_nodes_is_named(tmp_path: Path) -> None:
-    (tmp_path / "nodes.json").write_text(json.dumps({"nodes": [{"name": "a"}]}))
-    with pytest.raises(Exception, match=r"nodes\.json is damaged"):
-        read_nodes(tmp_path)

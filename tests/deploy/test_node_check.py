@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from data.nodes import csv, rows
 from fedattune import ConfigError
-from fedattune.core import checks
 from fedattune.core.checks import Finding
 from fedattune.data import Schema
 from fedattune.deploy.operate import check as deploy_check
@@ -117,25 +116,6 @@ def test_a_node_is_ready(node: Path, server: Server) -> None:
     ]
 
 
-def test_all_problems_of_a_table_at_once(node: Path) -> None:
-    lines = ["a,x,d,y", "a,20,q,n", "a,21,f,perhaps", *rows(20)]
-    csv(node.parents[1] / "ward.csv", lines)
-    found = broken(check(node))
-    assert len(found) == 3
-    assert "column 'age' is text with 'x' in data row 1" in found[0]
-    assert "column 'sex' holds 'd' in data row 1" in found[1]
-    assert "nor does it have 'q'" in found[1]
-    assert "target column 'ill' holds 'perhaps' in data row 3" in found[2]
-
-
-def test_columns_that_are_not_there(node: Path) -> None:
-    csv(node.parents[1] / "ward.csv", ["1,f", "2,m"], "agee,sex")
-    found = broken(check(node))
-    assert len(found) == 2
-    assert "no column 'age'; did you mean 'agee'?" in found[0]
-    assert "no column 'ill'" in found[1]
-
-
 def test_configurations_that_cannot_be(node: Path) -> None:
     node.write_text('data = "ward.csv"\nnam = "a"\nconsent = "maybe"\n')
     text = "\n".join(broken(check(node)))
@@ -188,37 +168,6 @@ def test_rules_that_refuse_the_run(node: Path) -> None:
     assert broken(check(node)) == []
 
 
-def test_a_run_with_a_method_of_the_operators_own(node: Path) -> None:
-    write_app(node, APP.replace("local", "ours"))
-    (note,) = (one for one in check(node) if one.name == "run")
-    assert note.state == "note"
-    assert "'ours'" in note.value
-
-
-@pytest.mark.parametrize("text", ["tool = 3", "[tool.flwr.app]\nconfig = 3", "[tool]\nflwr = [1]"])
-def test_an_app_that_is_no_table(text: str, node: Path) -> None:
-    file = write_app(node, text)
-    with pytest.raises(ConfigError) as caught:
-        check(node)
-    assert str(file) in str(caught.value)
-    assert "expected the table [tool.flwr.app.config]" in str(caught.value)
-
-
-def test_a_fraction_that_is_no_number(node: Path) -> None:
-    write_app(node, f'{APP}test = "much"\n')
-    assert "test is 'much', expected a number" in only(check(node))
-
-
-def test_a_missing_name_and_the_problems_of_the_table(node: Path) -> None:
-    node.write_text('data = "ward.csv"\n')
-    csv(node.parents[1] / "ward.csv", ["a,20,f,", "a,21,q,perhaps", *rows(20)])
-    found = "\n".join(broken(check(node)))
-    assert "'sex' holds 'q'" in found
-    assert "'ill' lacks 1 of" in found
-    assert "'ill' holds 'perhaps' in data row 2" in found
-    assert "needs the client's name" in found
-
-
 def test_keys(node: Path) -> None:
     key = node.parents[1] / "keys" / "node-0"
     key.chmod(0o644)
@@ -265,28 +214,12 @@ def test_a_server_that_cannot_be_reached(node: Path, server: Server) -> None:
     assert "get certificates/ca.crt" in only(check(node, superlink=address))
 
 
-def test_an_expired_server(node: Path, tmp_path: Path) -> None:
-    write_certificate(tmp_path / "certificates", days=-1)
-    server = Server(tmp_path / "certificates" / "server.pem")
-    found = broken(check(node, superlink=server.address))
-    server.stop()
-    assert any(
-        "server: " in one and "certificate has expired" in one and "must renew it" in one for one in found
-    )
-
-
 @pytest.mark.parametrize(("ahead", "words"), [(-8, "ahead of the server's"), (400, "behind the server's")])
 def test_clocks_that_flower_refuses(ahead: float, words: str, node: Path, server: Server) -> None:
     server.ahead = ahead
     found = only(check(node, superlink=server.address))
     assert words in found
     assert "at most 5 s ahead and 305 s behind" in found
-
-
-@pytest.mark.parametrize("ahead", [-3, 0, 290])
-def test_clocks_that_flower_accepts(ahead: float, node: Path, server: Server) -> None:
-    server.ahead = ahead
-    assert broken(check(node, superlink=server.address)) == []
 
 
 def test_the_accepted_skew_is_flowers() -> None:
@@ -299,14 +232,3 @@ def test_the_accepted_skew_is_flowers() -> None:
 def test_another_version_of_flower(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "1.30.0")
     assert "version 1.30.0, expected ==1.41.0 -> install flwr==1.41.0" in only(check(node))
-
-
-def test_the_folder_of_the_state(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (node.parents[1] / "file").write_text("")
-    node.write_text('data = "ward.csv"\nname = "a"\nstate = "file"\n')
-    assert "state: cannot write into" in only(check(node))
-    node.write_text('data = "ward.csv"\nname = "a"\nmax-rounds = 3\n')
-    monkeypatch.setattr(checks, "MIN_FREE_BYTES", 1 << 60)
-    found = check(node)
-    assert "GiB free" in only(found)
-    assert any(one.value == "consent = given, max-rounds = 3" for one in found)

@@ -9,9 +9,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
-from fedattune import Federation, RunError
+from fedattune import RunError
 from fedattune.deploy.node.files import mark_current, report_error, retire_errors
-from flower.runs import find_models, run_deployed
 
 
 def test_errors_are_dated_and_kept_until_a_success(tmp_path: Path) -> None:
@@ -30,17 +29,6 @@ def test_errors_are_dated_and_kept_until_a_success(tmp_path: Path) -> None:
     assert (tmp_path / "error.old.log").exists()
 
 
-def test_an_error_that_cannot_be_written_leaves_the_old_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report_error(tmp_path, RunError("first"), {"kind": "train"})
-    text = (tmp_path / "error.log").read_text()
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-    report_error(tmp_path, RunError("second"), {"kind": "train"})
-    assert (tmp_path / "error.log").read_text() == text
-    assert "second" in capsys.readouterr().out
-
-
 def test_current_names_the_last_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for token in ("aaaa", "bbbb", "bbbb"):
         (tmp_path / token).mkdir(exist_ok=True)
@@ -50,11 +38,3 @@ def test_current_names_the_last_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Path, "symlink_to", lambda *_, **__: (_ for _ in ()).throw(OSError("no links")))
     mark_current(tmp_path, "cccc")
     assert json.loads((tmp_path / "current.json").read_text()) == {"folder": "cccc"}
-
-
-def test_a_node_finds_its_models_by_current(ragged: Federation, tmp_path: Path) -> None:
-    run_deployed(ragged, tmp_path, algorithms="fedavg", rounds=1)
-    models = list(tmp_path.glob("state-*/current/fedavg/seed-0/models/*.safetensors"))
-    assert {file.resolve() for file in models} == {
-        file.resolve() for file in find_models(tmp_path, "fedavg").values()
-    }

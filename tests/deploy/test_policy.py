@@ -9,12 +9,9 @@ import pytest
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import ConfigError, Federation, RunError
-from fedattune.data import infer_schema
-from fedattune.data.node import NON_DATA_KEYS
 from fedattune.deploy.grid import MESSAGE_TYPES
 from fedattune.deploy.node import policy as policy_module
 from fedattune.deploy.node.policy import (
-    MaxBytesError,
     MaxRoundsError,
     MethodNotAllowedError,
     NodePolicy,
@@ -47,11 +44,6 @@ def test_rules_that_cannot_be() -> None:
     assert NodePolicy.read({"data": "x"}) == NodePolicy()
 
 
-def test_the_rules_are_known_keys_of_a_node() -> None:
-    """The reader of a node's data refuses unknown keys, and must know these."""
-    assert {field.alias for field in NodePolicy.model_fields.values()} <= set(NON_DATA_KEYS)
-
-
 def test_limits_of_a_message() -> None:
     rules = NodePolicy.read({"max-rounds": 3, "methods": "local, fedavg"})
     rules.check_run(["local", "fedavg"], 3)
@@ -59,18 +51,6 @@ def test_limits_of_a_message() -> None:
         rules.check_run(["local"], 4)
     with pytest.raises(MethodNotAllowedError, match=r"'fedrep', and this node allows only local, fedavg"):
         rules.check_run(["local", "fedrep"], 1)
-
-
-def test_sent_bytes_are_counted_over_messages(tmp_path: Path) -> None:
-    rules = NodePolicy.read({"max-bytes": 100})
-    rules.count_sent(tmp_path / "run", 60)
-    with pytest.raises(MaxBytesError, match="would have sent 110 bytes in this run, and it allows 100"):
-        rules.count_sent(tmp_path / "run", 50)
-    rules.count_sent(tmp_path / "run", 40)
-    rules.count_sent(tmp_path / "other run", 100)
-    (tmp_path / "run" / "sent.json").write_text("")
-    with pytest.raises(RunError, match=r"sent\.json is damaged"):
-        rules.count_sent(tmp_path / "run", 1)
 
 
 @pytest.mark.parametrize(
@@ -111,26 +91,6 @@ def test_a_server_that_repeats_a_round_trains_no_more_than_that(
     assert json.loads(count.read_text()) == {"rounds": 2}
 
 
-def test_a_node_that_asks_does_not_say_whether_its_data_fit_a_schema(
-    ragged: Federation, tmp_path: Path
-) -> None:
-    """A server could otherwise try schemas, and learn the classes and columns of the node."""
-    grid = with_rules(consent="ask")
-    schema = infer_schema(ragged).to_json()
-    other = json.dumps(json.loads(schema) | {"input_shape": [7]})
-    for one in (schema, other):
-        with pytest.raises(RunError, match=r"a node failed \(NotApprovedError"):
-            run_deployed(ragged, tmp_path, make_grid=grid, algorithms="fedavg", data_schema=one)
-    assert "input_shape" in (tmp_path / "state-1" / "error.log").read_text()
-    state = tmp_path / "state-1"
-    approve_shared(state, read_shared(state)[0])
-    problem = ConfigError("no column age")
-    ask = NodePolicy.read({"consent": "ask"})
-    assert ask.hide_problem(state, schema, problem) is problem
-    assert isinstance(ask.hide_problem(state, other, problem), NotApprovedError)
-    assert NodePolicy().hide_problem(state, other, problem) is problem
-
-
 @pytest.mark.parametrize(
     "kinds", [["state"], ["models"], ["keep"], ["evaluate", "models"], ["evaluate", "several"]]
 )
@@ -151,15 +111,6 @@ def test_a_server_cannot_ask_for_the_models_of_clients(
     run_deployed(ragged, tmp_path, algorithms="fedrep", rounds=1)
     assert sum("failed (ConfigError" in line for line in read_log(tmp_path)) >= 3
     assert "a node only trains and evaluates" in (tmp_path / "state-1" / "error.log").read_text()
-
-
-def test_the_server_names_the_limit_of_bytes(ragged: Federation, tmp_path: Path) -> None:
-    run_deployed(ragged, tmp_path, make_grid=with_rules(max_bytes=3000), algorithms="fedavg", rounds=3)
-    assert any("node 'node-1' failed (MaxBytesError" in line for line in read_log(tmp_path))
-    count = tmp_path / "state-1" / "current" / "sent.json"
-    assert json.loads(count.read_text())["bytes"] <= 3000
-    texts = [file.read_text() for file in (tmp_path / "state-1").glob("error*.log")]
-    assert any("max-bytes" in text for text in texts)
 
 
 def test_consent_is_for_exactly_this_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,11 +48,6 @@ def test_a_pause_that_is_no_time_is_refused(text: str, monkeypatch: pytest.Monke
         programs._read_seconds("FEDATTUNE_POLL", 0.5, 0.01, 60)
 
 
-def test_an_empty_pause_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDATTUNE_POLL", "")
-    assert programs._read_seconds("FEDATTUNE_POLL", 0.5, 0.01, 60) == 0.5
-
-
 @pytest.mark.parametrize(
     ("end", "code", "said"),
     [

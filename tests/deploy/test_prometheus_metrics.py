@@ -17,12 +17,10 @@ pytest.importorskip("prometheus_client", reason="metrics need prometheus-client"
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedattune import Federation, load_federation
-from fedattune.data import Schema
+from fedattune import Federation
 from fedattune.deploy.config import DeploymentOptions
 from fedattune.deploy.operate.kit import write_kit
 from fedattune.deploy.server.monitoring import MetricsCollector, RunMonitor, serve_metrics
-from fedattune.deploy.server.registration import Hello, NodeRegistry
 from fedattune.runs.context import Progress
 from flower.harness import free_ports
 from flower.runs import read_log, run_deployed
@@ -78,47 +76,6 @@ def test_metrics_are_the_results(ragged: Federation, tmp_path: Path, monkeypatch
         get(port, "/metrics")  # the run has ended
 
 
-def test_of_numbers_as_targets_there_is_an_rmse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = tmp_path / "prices.csv"
-    rows = [f"city{i % 4},{50 + i % 30},{300_000 + 50_000 * (i % 4) + 1500 * (i % 30)}" for i in range(80)]
-    table.write_text("\n".join(["city,area,price", *rows]) + "\n")
-    prices = load_federation(table, client_column="city", target="price")
-    seen: list[dict[tuple[str, tuple[str, ...]], float]] = []
-    record = RunMonitor.record_progress
-
-    def record_and_look(self: RunMonitor, progress: Progress, absent: int, **options: Any) -> None:
-        record(self, progress, absent, **options)
-        families = MetricsCollector(self).collect()
-        samples = [sample for family in families for sample in family.samples]
-        seen.append(
-            {(one.name, tuple(one.labels[key] for key in sorted(one.labels))): one.value for one in samples}
-        )
-
-    monkeypatch.setattr(RunMonitor, "record_progress", record_and_look)
-    (result,) = run_deployed(prices, tmp_path, algorithms="local", groups=[[0, 3], [1, 2]])
-    run = ("local", "0")
-    assert seen[-1]["fedattune_rmse", run] == pytest.approx(result.metrics["rmse_uniform"], rel=1e-6)
-    assert ("fedattune_accuracy", run) not in seen[-1]
-
-
-def test_a_node_without_a_name_is_not_named_by_its_clients(tmp_path: Path) -> None:
-    schema = Schema(classes=("a", "b"), input_shape=(2,)).to_json()
-    hellos = [
-        Hello(name=name, clients=({"name": client, "sizes": (5, 0, 5)},), schema=schema)
-        for name, client in (("", "Mary"), ("north", "Ann"), ("north", "Eve"))
-    ]
-    deployment = DeploymentOptions(nodes=3)
-    monitor = RunMonitor(deployment, tmp_path)
-    monitor.begin_federation("abcd", NodeRegistry(hellos, deployment, 0), set())
-    nodes = {
-        sample.labels["node"]
-        for family in MetricsCollector(monitor).collect()
-        for sample in family.samples
-        if "node" in sample.labels
-    }
-    assert nodes == {"node 0", "north (1)", "north (2)"}
-
-
 def test_a_port_that_is_taken_is_said_once_and_the_run_goes_on(ragged: Federation, tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -171,15 +128,3 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_exist(tmp_path: Path) -> 
         assert used_names(query) <= known, query
     assert used_names(" ".join(queries)) == known  # the dashboard leaves nothing out
     assert len(rules) == 4
-
-
-@pytest.mark.parametrize(("config", "port"), [({}, 9300), ({"metrics-port": 9555}, 9555)])
-def test_prometheus_scrapes_the_port_of_the_run(config: dict[str, int], port: int, tmp_path: Path) -> None:
-    folder = write_monitoring(tmp_path / "kit", **config)
-    scrape = yaml.safe_load((folder / "prometheus.yml").read_text())
-    assert scrape["scrape_configs"][0]["static_configs"] == [{"targets": [f"127.0.0.1:{port}"]}]
-    assert all((folder / name).is_file() for name in scrape["rule_files"])
-
-
-def test_a_deployment_without_metrics_has_no_files_for_them(tmp_path: Path) -> None:
-    assert not write_monitoring(tmp_path / "kit", **{"metrics-port": 0}).exists()

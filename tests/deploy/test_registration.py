@@ -11,7 +11,7 @@ from pydantic import ValidationError
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 
-from fedattune import DataError, Federation, RunError, __version__
+from fedattune import DataError, Federation, RunError
 from fedattune.data import export_clients, infer_schema
 from fedattune.deploy.server.registration import Hello
 from federations import make_federation
@@ -29,17 +29,6 @@ def test_two_nodes_with_the_same_client_are_told(ragged: Federation, tmp_path: P
         run_deployed(ragged, tmp_path, algorithms="fedavg")
 
 
-def test_nodes_that_disagree_are_told(ragged: Federation, tmp_path: Path) -> None:
-    export_clients(ragged, tmp_path / "data", GROUPS)
-    shutil.rmtree(tmp_path / "data" / "node-2")
-    other = make_federation([30, 30], features=4)
-    export_clients(other, tmp_path / "other", [[0, 1]])
-    (tmp_path / "other" / "node-0").rename(tmp_path / "data" / "node-2")
-    with pytest.raises(RunError, match="got answers of 2 nodes, expected 3"):
-        run_deployed(ragged, tmp_path, algorithms="fedavg")
-    assert "input_shape" in (tmp_path / "state-2" / "error.log").read_text()
-
-
 def test_data_that_changed_since_the_run_began_are_refused(ragged: Federation, tmp_path: Path) -> None:
     run_deployed(ragged, tmp_path, algorithms="fedavg")
     shutil.rmtree(tmp_path / "run" / "fedavg")
@@ -49,12 +38,6 @@ def test_data_that_changed_since_the_run_began_are_refused(ragged: Federation, t
     assert any(
         "its clients differ from the clients at the start" in sentence for sentence in read_log(tmp_path)
     )
-
-
-def test_the_schema_of_the_nodes_is_taken_where_none_is_given(ragged: Federation, tmp_path: Path) -> None:
-    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", data_schema="")
-    same_numbers(run_simulated("fedavg", ragged), result, measured=False)
-    assert infer_schema(ragged).classes == tuple(result.facts["classes"])
 
 
 def test_a_hello_that_is_none_is_told(ragged: Federation, tmp_path: Path) -> None:
@@ -177,11 +160,3 @@ def test_a_bad_node_beyond_the_minimum_is_left_out_and_named(ragged: Federation,
     assert any(note.startswith(why) for note in result.notes)
     (again,) = run_deployed(ragged, tmp_path, algorithms="fedavg", nodes=2, make_grid=grid)
     assert again.notes == result.notes
-
-
-def test_versions_that_differ_a_little_are_noted(ragged: Federation, tmp_path: Path) -> None:
-    major, minor, *_ = __version__.split(".")
-    near = f"{major}.{int(minor) + 1}.0"
-    grid = rewrite({101: {"fedattune": near}})
-    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", make_grid=grid)
-    assert any(f"node 'node-1' has FedAttune {near}" in note for note in result.notes)

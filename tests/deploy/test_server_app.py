@@ -1,7 +1,6 @@
 """The ServerApp and ClientApp without a network: every method gives the simulator's numbers."""
 
 import gc
-import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
@@ -18,20 +16,8 @@ from filelock import FileLock
 from flwr.app import Context, Message, RecordDict
 
 from conformance.table import Case
-from conformance.test_conformance import RUN, every_method
-from fedattune import (
-    Algorithm,
-    ConfigError,
-    DataError,
-    Federation,
-    RunError,
-    fit,
-    load_federation,
-    load_model,
-    predict,
-)
-from fedattune.algorithms.fedmcsa import Attention
-from fedattune.client import SGD
+from conformance.test_conformance import every_method
+from fedattune import ConfigError, DataError, Federation, RunError, load_federation, predict
 from fedattune.deploy.grid import unpack_record
 from fedattune.deploy.node.client_app import make_client_app
 from fedattune.deploy.server import backend
@@ -50,20 +36,6 @@ def test_the_numbers_are_the_simulators(case: Case, ragged: Federation, tmp_path
     points = ("received", "trained") if case.name == "fedrod" else ("received", "trained", "global")
     same_numbers(run_simulated(case.name, ragged, case.same), result, points, measured=False)
     assert read_log(tmp_path)[0].startswith("6 clients at 3 nodes")
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "fedrep", "apfl"])
-def test_each_client_finds_its_model_on_its_node(name: str, ragged: Federation, tmp_path: Path) -> None:
-    (result,) = run_deployed(ragged, tmp_path, algorithms=name)
-    whole = run_simulated(name, ragged)
-    files = find_models(tmp_path, name)
-    assert sorted(files) == list("012345")
-    for client, file in files.items():
-        expected = whole.model(client).state_dict()
-        got = load_model(file).state_dict()
-        assert all(torch.allclose(v, got[k], atol=1e-12, rtol=0) for k, v in expected.items())
-    with pytest.raises(RunError, match="on its client's node"):
-        result.model("0")
 
 
 def test_a_nodes_model_predicts_for_new_rows_of_its_client(tmp_path: Path) -> None:
@@ -165,17 +137,6 @@ def test_messages_are_few(
     same_numbers(run_simulated(name, ragged, cohort=1.0), result)
 
 
-def test_local_goes_on_after_a_message_that_was_lost(ragged: Federation, tmp_path: Path) -> None:
-    """The clients of the node train later, and miss the round of the message."""
-    lost = iter([False] * 4 + [True] + [False] * 99)  # 3 hellos, then the second node's first message
-    (result,) = run_deployed(ragged, tmp_path, algorithms="local", lost=lambda *_: next(lost), cohort=1.0)
-    assert {(r, client) for r, client, _ in result.store.faults()} == {(1, i) for i in (1, 2, 4)}
-    points = [
-        (r, len(ids)) for r, point, ids, _ in result.store._read_evaluations("test") if point == "trained"
-    ]
-    assert points == [(1, 3), (2, 6), (3, 6), (4, 6)]
-
-
 class Killed(BaseException):
     """The server's process ends."""
 
@@ -207,60 +168,6 @@ def test_a_server_that_is_killed_goes_on(name: str, after: int, ragged: Federati
     gc.collect()  # a process that ends closes its files
     (result,) = run_deployed(ragged, tmp_path, algorithms=name)
     same_numbers(run_simulated(name, ragged), result, measured=False)
-
-
-@pytest.mark.parametrize("name", ["fedmcsa", "scaffold"])
-@pytest.mark.parametrize("after", [6, 9, 12])
-def test_a_killed_server_finds_nodes_that_it_had_not_asked_before(
-    name: str, after: int, ragged: Federation, tmp_path: Path
-) -> None:
-    """With two clients a round, one per node, and an evaluation at the end alone."""
-    left = iter(range(after))
-    config: dict[str, Any] = {
-        "algorithms": name,
-        "cohort": 2,
-        "eval_every": 4,
-        "groups": [[i] for i in range(6)],
-    }
-
-    def dies(*_: Any) -> bool:
-        if next(left, None) is None:
-            raise Killed
-        return False
-
-    with suppress(Killed):
-        run_deployed(ragged, tmp_path, lost=dies, **config)
-    gc.collect()
-    (result,) = run_deployed(ragged, tmp_path, **config)
-    assert not result.store.faults()
-    same_numbers(run_simulated(name, ragged, cohort=2, eval_every=4), result, measured=False)
-
-
-def test_some_clients_are_evaluated_as_in_the_simulation(ragged: Federation, tmp_path: Path) -> None:
-    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", eval_clients=2)
-    same_numbers(run_simulated("fedavg", ragged, eval_clients=2), result, measured=False)
-
-
-def test_a_method_of_the_users_own(ragged: Federation, tmp_path: Path) -> None:
-    own = {"mine": Algorithm(SGD(start="own"), Attention(unit="model", sigma=5.0))}
-    (result,) = run_deployed(ragged, tmp_path, algorithms="mine", custom=own)
-    same_numbers(fit(ragged, own["mine"], "dnn", model_options={"hidden": 6}, **RUN), result)
-
-
-def test_local_beside_a_method_gives_the_verdict(ragged: Federation, tmp_path: Path) -> None:
-    results = run_deployed(ragged, tmp_path, algorithms="local,fedmcsa", seeds=2)
-    assert [(r.algorithm, r.config["seed"]) for r in results] == [
-        ("local", 0), ("local", 1), ("fedmcsa", 0), ("fedmcsa", 1),
-    ]  # fmt: skip
-    content = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert content["verdict"]
-    assert content["verdict"] in read_log(tmp_path)
-    report = (tmp_path / "run" / "report.html").read_text()
-    assert "Labels of each client" not in report  # the server does not know them
-    again = run_deployed(
-        ragged, tmp_path, algorithms="local,fedmcsa", seeds=2
-    )  # finished: nothing is trained
-    assert [r.to_json() for r in again] == [r.to_json() for r in results]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tomllib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -107,27 +106,6 @@ def test_a_unit_writes_only_into_its_own_state(folder: Path, name: str) -> None:
         assert values["IPAddressAllow"] == ["localhost"]
 
 
-def test_a_unit_of_a_node_sees_the_files_that_compose_mounts(folder: Path) -> None:
-    seen = " ".join(unit(folder, "node@")["BindReadOnlyPaths"]).replace("-/", "/").split()
-    assert unit(folder, "node@")["TemporaryFileSystem"] == ["/srv/fedattune:ro"]
-    assert sorted(path.removeprefix("/srv/fedattune/") for path in seen) == [
-        "certificates/ca.crt",
-        "data/node-2",
-        "keys/node-2",
-        "nodes/2.toml",
-    ]
-    assert (folder / "nodes/2.toml").exists()
-
-
-@pytest.mark.parametrize("place", ["inside", "elsewhere"])
-def test_the_server_app_can_write_its_results(tmp_path: Path, place: str) -> None:
-    results, writable = ("a/b/c", "/srv/fedattune/a") if place == "inside" else (str(tmp_path / "fed"),) * 2
-    write_kit(tmp_path / "kit", config={}, nodes=[{}], results=results)
-    assert unit(tmp_path / "kit", "superexec")["ReadWritePaths"][0].split()[1] == writable
-    whole = [one for one in services(tmp_path / "kit")["superlink"]["volumes"] if not one.get("read_only")]
-    assert [one["source"] for one in whole][-1] == ("./a" if place == "inside" else results)
-
-
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
 def test_systemd_accepts_the_units(folder: Path, tmp_path: Path) -> None:
     units = tmp_path / "units"
@@ -200,16 +178,6 @@ def test_containers_have_no_rights(folder: Path) -> None:
             assert service["healthcheck"]["test"][0] == "CMD"
 
 
-def test_containers_start_in_an_order_that_works(folder: Path) -> None:
-    composed = services(folder)
-    for name, service in composed.items():
-        for other, need in service.get("depends_on", {}).items():
-            is_done = need["condition"] == "service_completed_successfully"
-            assert is_done == (composed[other]["restart"] == "no"), (name, other)
-            assert is_done or "healthcheck" in composed[other]
-    assert set(composed["node-1"]["depends_on"]) == {"proxy", "register"}
-
-
 def test_containers_see_only_what_they_need(folder: Path) -> None:
     composed = services(folder)
     assert mounts(composed["node-0"], read_only=True) == {
@@ -238,27 +206,3 @@ def test_containers_see_only_what_they_need(folder: Path) -> None:
             assert made_later.match(path) or (folder / path).exists(), (name, path)
         command = service["command"][0].removeprefix("./")
         assert command == "nginx" or command in mounts(service, read_only=True)
-
-
-def test_a_container_mounts_every_file_that_its_script_names(folder: Path) -> None:
-    """A script that starts to use another file fails here, and not in a container."""
-    for name in ("superlink", "register", "node-1"):
-        service = services(folder)[name]
-        seen = mounts(service, read_only=True) | mounts(service, read_only=False)
-        scripts = [path for path in seen if path.endswith(".sh")]
-        text = "".join((folder / script).read_text("utf-8") for script in scripts)
-        named = set(re.findall(r"(?:\./|\b)((?:\w+\.sh)|(?:certificates/[\w.]+(?:crt|pem|key)))\b", text))
-        missing = named - seen - {"certificates.sh"}
-        if name == "superlink":  # nodes.sh tells the operator of a node what to start there
-            missing -= {"node.sh"}
-        if name == "register":  # its scripts advise others
-            missing -= {"superlink.sh"}
-        assert not missing, name
-
-
-def test_the_image_gets_flower(folder: Path) -> None:
-    (extra,) = re.findall(r"tail -n 1\)\[(\w+)\]", (folder / "Dockerfile").read_text(encoding="utf-8"))
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))[
-        "project"
-    ]
-    assert any(need.startswith("flwr") for need in project["optional-dependencies"][extra])

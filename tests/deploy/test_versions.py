@@ -6,10 +6,6 @@ from fedattune import RunError
 from fedattune.deploy.server.registration import check_versions
 
 
-def test_the_same_version_has_no_note() -> None:
-    assert check_versions("1.4.2", "1.4.2", "node 'a'") == ""
-
-
 @pytest.mark.parametrize("theirs", ["1.4.1", "1.3.9", "1.5.0.dev1"])
 def test_a_minor_version_apart_is_noted(theirs: str) -> None:
     note = check_versions("1.4.2", theirs, "node 'a'")
@@ -21,10 +17,4 @@ def test_versions_further_apart_are_refused(theirs: str) -> None:
     with pytest.raises(
         RunError, match=rf"node 'a' has FedAttune {theirs} .* install FedAttune 1\.4\.2 there"
     ):
-        check_versions("1.4.2", theirs, "node 'a'")
-
-
-@pytest.mark.parametrize("theirs", ["", "new", "1"])
-def test_what_is_no_version_is_refused(theirs: str) -> None:
-    with pytest.raises(RunError, match=r"expected a version such as 1\.4\.2"):
         check_versions("1.4.2", theirs, "node 'a'")

@@ -13,7 +13,7 @@ from engine_rounds import EACH, NETWORKS, Watch, make_clients, train_round
 from torch import nn
 
 import fedattune
-from fedattune import Federation, Payload
+from fedattune import Federation
 from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.client import SGD, Proximal
 from fedattune.core.hardware import use_threads
@@ -23,41 +23,6 @@ from fedattune.engine.sequential import SequentialEngine
 from fedattune.engine.vectorized import VectorizedEngine
 
 aten = torch.ops.aten
-
-
-class LastIterate(SGD):
-    """Carries the model of the step before, which at first is the same tensor as the model."""
-
-    def begin(self, sent: Any, memory: Any, fresh: Any, job: Any) -> Any:
-        return sent.params, sent.params
-
-    def step(self, carry: Any, batch: Any, grad: Any, job: Any) -> Any:
-        w, last = carry
-        return w - 0.1 * grad(w, batch) + 0.5 * (w - last), w
-
-    def finish(self, carry: Any, sent: Any, memory: Any, job: Any) -> Any:
-        return Payload(carry[0], {"last": carry[1]}), {}
-
-
-@pytest.mark.parametrize("steps", [1, 2, 5])
-@pytest.mark.parametrize("is_serial", [False, True])
-@pytest.mark.parametrize("should_record", [False, True])
-def test_leaves_that_begin_as_one_tensor_and_part(steps: int, is_serial: bool, should_record: bool) -> None:
-    task, data = Task(NETWORKS["mlp"]().double()), make_clients([40, 13, 30])
-    want = train_round(SequentialEngine(task, data), task, 3, LastIterate(), steps=steps)
-    got = train_round(
-        VectorizedEngine(task, data, is_serial=is_serial, should_record=should_record),
-        task,
-        3,
-        LastIterate(),
-        steps=steps,
-    )
-    for a, b in (
-        (want.upload.params, got.upload.params),
-        (want.upload.extra["last"], got.upload.extra["last"]),
-    ):
-        for k in a:
-            torch.testing.assert_close(a[k], b[k], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", EACH)
@@ -141,34 +106,6 @@ def test_the_number_of_threads_does_not_change_the_result(name: str, kind: str) 
         )
 
 
-class Padding(SGD):
-    """Carries how much weight there was in batches with padding; the others leave it as it is."""
-
-    def begin(self, sent: Any, memory: Any, fresh: Any, job: Any) -> Any:
-        return sent.params, next(iter(sent.params.values())).new_zeros(())
-
-    def step(self, carry: Any, batch: Any, grad: Any, job: Any) -> Any:
-        w, c = carry
-        more = 0.001 * batch[2].sum() if len(batch) == 3 else 0.0
-        return w.map(lambda a, g: a - (0.05 + c) * g, grad(w, batch)), c + more if len(batch) == 3 else c
-
-    def finish(self, carry: Any, sent: Any, memory: Any, job: Any) -> Any:
-        return Payload(carry[0]), {}
-
-
-@pytest.mark.parametrize("kind", EACH)
-def test_what_only_steps_with_padding_move_reaches_the_others(kind: str) -> None:
-    task, data = Task(NETWORKS["mlp"]().double()), make_clients([40] * 4)
-    work = {"epochs": 3, "batch_size": 7}
-    want = train_round(
-        VectorizedEngine(task, data, is_serial=True, should_record=False), task, 4, Padding(), **work
-    )
-    with use_threads(2):
-        got = train_round(VectorizedEngine(task, data, **EACH[kind]), task, 4, Padding(), **work)
-    for k in task.params:
-        torch.testing.assert_close(want.upload.params[k], got.upload.params[k], rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("name", ["mlp", "conv"])
 def test_mixed_precision_trains_float32_weights_with_coarser_products(name: str) -> None:
     torch.manual_seed(0)
@@ -214,13 +151,6 @@ def test_operations_of_a_round_do_not_grow_with_the_clients_and_few_with_the_ste
     assert 10 <= per_step <= 40, longer.operations  # 38 when this was written, views included
 
 
-def test_a_round_never_copies_the_data_set() -> None:
-    seen = _watched(6, 4)
-    batch = 6 * 8 * 64
-    assert seen.largest < 6 * 400 * 64 / 2  # the data set has 6 * 400 samples of 64 values
-    assert seen.largest >= batch
-
-
 @pytest.mark.parametrize("classes_first", [False, True])
 def test_among_equal_logits_the_first_class_is_predicted(classes_first: bool) -> None:
     logits = torch.tensor([[2.0, 2.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 3.0, 2.0]]).expand(
@@ -233,36 +163,6 @@ def test_among_equal_logits_the_first_class_is_predicted(classes_first: bool) ->
     assert right.tolist() == [[True] * 4, [False] * 4]
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
     torch.testing.assert_close(losses.flatten(), expected)
-
-
-def test_what_is_not_a_number_is_not_right() -> None:
-    logits = torch.tensor([[torch.nan, 1.0], [torch.inf, 0.0], [1.0, 0.0]])
-    right, losses = score_samples(logits, torch.tensor([1, 0, 0]))
-    assert right.tolist()[0] is False
-    assert right.tolist()[2] is True
-    assert losses.isfinite().tolist() == [False, False, True]
-
-
-def test_a_group_that_runs_alone_takes_as_many_threads_as_are_fastest_and_the_same_random_numbers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-    data, results = make_clients([40] * 3), []
-    for threads in (1, 2):
-        seen: list[int] = []
-
-        def choose(what: str, sizes: Any, call: Any, most: int, seen=seen, threads=threads) -> int:
-            call() if threads == 2 else None  # as if measured
-            seen.append(most)
-            return threads
-
-        monkeypatch.setattr("fedattune.engine.vectorized.choose_threads", choose)
-        task = Task(network)
-        with use_threads(2):
-            engine = VectorizedEngine(task, data)
-            results.append(train_round(engine, task, 3, SGD(), steps=3).upload.params)
-        assert seen == [2]
-    assert all(torch.equal(results[0][k], results[1][k]) for k in results[0])
 
 
 def test_training_does_without_the_compiler() -> None:

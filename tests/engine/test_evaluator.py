@@ -68,28 +68,6 @@ def test_every_way_gives_the_scores_of_one_model_after_the_other(
     assert gathered.threads == (1 if way.endswith("one thread") else 2)
 
 
-def test_the_cost_of_a_call_comes_from_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compare(
-        what: str, sizes: tuple[int, ...], calls: Mapping[str, Callable[[], object]]
-    ) -> dict[str, float]:
-        for call in calls.values():
-            call()
-        assert list(calls) == ["16 samples", "512 samples"]
-        return {"16 samples": 116e-6, "512 samples": 612e-6}  # 100 µs a call, and 1 µs a sample
-
-    monkeypatch.setattr(evaluator, "compare", compare)
-    assert _make()[0]._samples_per_call == 100
-
-
-def test_without_measuring_a_call_costs_as_much_as_on_an_ordinary_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("FEDATTUNE_MEASURE", "off")
-    quick, _ = _make()
-    n_params = 64 * 8 + 8 + 8 * 3 + 3
-    assert quick._samples_per_call == evaluator.CALL_WORK // n_params
-
-
 def test_a_block_ends_where_its_padding_costs_more_than_a_call() -> None:
     sizes = [100, 96, 90, 50, 0, 49]
     assert _group_by_size(sizes, most=1000, most_padding=20) == [[0, 1, 2], [3, 5]]

@@ -42,20 +42,3 @@ def test_a_model_predicts_the_same_where_faster_calls_are_made(
     assert seen.operations["mkldnn._linear_pointwise.default"] == 1  # the second layer is too small
     assert seen.operations["aten.clone.default"] == 2  # channels beside each other, and back
     torch.testing.assert_close(got, net(x), rtol=1e-5, atol=1e-5)
-
-
-def test_calls_that_are_not_made_faster_stay_as_they_are() -> None:
-    x, w, image = torch.randn(30, 600), torch.randn(4, 600), torch.randn(2, 8, 6, 6)
-    functional = nn.functional
-    calls = (
-        lambda: functional.linear(input=x, weight=w, bias=None),
-        lambda: functional.linear(x, w[0]),
-        lambda: functional.max_pool2d(input=image, kernel_size=2),
-        lambda: functional.max_pool2d(image, 2, return_indices=True)[1],
-        lambda: functional.max_pool2d(image, 2, 2, 0, 1, False, True)[1],
-        lambda: torch.max_pool2d(image, 2),
-    )
-    for call in calls:
-        with torch.no_grad(), FastPrediction():
-            got = call()
-        torch.testing.assert_close(got, call(), rtol=1e-5, atol=1e-4)

@@ -28,16 +28,6 @@ def test_lanes_train_every_client_once_and_finish_with_the_longest(counts: list[
     assert max(len(lanes.clients) for lanes in groups) - min(len(lanes.clients) for lanes in groups) <= 1
 
 
-def test_what_a_lane_does_is_its_clients_batches_one_after_the_other() -> None:
-    import numpy as np
-
-    batches = [np.full((n, 1, 2), 10 * n) + np.arange(n)[:, None, None] for n in (3, 1, 2)]
-    (lanes,) = pack_lanes([3, 1, 2])
-    assert lanes.clients == [[0], [2, 1]]
-    index = batch_indices(lanes, batches)
-    assert index[:, :, 0, 0].T.tolist() == [[30, 31, 32], [20, 21, 10]]
-
-
 def test_a_short_batch_is_padded_and_a_lane_with_nothing_left_repeats_its_last_step() -> None:
     import numpy as np
 

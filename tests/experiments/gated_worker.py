@@ -1,7 +1,4 @@
-"""A worker process whose run waits after a round, so that what a test does then finds all runs in their middle.
-
-Workers import this file, because what a test replaces in its own process is not replaced in theirs.
-"""
+"""A worker process whose run waits after a round, so that what a test does then finds all runs in their middle."""
 
 from typing import Any
 
@@ -13,14 +10,7 @@ LONGEST_WAIT_S = 120.0
 
 
 def start_worker(round_: int, gate: Any, *state: Any) -> None:
-    """Start as every worker does; its runs tell of the round, and then wait for the gate.
-
-    Args:
-        round_: the round after which to wait.
-        gate: a semaphore, because who sets an event waits for all who wait for it, also for one that was killed.
-            None: wait for the request to stop.
-        *state: what the pool gives its workers.
-    """
+    """Start as every worker does; its runs tell of the round, and then wait for the gate."""
     pool._start_worker(*state)
     train = Job.train
 

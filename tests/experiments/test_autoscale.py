@@ -60,26 +60,3 @@ def test_when_it_pays(
         said.append(estimate.pays)
     assert any(said) == pays
     assert not pays or said.index(True) <= runner.MIN_TIMED_S / seconds + 1
-
-
-def test_finished_runs_and_little_memory_speak_against_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ragged: fedattune.Federation
-) -> None:
-    clock = Clock(monkeypatch, 8)
-
-    def decide() -> bool:
-        estimate = runner.SpeedupEstimate(todo)
-        estimate.start_run(todo[0])
-        for r in (1, 2, 3):
-            clock.now += 10
-            estimate.end_round(Progress(r, 100, None, 0.0))
-        return estimate.pays
-
-    todo = [job(tmp_path / str(i), ragged, 100) for i in range(2)]
-    assert decide()
-    monkeypatch.setattr(runner, "limit_to_memory", lambda n: 1)
-    assert not decide()
-    monkeypatch.setattr(runner, "limit_to_memory", lambda n: n)
-    todo[1].folder.mkdir(parents=True)
-    (todo[1].folder / "result.json").write_text("{}")
-    assert not decide()

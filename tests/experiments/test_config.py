@@ -7,8 +7,8 @@ import yaml
 
 from fedattune import ConfigError, Settings
 from fedattune.experiments.config import Experiment
-from fedattune.experiments.load import load_experiment, load_options, parse_set
-from fedattune.experiments.validate import assign_options, expand_names
+from fedattune.experiments.load import load_experiment, load_options
+from fedattune.experiments.validate import assign_options
 
 
 def file(tmp_path: Path, text: str) -> Path:
@@ -34,11 +34,6 @@ def test_a_file_says_where_results_go(tmp_path: Path) -> None:
     assert (output.out, output.json_file, output.quiet) == (Path("p"), Path("r.json"), True)
 
 
-def test_merged_keys_are_no_repetition(tmp_path: Path) -> None:
-    path = file(tmp_path, "set: {a: &a {x: 1, y: 2}, b: {<<: *a, x: 3}}")
-    assert load_experiment(path, {}).set == {"a.x": 1, "a.y": 2, "b.x": 3, "b.y": 2}
-
-
 def test_settings_in_python_are_checked_alike() -> None:
     with pytest.raises(ConfigError) as error:
         Settings.from_keywords(rounds=True, cohort=0, steps=1, epochs=2, lr=10**5000, ronds=3)
@@ -46,23 +41,9 @@ def test_settings_in_python_are_checked_alike() -> None:
         assert part in str(error.value)
 
 
-def test_empty_file_gives_defaults(tmp_path: Path) -> None:
-    assert load_experiment(file(tmp_path, ""), {}) == Experiment()
-
-
 def test_the_command_lines_unit_of_work_replaces_the_files(tmp_path: Path) -> None:
     found = load_experiment(file(tmp_path, "steps: 5"), {"epochs": "2"})
     assert (found.steps, found.epochs) == (None, 2)
-
-
-def test_a_bare_set_on_the_command_line_wins_over_a_named_one_in_the_file(tmp_path: Path) -> None:
-    found = load_experiment(file(tmp_path, "set: {fedmcsa.sigma: 1, lam: 2}"), {"set": {"sigma": 5}})
-    assert found.set == {"lam": 2, "sigma": 5}
-
-
-@pytest.mark.parametrize("value", ["[local, fedavg]", "'local,fedavg, local'"])
-def test_algorithms_as_list_or_text(tmp_path: Path, value: str) -> None:
-    assert load_experiment(file(tmp_path, f"algorithms: {value}"), {}).algorithms == ("local", "fedavg")
 
 
 def test_every_error_at_once_with_file_key_and_near_name(tmp_path: Path) -> None:
@@ -147,27 +128,6 @@ def test_yaml_round_trip(tmp_path: Path) -> None:
     assert again == one
     assert isinstance(again.cohort, float)
     assert yaml.safe_load(one.to_yaml())["steps"] is None
-
-
-def test_settings_of_a_seed() -> None:
-    settings = Experiment(rounds=3, seed=5).settings(7)
-    assert type(settings) is Settings
-    assert (settings.rounds, settings.seed) == (3, 7)
-
-
-def test_parse_set() -> None:
-    assert parse_set(["a.b=1e-3", "c=true", "d=null", "e=x=y", "f=", "g=[", "m=0.5"]) == {
-        "a.b": "1e-3", "c": True, "d": None, "e": "x=y", "f": None, "g": "[", "m": 0.5,
-    }  # fmt: skip
-    for wrong in ("sigma", "=3"):
-        with pytest.raises(ConfigError, match="expected option=value"):
-            parse_set([wrong])
-
-
-def test_all_stands_for_all_anywhere() -> None:
-    assert expand_names(("c", "all"), ["a", "b", "c"]) == ("c", "a", "b")
-    assert expand_names(("all", "x"), ["a", "b"]) == ("a", "b", "x")
-    assert expand_names(("b", "b"), ["a", "b"]) == ("b",)
 
 
 KNOWN = {

@@ -50,26 +50,6 @@ def test_the_others_go_on(cli: Cli, work: Path) -> None:
         assert (work / "o" / "report.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("runs", "verdict", "rows"),
-    [
-        ([("fedavg", 0)], "Nothing to compare: only local finished.", 2),
-        ([("local", 0)], "Nothing to compare: local, with which the others are compared, did not finish.", 2),
-        ([("local", 0), ("fedavg", 0)], "Nothing to compare: no method finished.", 1),
-    ],
-)
-def test_too_few_finish(
-    cli: Cli, work: Path, diverge: Callable[..., None], runs: list[tuple[str, int]], verdict: str, rows: int
-) -> None:
-    diverge(*runs)
-    done = cli("compare", "--algorithms", "local,fedavg", *FAST)
-    assert (done.code, done.err) == (1, "")
-    assert verdict in done.out
-    content = json.loads((work / "o" / "result.json").read_text())
-    assert (content["verdict"], len(content["table"])) == (verdict, rows)
-    assert [(one["algorithm"], one["seed"]) for one in content["failed"]] == runs
-
-
 def test_one_seed_fails(cli: Cli, work: Path, diverge: Callable[..., None]) -> None:
     diverge(("fedavg", 1))
     done = cli("compare", "--algorithms", "local,fedavg", *FAST, "--seeds", 2)
@@ -77,11 +57,6 @@ def test_one_seed_fails(cli: Cli, work: Path, diverge: Callable[..., None]) -> N
     assert "note: fedavg failed with seed 1: round 1: training diverged" in done.out
     content = json.loads((work / "o" / "result.json").read_text())
     assert [row["n_seeds"] for row in content["table"]] == [2, 1, 1]
-
-
-def test_nothing_fails(cli: Cli, work: Path) -> None:
-    assert cli("compare", "--algorithms", "local,fedavg", *FAST).code == 0
-    assert json.loads((work / "o" / "result.json").read_text())["failed"] == []
 
 
 def test_a_single_run_that_fails(cli: Cli, work: Path, diverge: Callable[..., None]) -> None:

@@ -20,15 +20,3 @@ def test_results_of_a_folder_without_its_settings_are_not_deleted(
     assert main(["compare", "--resume", str(out)]) != 0
     assert f"{run} is not empty and holds no run; take a new folder" in capsys.readouterr().err
     assert sorted(run.iterdir()) == before
-
-
-def test_an_empty_folder_of_a_run_that_was_killed_is_used(tmp_path: Path) -> None:
-    out, run = tmp_path / "o", tmp_path / "o/fedavg/seed-0"
-    assert main(["compare", *FAST, "--algorithms", "fedavg", "--out", str(out)]) == 0
-    for file in run.rglob("*"):
-        if file.is_file():
-            file.unlink()
-    for folder in sorted(run.rglob("*"), reverse=True):
-        folder.rmdir()
-    assert main(["compare", "--resume", str(out), "--quiet"]) == 0
-    assert (run / "result.json").exists()

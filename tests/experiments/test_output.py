@@ -82,17 +82,6 @@ def test_inputs_are_not_written_over(cli: Cli, work: Path) -> None:
         refused(cli("run", "--resume", "o", "--json", f"o/{name}"), f"{name}: this is a file of the run in")
 
 
-def test_a_link_is_written_through(cli: Cli, work: Path) -> None:
-    (work / "there").mkdir()
-    (work / "r.json").symlink_to("there/r.json")
-    for _ in range(2):  # absent, then present
-        assert cli("data", "show", "--json", "r.json").code == 0
-        assert (work / "r.json").is_symlink()
-        assert json.loads((work / "there" / "r.json").read_text())["data"] == "digits"
-    (work / "nowhere.json").symlink_to("none/r.json")
-    refused(cli("data", "show", "--json", "nowhere.json"), "there is no folder")
-
-
 def test_devices(cli: Cli, process: Cli, work: Path) -> None:
     assert cli("data", "show", "--json", "/dev/null").code == 0
     assert not Path("/dev/null").is_file()
@@ -117,30 +106,12 @@ def test_standard_output_that_is_a_file(process: Cli, work: Path) -> None:
     assert "partition hash" in text
 
 
-def test_a_partition_is_saved_only_when_all_is_well(cli: Cli, work: Path) -> None:
-    refused(cli("compare", "--model", "cnn", "--set", "cnn.width=0", "--save-partition", "s.json"), "width")
-    assert not (work / "s.json").exists()
-
-
 def test_a_file_called_like_a_data_set(cli: Cli, work: Path) -> None:
     (work / "digits").write_text("not a table")
     assert cli("run", *FAST, "--out", "o").code == 0
     assert "data: digits\n" in (work / "o" / "experiment.yaml").read_text()
     assert cli("run", "--resume", "o", "--quiet").code == 0
     assert "10 clients" in cli("data", "show", "--data", "digits", "--json", "digits").out  # it is no input
-
-
-def test_data_that_makes_as_many_clients(cli: Cli) -> None:
-    done = cli("data", "show", "--data", "synthetic", "--clients", 12)
-    assert done.code == 0, done.err
-    assert "synthetic: 12 clients" in done.out
-
-
-def test_where_results_go_by_a_file(cli: Cli, work: Path) -> None:
-    (work / "e.yaml").write_text("rounds: 1\nclients: 5\nout: o\njson: r.json\nquiet: true\n")
-    done = cli("run", "--config", "e.yaml")
-    assert (done.code, done.err) == (0, "")
-    assert (work / "r.json").read_text() == (work / "o" / "result.json").read_text()
 
 
 def test_rounds_to_an_accuracy(cli: Cli, work: Path) -> None:
@@ -162,21 +133,6 @@ def test_rounds_to_an_accuracy(cli: Cli, work: Path) -> None:
     plain = cli("compare", *FAST, "--algorithms", "fedavg", "--out", "p", "--json", "r.json")
     assert "rounds to" not in plain.out
     assert "rounds_to" not in json.loads((work / "r.json").read_text())["runs"][0]
-
-
-def test_rounds_to_is_kept_with_the_run(cli: Cli, work: Path) -> None:
-    compare = ("compare", *FAST, "--algorithms", "fedavg", "--rounds-to", 0.01, "--out", "o")
-    first = cli(*compare)
-    assert first.code == 0, first.err
-    (work / "o" / "result.json").unlink()  # as if it had been stopped before its end
-    for again in (("--resume", "o"), ("--config", "o/experiment.yaml", "--out", "p")):
-        done = cli("compare", *again, "--quiet", "--json", "r.json")
-        assert done.code == 0, done.err
-        assert " rounds to 1%" in done.out
-        content = json.loads((work / "r.json").read_text())
-        assert [run["rounds_to"] for run in content["runs"]] == [{"accuracy": 0.01, "round": 1}] * 2
-        assert "rounds to 1%" in (work / again[-1] / "report.html").read_text()
-    refused(cli("compare", "--resume", "o", "--rounds-to", 2), "--rounds-to: input should be")
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "many"])

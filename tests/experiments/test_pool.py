@@ -82,27 +82,6 @@ def test_the_same_numbers_and_rows(cli: Cli, work: Path) -> None:
     assert (again.code, again.err) == (0, "")
 
 
-def test_a_run_that_diverges_leaves_the_others_alone(cli: Cli, work: Path) -> None:
-    line = (
-        "--algorithms",
-        "local,fedprox,fedavg",
-        "--model",
-        "dnn",
-        "--set",
-        "fedprox.mu=1.0e+12",
-        "--quiet",
-    )
-    found = []
-    for n in (1, 2):
-        done = cli("compare", *line, *FAST, str(n), "--rounds", 12, "--processes", n)
-        assert (done.code, done.err) == (1, "")
-        assert "note: fedprox failed with seed 0: " in done.out
-        found.append(numbers(work / str(n) / "result.json"))
-    assert found[0] == found[1]
-    alone = ("run", "--algorithm", "fedprox", "--seeds", 2, *line[2:])
-    refused(cli(*alone, *FAST, "3", "--rounds", 12, "--processes", 2), "training diverged")
-
-
 MODEL = """
 import multiprocessing, os, warnings
 from torch import nn
@@ -167,15 +146,6 @@ def test_an_error_that_cannot_be_unpickled_keeps_its_text_and_its_traceback(
     assert "OddError: layer 1: too hot" in done.err
     assert "memory" not in done.err + done.out
     assert "in forward" in (work / "o" / "error.log").read_text()
-
-
-def test_processes_that_leave(cli: Cli, model: Callable[[str, str], str]) -> None:
-    done = cli(*TWO, "o", "--model", model("leaver", "os._exit(3)"))
-    assert done.code == 1, done.err
-    for name in ("local", "fedavg"):
-        assert (
-            f"note: {name} failed with seed 0: the process that trained it ended with exit code 3" in done.out
-        )
 
 
 ONCE = """try:
@@ -283,19 +253,6 @@ def test_interrupt_and_resume(cli: Cli, work: Path, whole: Any, both_at: Callabl
     done = cli("compare", "--resume", "o", "--processes", 2)
     assert done.code == 0, done.err
     assert numbers(work / "o" / "result.json") == whole
-
-
-def test_second_interrupt_stops_at_once(cli: Cli, work: Path, at: Callable[..., At]) -> None:
-    def insist() -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    at({"local"}, 2, insist)
-    done = cli(*SLOW, "--rounds", 4000, "--out", "o", "--processes", 2)
-    assert done.code == 130
-    assert done.err == "fedattune: interrupted; resume with: fedattune compare --resume o\n"
-    assert not multiprocessing.active_children()
-    assert not list((work / "o").glob(".*"))
 
 
 @linux

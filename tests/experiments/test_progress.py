@@ -21,19 +21,3 @@ def test_bars_of_finished_runs_go_when_the_terminal_is_full(
     shown = [str(task.description) for task in bar._bars.tasks if task.visible]
     assert shown[-2:] == ["trains 0", "trains 1"]
     assert len(shown) == seen
-
-
-@pytest.mark.parametrize("width", [100, 76, 60, 44])
-def test_nothing_is_cut_in_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("LINES", "30")
-    bar = ProgressBars()
-    bar.add_run("fedavg (seed 0)", 300)(Progress(299, 300, 0.9, 10.0))
-    console = bar._bars.console
-    with console.capture() as captured:
-        console.print(bar._bars.get_renderable())
-    (line,) = captured.get().splitlines()
-    assert "299/300" in line
-    assert "90.00%" in line
-    assert "…" not in line
-    assert ("━" in line) == (width >= 76)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import SLOW, Done, hospital_rows, numbers, wait_for, write_csv
+from cli_helpers import SLOW, Done, numbers, wait_for
 
 Cli = Callable[..., Done]
 
@@ -59,28 +59,6 @@ def test_kill_and_resume(
     assert numbers(work / "o" / "result.json") == whole
 
 
-def test_killed_while_a_folder_is_made(cli: Cli, work: Path) -> None:
-    assert cli("run", "--rounds", 2, "--clients", 5, "--out", "o", "--quiet").code == 0
-    seed = work / "o" / "fedmcsa" / "seed-0"
-    before = numbers(work / "o" / "result.json")
-    for path in seed.rglob("*"):
-        if path.is_file() and path.name != "environment.json":
-            path.unlink()
-    assert cli("run", "--resume", "o", "--quiet").code == 0
-    assert numbers(work / "o" / "result.json") == before
-
-
-def test_a_comparison_of_one_method_is_a_comparison(cli: Cli, work: Path) -> None:
-    line = ("--rounds", 1, "--clients", 5, "--quiet")
-    assert cli("compare", "--algorithms", "local", *line, "--out", "o").code == 0
-    done = cli("compare", "--resume", "o", "--quiet")
-    assert done.code == 0, done.err
-    assert "Nothing to compare" in done.out
-    assert "use fedattune compare --resume o" in cli("run", "--resume", "o").err
-    (work / "o" / "command.txt").unlink()
-    assert "start a new run" in cli("compare", "--resume", "o").err
-
-
 def test_interrupt_between_two_methods(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedattune.training import fit as trainer
 
@@ -108,14 +86,3 @@ def test_resume_with_other_data(cli: Cli, work: Path, broken: str) -> None:
     done = cli("run", "--resume", "o")
     assert done.code == 2
     assert "start a new run" in done.err
-
-
-def test_resume_from_another_folder(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_csv(work / "p.csv", hospital_rows(3))
-    table = ("--data", "p.csv", "--client-column", "hospital", "--target", "outcome")
-    assert cli("data", "show", *table, "--save-partition", "split.json").code == 0
-    done = cli("run", *table, "--partition", "split.json", "--rounds", 1, "--out", "o", "--quiet")
-    assert done.code == 0, done.err
-    (work / "elsewhere").mkdir()
-    monkeypatch.chdir(work / "elsewhere")
-    assert cli("run", "--resume", "../o", "--quiet").code == 0

@@ -54,7 +54,5 @@ def main(grid: Grid, context: Context) -> None:
 def train(message: Message, context: Context) -> Message:
     received = message.content["arrays"]["x"].numpy()
     said = {"name": f"{context.node_config['name']} in {os.path.basename(os.environ['FEDATTUNE_STATE'])}"}
-    content = RecordDict(
-        {"arrays": ArrayRecord({"x": Array(2 * received)}), "said": ConfigRecord(said)},
-    )
+    content = RecordDict({"arrays": ArrayRecord({"x": Array(2 * received)}), "said": ConfigRecord(said)})
     return Message(content, reply_to=message)

@@ -1,11 +1,4 @@
-"""A whole deployment in processes on this machine, by the scripts that users get.
-
-    with Deployment(folder, nodes=2) as deployment:
-        run = deployment.run(rounds=3)
-        assert run.completed, run.output
-
-Everything that was started is stopped at the end of the block, whatever happened in it.
-"""
+"""A whole deployment in processes on this machine, by the scripts that users get."""
 
 import contextlib
 import json
@@ -103,13 +96,7 @@ class Script:
 
 
 class Deployment:
-    """The server, nodes and a proxy of the deployment in `folder`.
-
-    Args:
-        nodes: started and waited for at the beginning of the block.
-        fast: with the shortest pauses that nodes can have; else exactly as users have it.
-        env: further variables for all programs.
-    """
+    """The server, nodes and a proxy of the deployment in `folder`."""
 
     def __init__(
         self, folder: Path, *, nodes: int = 0, fast: bool = True, env: Mapping[str, str] | None = None

@@ -15,10 +15,7 @@ SERVER_ID = 1
 
 
 class InProcessGrid(Grid):
-    """Nodes in this process, numbered from 100, each with its own configuration.
-
-    For tests, and to try a deployment before there is one. `lost` says of a node and a message whether it is lost.
-    """
+    """Nodes in this process, numbered from 100, each with its own configuration."""
 
     def __init__(
         self,

@@ -28,10 +28,7 @@ def run_deployed(
     own: Sequence[Mapping[str, Any]] = (),
     **config: Any,
 ) -> list[Result]:
-    """Run a deployment over nodes in this process, each with its data in files of its own; return the results.
-
-    `own` has further keys for the configuration of each node.
-    """
+    """Run a deployment over nodes in this process, each with its data in files of its own; return the results."""
     if not (folder / "data").exists():
         export_clients(federation, folder / "data", groups)
     run_config = {

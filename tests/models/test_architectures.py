@@ -54,26 +54,6 @@ def test_parameter_counts(name: str, shape: Any, classes: int, options: Any, cou
 SMALLEST = {"cnn": 16, "lenet": 16, "tf_cnn": 18, "mcmahan_cnn": 4, "reddi_cnn": 6, "digit_model": 4}
 
 
-@pytest.mark.parametrize("name", SMALLEST)
-def test_images_from_the_smallest_on(name: str) -> None:
-    """Also odd and oblong ones; one pixel less is refused."""
-    least = SMALLEST[name]
-    for size in [(least, least), (least + 1, least + 6), (least + 7, least + 3)]:
-        model = build_model(name, (2, *size), 3, {}).eval()
-        with torch.no_grad():
-            assert model(torch.zeros(1, 2, *size)).shape == (1, 3)
-    with pytest.raises(ConfigError, match=rf"{name}: images of .* needs {least}x{least} at least"):
-        build_model(name, (2, least + 5, least - 1), 3, {})
-
-
-@pytest.mark.parametrize("name", SMALLEST)
-def test_every_layer_but_the_last_has_a_relu(name: str) -> None:
-    model = build_model(name, (1, 28, 28), 10, {})
-    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear | nn.ReLU)]
-    assert all(isinstance(m, nn.ReLU) == (i % 2 == 1) for i, m in enumerate(layers))
-    assert isinstance(layers[-1], nn.Linear)
-
-
 def pictures(count: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Random pictures of three classes."""
     noise = torch.Generator().manual_seed(count)
@@ -111,32 +91,6 @@ def test_engines_train_every_network_alike(name: str, side: int, options: Any) -
     assert all((v[0] - first[k]).abs().max() > 0 for k, v in reference.models.items())
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_dropout_is_every_clients_own(engine: str) -> None:
-    """Equal clients with full batches train the same model without dropout, and different ones with it."""
-    split = {"train": pictures(6, 6), "test": pictures(3, 6)}
-    twins = fedattune.federation_from([split, split])
-    run: dict[str, Any] = {"rounds": 1, "steps": 2, "batch_size": 50, "engine": engine, "dtype": "float64"}
-    off = {"conv_dropout": 0, "fc_dropout": 0}
-    for options, same in [
-        (off, True),
-        (off | {"conv_dropout": 0.25}, False),
-        (off | {"fc_dropout": 0.5}, False),
-    ]:
-        models = fedattune.fit(twins, "local", "reddi_cnn", model_options=options, **run).models
-        gap = max((v[0] - v[1]).abs().max().item() for v in models.values())
-        assert gap < 1e-12 if same else gap > 1e-6
-
-
-def test_reddis_weights_start_glorot_normal() -> None:
-    """Deviation sqrt(2 / (inputs + outputs)): the first linear layer has 12 x 12 x 64 inputs and 128 outputs."""
-    model = build_model("reddi_cnn", (1, 28, 28), 62, {})
-    weight = next(m.weight for m in model.modules() if isinstance(m, nn.Linear))
-    assert weight.std().item() == pytest.approx((2 / (9216 + 128)) ** 0.5, rel=0.01)
-    assert weight.abs().max() > 4 * weight.std()  # a uniform distribution ends at 1.7 deviations
-    assert not any(p.any() for name, p in model.named_parameters() if name.endswith("bias"))
-
-
 def test_local_response_normalisation_is_tensorflows() -> None:
     """Inner channels of 64 equal channels of value 2 see 9; the first channel sees itself and 4 more."""
     model = build_model("mcmahan_cnn", (3, 32, 32), 10, {"lrn": True})
@@ -146,52 +100,6 @@ def test_local_response_normalisation_is_tensorflows() -> None:
     out = lrn[0](torch.full((1, 64, 1, 1), 2.0)).flatten()
     for channel, seen in [(0, 5), (4, 9), (32, 9), (63, 5)]:
         assert out[channel].item() == pytest.approx(2 / (1 + 0.001 / 9 * seen * 4) ** 0.75, rel=1e-6)
-
-
-def test_resnet_adds_its_shortcuts() -> None:
-    """One channel, one pixel, all weights 1, statistics untouched: every normalisation divides by sqrt(1 + 1e-5).
-
-    The first block turns x into x + s s x; the second multiplies by -1 first, and its inner ReLU leaves x alone. In the
-    other stages only shortcuts count: three of them go on from 1, 2 and 4 equal channels. The output is the mean of
-    the last eight, with one s each for the stem and the three shortcuts.
-    """
-    model = build_model("resnet18", (1, 1, 1), 1, {"stem": "3x3", "width": 1}).double().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            quiet = name.endswith("bias") or ("bn2" in name and "layer1" not in name)
-            parameter.fill_(0 if quiet else -1 if name == "layer1.1.conv1.weight" else 1)
-        model.get_parameter("fc.weight").fill_(1 / 8)
-        out = model(torch.tensor([3.0, -3.0], dtype=torch.float64).reshape(2, 1, 1, 1))
-    s = (1 + 1e-5) ** -0.5
-    assert out[0].item() == pytest.approx(3 * s**4 * (1 + s**2) * (1 * 2 * 4), rel=1e-12)
-    assert out[1].item() == 0  # the stem's ReLU
-    with torch.no_grad():
-        model.get_parameter("layer4.0.downsample.0.weight").fill_(-1)
-        assert model(torch.full((1, 1, 1, 1), 3.0, dtype=torch.float64)).item() == 0  # the block's last ReLU
-
-
-def test_resnets_convolutions_start_kaiming_normal() -> None:
-    """Deviation sqrt(2 / outputs): a 3x3 convolution to 512 channels has 9 x 512 of them."""
-    weight = build_model("resnet18", (3, 32, 32), 10, {}).state_dict()["layer4.0.conv1.weight"]
-    assert weight.std().item() == pytest.approx((2 / (9 * 512)) ** 0.5, rel=0.01)
-
-
-def test_resnets_stems() -> None:
-    """The 7x7 stem leaves 8x8 of 32x32, and the 3x3 stem leaves all; three stages halve both sides."""
-    for stem, first, last in [("7x7", 8, 1), ("3x3", 32, 4)]:
-        model = build_model("resnet18", (3, 32, 32), 10, {"width": 2, "stem": stem}).eval()
-        assert isinstance(model, nn.Sequential)
-        assert model[:4](torch.zeros(1, 3, 32, 32)).shape == (1, 2, first, first)
-        assert model[:8](torch.zeros(1, 3, 32, 32)).shape == (1, 16, last, last)
-
-
-def test_resnet_has_the_usual_names() -> None:
-    """20 convolutions, 20 normalisations of 5 tensors and a linear layer make 122 entries."""
-    names = build_model("resnet18", (3, 32, 32), 10, {"width": 2}).state_dict().keys()
-    assert len(names) == 20 + 20 * 5 + 2
-    assert {"conv1.weight", "bn1.running_mean", "layer1.0.conv1.weight", "layer1.0.bn2.bias"} <= names
-    assert {"layer2.0.downsample.0.weight", "layer4.0.downsample.1.weight", "fc.bias"} <= names
-    assert "layer1.0.downsample.0.weight" not in names
 
 
 def test_the_seed_alone_decides_the_initial_weights(ragged: Federation) -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +9,8 @@ import torch
 from torch import nn
 
 import fedattune
-from fedattune import Federation, ModelError
+from fedattune import Federation
 from fedattune.core.task import Task
-from fedattune.models import build_model
 from fedattune.models.recurrent import LstmLayer
 
 SENTENCES = ("the cat sat on a mat ", "my dog ran up a hill ")
@@ -32,16 +30,6 @@ def speakers(tmp_path_factory: pytest.TempPathFactory) -> Federation:
                 table.writerow([speaker, text[at : at + 10], text[at + 10]])
     options = {"tokens": "characters", "max_tokens": 10}
     return fedattune.load_federation(file, client_column="speaker", target="next", options=options)
-
-
-def test_the_network_has_the_size_of_leaf() -> None:
-    """80 characters, embedding 8, two layers of 256, dense to 80; two more rows are for other and no characters."""
-    model = build_model("char_lstm", (80,), 80, {})
-    layers = (8 + 256 + 1) * 4 * 256 + (256 + 256 + 1) * 4 * 256
-    assert sum(p.numel() for p in model.parameters()) == 82 * 8 + layers + 257 * 80
-    assert model(torch.full((2, 80), -1.0)).shape == (2, 80)
-    with pytest.raises(ModelError, match="expected a sequence of token numbers"):
-        build_model("char_lstm", (1, 8, 8), 3, {})
 
 
 def test_the_layer_is_that_of_pytorch() -> None:
@@ -69,15 +57,3 @@ def test_it_runs_on_every_engine(engine: Any, speakers: Federation) -> None:
     for name, value in runs[0].models.items():
         torch.testing.assert_close(value, runs[1].models[name], rtol=0, atol=1e-10)  # rounding of float64
     assert Task(runs[0].model(0)).find_vectorization_error((speakers.x[:3].double(), speakers.y[:3])) is None
-
-
-def test_it_learns_the_next_character(speakers: Federation, tmp_path: Path) -> None:
-    options = {"hidden": 16}
-    result = fedattune.fit(
-        speakers, "fedavg", "char_lstm", model_options=options, rounds=10, lr=1.0, eval_every=10
-    )
-    counts = speakers.label_counts().sum(axis=0)
-    assert (
-        result.metrics["acc_uniform"] > 2 * counts.max() / counts.sum()
-    )  # chance: the most frequent character
-    result.export(0, tmp_path / "model.safetensors")

@@ -1,12 +1,10 @@
 """Export models of every method in every format; check the files, the refusals and the command."""
 
 import json
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,8 +13,6 @@ import fedattune
 from conformance.table import CASES, Case
 from crafted import seal
 from fedattune import ConfigError, Federation, Result, RunError
-from fedattune.analysis.verdict.verdict import Verdict
-from fedattune.cli import export as command
 from fedattune.cli import main
 from fedattune.core.io import clean_file_name
 from fedattune.models import export as exporting
@@ -121,18 +117,6 @@ def test_batchnorm_and_dropout(dtype: str, kind: ExportFormat, ragged: Federatio
     assert outside(next(tmp_path.iterdir()))[1]["input"].startswith(f"{dtype} (batch, 5)")
 
 
-def test_images_in_onnx(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    clients = [
-        (torch.randint(0, 255, (24, 1, 16, 16), generator=generator).byte(), torch.arange(24) % 3)
-        for _ in range(3)
-    ]
-    data = fedattune.federation_from(clients)
-    options = {"width": 2, "features": 5}
-    result = fedattune.fit(data, "fedavg", "cnn", model_options=options, **(RUN | {"cohort": 2}))
-    check(result, "0", data, "onnx", tmp_path)
-
-
 class Changed(Normed):
     """The same weights in other code."""
 
@@ -152,15 +136,6 @@ def test_a_network_whose_code_has_changed_is_refused(ragged: Federation, tmp_pat
         fedattune.load_model(tmp_path / "m.safetensors", Changed(5, 3))
 
 
-def test_names_of_files_keep_letters() -> None:
-    assert [clean_file_name(one) for one in ("北京", "Zürich", 'St. "Anna" 1/2', "007")] == [
-        "北京",
-        "Zürich",
-        "St.__Anna__1_2",
-        "007",
-    ]
-
-
 def test_names_of_files_suit_every_system() -> None:
     """Windows has no file CON, whatever its suffix, none with these letters, and none that ends in a dot."""
     names = ["CON", "nul.ward", "Com1", "console", "ward.", 'a<b>c:d"e/f\\g|h?i*j']
@@ -173,26 +148,6 @@ def test_names_of_files_suit_every_system() -> None:
         "a_b_c_d_e_f_g_h_i_j",
     ]
     assert clean_file_name("京" * 200) == "京" * 33  # systems count bytes
-
-
-def test_a_network_of_ones_own(ragged: Federation, tmp_path: Path) -> None:
-    own = Normed(5, 3)
-    fit("fedavg", ragged, own, out=tmp_path / "run")
-    read = Result.load(tmp_path / "run")
-    with pytest.raises(RunError, match="of your own; give one as `module`"):
-        read.export("0", tmp_path / "m.pt2", "torch-export")
-    assert read.export("0", tmp_path / "m.pt2", "torch-export", own).max_difference < 1e-6
-    assert read.export(0, tmp_path / "m.safetensors", module=own).max_difference == 0
-
-
-def test_no_folder_of_this_machine_is_in_a_file(ragged: Federation, tmp_path: Path) -> None:
-    result = fit("fedavg", ragged)
-    source = str(Path(fedattune.__file__).parent).encode()
-    result.export("0", tmp_path / "m.onnx", "onnx")
-    assert source not in (tmp_path / "m.onnx").read_bytes()
-    result.export("0", tmp_path / "m.pt2", "torch-export")
-    with zipfile.ZipFile(tmp_path / "m.pt2") as file:
-        assert not any(source in file.read(name) for name in file.namelist())
 
 
 def test_what_predicts_otherwise_is_not_left_there(
@@ -340,30 +295,3 @@ def test_runs_that_cannot_be_exported(
     fit("fedavg", ragged, Normed(5, 3), out="own")
     assert "a Normed of your own" in failed(capsys, here / "own")
     assert not list(here.glob("*.safetensors"))
-
-
-@pytest.mark.parametrize(
-    ("verdict", "method", "why"),
-    [
-        (Verdict("", "yes", "fedavg"), "fedavg", "the verdict's"),
-        (Verdict("", "no", "fedavg"), "local", "does not help"),
-        (Verdict("", "undecided", "fedavg"), "fedavg", "best one by validation"),
-        (Verdict(""), "fedavg", "best one by validation"),
-    ],
-)
-def test_the_method_that_is_taken(
-    verdict: Verdict, method: str, why: str, ragged: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Choose by validation if the verdict is undecided."""
-    runs = [fit(name, ragged, rounds=rounds) for name, rounds in (("local", 1), ("fedavg", 20))]
-    assert np.mean([run.validation for run in runs[1:]]) > (runs[0].validation or 0)
-    monkeypatch.setattr("fedattune.analysis.verdict.verdict.reach_verdict", lambda *_, **__: verdict)
-    monkeypatch.setattr("fedattune.analysis.verdict.verdict.find_excluded", lambda _: {})
-    found = command.choose_method(runs)
-    assert found[0] == method
-    assert why in found[1]
-
-
-def test_training_alone_is_taken_where_it_is_best(ragged: Federation) -> None:
-    runs = [fit(name, ragged, rounds=rounds) for name, rounds in (("local", 20), ("fedavg", 1))]
-    assert command.choose_method(runs)[0] == "local"

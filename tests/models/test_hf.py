@@ -1,8 +1,6 @@
 """Pretrained networks: what is trained, mixed, sent and saved; texts, images and numbers; files and predictions."""
 
 import importlib.util
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,9 @@ from torch import nn
 import fedattune
 from fedattune import ConfigError, Federation, ModelError, Result, RunError
 from fedattune.cli import main
-from fedattune.core.params import find_component, find_layer
-from fedattune.core.selectors import Head, group_names
-from fedattune.core.task import Task, limit_samples
+from fedattune.core.params import find_layer
+from fedattune.core.selectors import Head
+from fedattune.core.task import Task
 from fedattune.data.tables import tokens as reading
 from fedattune.models import build_model
 from fedattune.models.pretrained import ImageNetwork, TextNetwork
@@ -100,17 +98,6 @@ def test_targets_are_chosen_by_the_end_of_their_names(texts: Federation, network
         make(texts, networks["distilbert"], targets="nothing")
 
 
-def test_new_weights_of_the_backbone_are_trained(
-    texts: Federation, networks: dict[str, str], tmp_path: Path
-) -> None:
-    """A network that was pretrained without the pooler gets a random one, which must not stay so."""
-    from transformers import AutoModelForMaskedLM
-
-    AutoModelForMaskedLM.from_config(TEXT_CONFIGS["bert"]()).save_pretrained(tmp_path)
-    assert "pretrained.bert.pooler.dense.weight" in Task(make(texts, str(tmp_path))).params
-    assert "pretrained.bert.pooler.dense.weight" not in Task(make(texts, networks["bert"])).params
-
-
 @pytest.mark.parametrize("unit", ["layer", "tensor"])
 def test_fedmcsa_has_one_matrix_per_adapter(unit: str, texts: Federation, networks: dict[str, str]) -> None:
     options = {"id": networks["bert"]}
@@ -120,13 +107,6 @@ def test_fedmcsa_has_one_matrix_per_adapter(unit: str, texts: Federation, networ
         f"pretrained.bert.encoder.layer.{i}.attention.self.{one}" for i in (0, 1) for one in ("query", "value")
     ]  # fmt: skip
     assert result.mixing.last()[components[0]].shape == (4, 4)
-
-
-def test_matrices_of_an_adapter_are_one_component() -> None:
-    names = ["a.lora_A.default.weight", "a.lora_B.default.weight", "b.weight", "b.bias", "scale"]
-    assert list(group_names(names, "tensor")) == ["a", "b.weight", "b.bias", "scale"]
-    assert list(group_names(names, "layer")) == ["a", "b", "scale"]
-    assert find_component("c.lora_embedding_A.default") == "c"
 
 
 @pytest.mark.parametrize("kind", TEXT_CONFIGS)
@@ -140,23 +120,6 @@ def test_engines_agree(kind: str, texts: Federation, networks: dict[str, str]) -
     for run in runs[1:]:
         for name, value in runs[0].models.items():
             torch.testing.assert_close(value, run.models[name], rtol=0, atol=1e-10)  # rounding of float64
-
-
-def test_recorded_steps_are_the_same(texts: Federation, networks: dict[str, str]) -> None:
-    options = {"id": networks["bert"], "dropout": 0.0}
-    more = {**RUN, "rounds": 1, "steps": 20}  # 80 steps of all clients: from 64 on steps are recorded
-    runs = [
-        fedattune.fit(texts, "fedavg", "hf", model_options=options, engine=one, dtype="float64", **more)
-        for one in ("auto", "sequential")
-    ]
-    for name, value in runs[0].models.items():
-        torch.testing.assert_close(value, runs[1].models[name], rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", ["local", "fedrep", "pfedme", "ditto"])
-def test_personal_methods(name: str, texts: Federation, networks: dict[str, str]) -> None:
-    result = fedattune.fit(texts, name, "hf", model_options={"id": networks["bert"]}, **RUN)
-    assert 0 <= result.metrics["acc_uniform"] <= 1
 
 
 def test_only_trained_weights_are_sent_and_saved(
@@ -213,15 +176,6 @@ def test_exports_predict_the_same(
     assert predictions.n_known == len(texts.y)
 
 
-def test_numbers_are_predicted_in_their_unit(table: Path, networks: dict[str, str], tmp_path: Path) -> None:
-    data = load(table, networks["bert"], "score")
-    result = fedattune.fit(data, "fedavg", "hf", model_options={"id": networks["bert"]}, **RUN)
-    file = result.save_models(tmp_path / "models")[0]
-    predictions = fedattune.predict(file, table)
-    assert predictions.values is not None
-    assert predictions.metrics["rmse"] < 3  # scores lie between -3 and 4
-
-
 @pytest.mark.parametrize("tuning", ["lora", "head", "all"])
 @pytest.mark.parametrize("kind", IMAGE_CONFIGS)
 def test_images(kind: str, tuning: str, images: Federation, networks: dict[str, str], tmp_path: Path) -> None:
@@ -274,16 +228,6 @@ def test_missing_tokens_do_not_count(texts: Federation, networks: dict[str, str]
             torch.testing.assert_close(model(x), model(longer), rtol=0, atol=1e-6)
 
 
-def test_a_network_without_a_client_axis(
-    texts: Federation, networks: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TextNetwork, "_accepts_square_mask", lambda *_: False)
-    options = {"id": networks["bert"]}
-    fedattune.fit(texts, "fedavg", "hf", model_options=options, **RUN)
-    with pytest.raises(ModelError, match=r"vectorized engine \(.*use --engine sequential"):
-        fedattune.fit(texts, "fedavg", "hf", model_options=options, engine="vectorized", **RUN)
-
-
 def test_wrong_inputs_are_explained(
     table: Path, texts: Federation, networks: dict[str, str], tmp_path: Path
 ) -> None:
@@ -319,27 +263,6 @@ def test_missing_packages_are_named(
     monkeypatch.setattr(reading, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="needs transformers and peft"):
         make(texts, networks["bert"])
-
-
-def test_the_libraries_are_imported_only_where_they_are_used() -> None:
-    code = "import sys, fedattune.models, fedattune.cli; sys.exit(bool({'transformers', 'peft'} & {*sys.modules}))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_large_activations_limit_the_samples_of_a_call(networks: dict[str, str]) -> None:
-    model = build_model("hf", (8,), 2, {"id": networks["bert"]})
-    assert isinstance(model, TextNetwork)
-    assert limit_samples(model, 4096, 8) == 4096
-    model.activations_per_value = 1 << 20
-    assert limit_samples(model, 4096, 8) == 16
-    assert limit_samples(nn.Linear(2, 2), 4096, 8) == 4096
-    assert Task(model).is_fastest_alone
-
-
-def test_dropout_rates(texts: Federation, networks: dict[str, str]) -> None:
-    model = make(texts, networks["bert"], dropout=0.25)
-    rates = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
-    assert rates == {0.25}
 
 
 def test_the_command_line_from_texts_to_predictions(
@@ -392,15 +315,6 @@ def test_a_deployment_carries_the_tokens_in_its_schema(
     assert runtime.answer(WorkerMessage({"kind": "hello"})).head["kind"] == "hello"
     assert runtime.schema.tokens == {"text": networks["bert"]}
     assert runtime.federation.input_shape == (8,)
-
-
-def test_baselines_of_features_are_refused(
-    table: Path, networks: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--data", str(table), "--client-column", "client", "--target", "label", "--baseline", "sklearn"]
-    options = ["--set", "table.tokens=characters", "--set", "features=text", "--model", "char_lstm"]
-    assert main(["compare", *words, *options]) == 2
-    assert "--baseline sklearn: token numbers are no features" in capsys.readouterr().err
 
 
 def test_the_texts_are_those_that_the_script_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

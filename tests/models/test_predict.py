@@ -18,7 +18,6 @@ import fedattune
 from data.image_files import pictures, write
 from fedattune import ConfigError, DataError, Federation, Result, RunError
 from fedattune.cli import main
-from fedattune.data import export_clients, load_node
 
 HOSPITALS = Path(__file__).parents[2] / "examples" / "hospitals.csv"
 RUN: dict[str, Any] = {"rounds": 2, "steps": 2, "lr": 0.1}
@@ -82,31 +81,6 @@ def test_the_runs_own_rows(suffix: str, run: Path, hospitals: Federation, tmp_pa
         assert found.accuracy == getattr(result.clients[number], result.evaluation_point)
         assert (found.n_known, found.classes) == (len(test), hospitals.classes)
         assert found.labels == [hospitals.classes[k] for k in wanted.argmax(1)]
-
-
-def test_the_constants_by_hand(file: Path, hospitals: Federation) -> None:
-    """Median, mean and deviation are those of the client's own training rows, of nobody else's."""
-    rows = read_rows(HOSPITALS)
-    train = [rows[i] for i in hospitals.clients[2].train]
-    assert {row["hospital"] for row in train} == {"H03"}
-    card = json.loads(fedattune_card(file))
-    assert set(card["preparation"]) == {
-        "age",
-        "pulse",
-        "systolic",
-        "temperature",
-        "lactate",
-        "crp",
-        "sodium",
-    }
-    for column, got in card["preparation"].items():
-        values = [float(row[column]) for row in train if row[column]]
-        median = statistics.median(values)
-        filled = [float(row[column]) if row[column] else median for row in train]
-        assert got["median"] == median
-        assert got["mean"] == pytest.approx(statistics.fmean(filled), rel=1e-12)
-        assert got["deviation"] == pytest.approx(statistics.pstdev(filled), rel=1e-9)
-    assert any(not row["lactate"] for row in train)
 
 
 def fedattune_card(file: Path) -> str:
@@ -193,31 +167,6 @@ def test_rows_that_the_model_does_not_know(change: Cells, message: str, tmp_path
         fedattune.predict(model, write_rows(tmp_path / "new.csv", [row]))
 
 
-def test_a_category_called_na_is_one(tmp_path: Path) -> None:
-    """Parquet tells NA from a missing value; the same rows as CSV, where empty cells are missing, give the same."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    countries = ["NA", "DE", None, "null"]
-    n = 80
-    content = {
-        "site": [f"s{k // 40}" for k in range(n)],
-        "country": [countries[k % 4] for k in range(n)],
-        "age": [float(k % 13) for k in range(n)],
-        "y": ["yes" if k % 4 == 0 else "no" for k in range(n)],
-    }
-    table = tmp_path / "t.parquet"
-    parquet.write_table(pa.table(content), table)
-    rows = [{name: values[k] for name, values in content.items()} for k in range(n)]
-    text = write_rows(tmp_path / "t.csv", rows)
-    data = fedattune.load_federation(table, client_column="site", target="y")
-    fedattune.fit(data, "local", **RUN).export("s0", tmp_path / "m.safetensors")
-    found = [fedattune.predict(tmp_path / "m.safetensors", one) for one in (table, text)]
-    assert np.array_equal(found[0].probabilities, found[1].probabilities)
-    by_country = found[0].probabilities[0], found[0].probabilities[2]
-    assert not np.allclose(*by_country)  # NA is not a gap
-
-
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 def test_a_table_of_another_encoding(encoding: str, file: Path, tmp_path: Path) -> None:
     table = tmp_path / "new.csv"
@@ -226,30 +175,6 @@ def test_a_table_of_another_encoding(encoding: str, file: Path, tmp_path: Path) 
         fedattune.predict(file, table)
     with pytest.raises(DataError, match="is not UTF-8"):
         fedattune.load_federation(table, client_column="hospital", target="outcome")
-
-
-def test_accuracy_counts_rows_whose_class_is_known(tmp_path: Path) -> None:
-    _, _, model = small(tmp_path)
-    rows = [
-        {"size": k, "age": 20, "lab": "", "kind": "k1", "sick": sick}
-        for k, sick in enumerate(["yes", "no", "", "may"])
-    ]
-    found = fedattune.predict(model, write_rows(tmp_path / "new.csv", rows))
-    assert found.n_known == 2
-    assert found.target is not None
-    assert found.target.tolist() == [1, 0, -1, -1]
-    right = sum(a == b for a, b in zip(found.labels, ["yes", "no"], strict=False))
-    assert (found.n_correct, found.accuracy) == (right, right / 2)
-    assert any("holds 'may', which is no class of the model (known: no, yes)" in note for note in found.notes)
-
-
-def test_models_of_nodes_know_their_constants(hospitals: Federation, run: Path, tmp_path: Path) -> None:
-    """Clients that are handed out as files take their constants along, and nobody else's."""
-    folder = export_clients(hospitals, tmp_path, [[4, 2], [0]])[0]
-    federation = load_node({"data": str(folder)}, None, test=0.2, validation=0.1, seed=0).federation
-    assert set(federation.preparation) == {"H03", "H05"}
-    for name, constants in federation.preparation.items():
-        assert np.array_equal(constants, hospitals.preparation[name])
 
 
 def test_digits_from_columns_of_numbers(tmp_path: Path) -> None:
@@ -309,17 +234,6 @@ def test_images(tmp_path: Path) -> None:
         DataError, match=r"an image of shape \(1, 32, 32\) in data row 1, and the model needs"
     ):
         fedattune.predict(tmp_path / "m.safetensors", large)
-
-
-def test_a_model_in_float64(ragged: Federation, tmp_path: Path) -> None:
-    result = fedattune.fit(ragged, "fedavg", dtype="float64", **RUN)
-    rows = [{f"x{k}": v for k, v in enumerate(one)} for one in ragged.x[:9].double().tolist()]
-    table = write_rows(tmp_path / "new.csv", rows)
-    for suffix, kind in (("safetensors", "safetensors"), ("onnx", "onnx")):
-        result.export("0", tmp_path / f"m.{suffix}", kind)  # type: ignore[arg-type]
-        found = fedattune.predict(tmp_path / f"m.{suffix}", table).probabilities
-        assert found.dtype == np.float64
-        np.testing.assert_allclose(found, expected(result, ragged, "0", range(9)), atol=1e-12)
 
 
 def own(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
@@ -438,21 +352,3 @@ def test_bad_input_of_the_command(file: Path, tmp_path: Path, capsys: pytest.Cap
     refused("this is the data, which would be overwritten", file, "--data", new, "-o", new)
     refused("no such model file", tmp_path / "no.safetensors", "--data", new)
     refused("unknown option --dta", file, "--dta", new)
-
-
-def test_one_unknown_category_does_not_refuse_a_file(tmp_path: Path) -> None:
-    """Without a category for others, the column tells nothing of such a row; the other rows are as before."""
-    _, _, model = small(tmp_path)
-    rows = [{"kind": kind, "age": 3, "size": 3.5, "lab": 7} for kind in ("k2", "k3", "")]
-    alone = fedattune.predict(model, write_rows(tmp_path / "known.csv", rows[:1]))
-    found = fedattune.predict(model, write_rows(tmp_path / "new.csv", rows))
-    np.testing.assert_allclose(found.probabilities[0], alone.probabilities[0], atol=1e-6)
-    np.testing.assert_allclose(found.probabilities[1], found.probabilities[2], atol=1e-6)
-    assert not np.allclose(found.probabilities[1], found.probabilities[0], atol=1e-6)
-    assert any(
-        "holds 'k3' in 1 of 3 rows, no category of the model (known: k1, k2)" in note for note in found.notes
-    )
-    assert any(
-        "column 'kind' lacks 1 of 3 values, though none was missing in training" in note
-        for note in found.notes
-    )

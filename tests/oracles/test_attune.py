@@ -9,14 +9,9 @@ from torch import Tensor, nn
 
 import fedattune
 from fedattune import Federation, Params, Payload, Result
-from fedattune.algorithms.attune import (
-    EXPERTS,
-    AttuneClient,
-    AttuneServer,
-)
+from fedattune.algorithms.attune import EXPERTS, AttuneClient, AttuneServer
 from fedattune.algorithms.twins import PRIOR_ROWS, TwinModule
 from fedattune.core.payload import RoundContext, ServerState
-from fedattune.engine.batches import LocalTraining
 from oracles.quadratic import FRESH
 
 RUN: dict[str, Any] = {
@@ -107,45 +102,6 @@ def test_the_mean_update_is_stretched_where_updates_differ(stretch: float, expec
     assert read(state, "w") == pytest.approx([0, expected], abs=1e-15)
 
 
-def test_updates_that_cancel_each_other_out_move_nothing() -> None:
-    rule = AttuneServer()
-    state = serve(
-        rule, rule.init(vectors([0, 0]).rows(0), 2), vectors([1, 1], [-1, -1]), [5, 5], [1, 1], [1, 1]
-    )
-    assert read(state, "w") == [0, 0]
-
-
-def test_losses_stay_if_no_client_has_validation_rows() -> None:
-    rule = AttuneServer()
-    state = serve(
-        rule, rule.init(vectors([0, 0]).rows(0), 2), vectors([1, 1], [1, 1]), [5, 5], [3, 3], [1, 1]
-    )
-    state = serve(rule, state, vectors([1, 1], [1, 1]), [5, 5], [9, 9], [0, 0])
-    assert loss_of(state) == 3
-
-
-def test_clients_that_oppose_each_other_get_models_of_their_own() -> None:
-    """The two rows of the last layer move in opposite directions: likeness -1, so no model is shared.
-
-    F is 9: 2 x 1.5^2 + 2 x 1.5^2 between the groups, over (1 + 1) / 2 within.
-    """
-    rule, ids = AttuneServer(), torch.arange(4)
-    state = rule.init(Params(w=torch.zeros(2, 2, dtype=torch.float64)), 4)
-    one = torch.tensor([[-1.0, 0], [1, 0]], dtype=torch.float64)
-    updates = Params(w=torch.stack([one, -one, 3 * one, -one]))
-    state = serve(rule, state, updates, [1] * 4, [1] * 4, [1] * 4)
-    sent = rule.broadcast(state, ids)
-    # Clients 0 and 2 share their mean update 2 u; a = (1 + 9) / 2 / (2 x 4) is less than 1.
-    assert torch.equal(sent.payload.params["w"], torch.stack([2 * one, -one, 2 * one, -one]))
-    assert sent.mixing is not None
-    expected = torch.tensor([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]] * 2)
-    assert sent.mixing.weights["model"] == pytest.approx(expected)
-    together = AttuneServer(likeness=-1)
-    state = together.init(Params(w=torch.zeros(2, 2, dtype=torch.float64)), 4)
-    state = serve(together, state, updates, [1] * 4, [1] * 4, [1] * 4)
-    assert torch.unique(together.broadcast(state, ids).payload.params["w"], dim=0).shape[0] == 1
-
-
 # ----- weights of the experts
 
 
@@ -207,18 +163,6 @@ def test_a_client_without_validation_rows_uses_the_losses_of_the_others() -> Non
     guard, kept, _ = finish(rule, losses(0, own=0, shared=9), others, before)
     assert guard == pytest.approx([0.1, 0])  # own : shared is 3^3 : 3
     assert torch.equal(kept["mean"], before["mean"])
-
-
-def test_a_client_adds_its_rows_to_those_of_the_others_and_remembers_half() -> None:
-    rule, others = AttuneClient(rows=2.0), losses(0, own=log(3) / 2, shared=0)["mean"]
-    guard, kept, report = finish(rule, losses(1, own=0, shared=log(3)), others)
-    assert guard == pytest.approx([0.5, 0])  # own : shared is 3 : 3
-    guard, kept, report = finish(rule, losses(1, own=0, shared=3 * log(3)), others, kept)
-    assert kept["mean"][EXPERTS.index((1, 0))] == pytest.approx(2 * log(3))
-    assert guard == pytest.approx([0.25, 0])  # own : shared is 3^2 : 3
-    assert report["mean"][EXPERTS.index((1, 0))] == pytest.approx(
-        3 * log(3)
-    )  # the server has a memory of its own
 
 
 def test_predictions_are_a_mixture_of_probabilities() -> None:
@@ -286,38 +230,6 @@ def test_the_own_model_in_use_is_the_mean_of_the_last_rounds_steps(engine: str, 
         assert torch.allclose(used[k], steps[1][k], rtol=0, atol=1e-14)
 
 
-@torch.no_grad()
-def test_validation_rows_pass_each_model_once() -> None:
-    """Three predictions for seven experts share one pass."""
-    twin = TwinModule(nn.Linear(2, 3), 3, 0.5).double().eval()
-    passes: list[nn.Module] = []
-    for part in (twin.shared, twin.own):
-        part.register_forward_hook(lambda module, *_: passes.append(module))
-
-    class Loss:
-        def predict(self, w: Params, x: Tensor) -> Tensor:
-            return torch.func.functional_call(twin, dict(w), x)  # type: ignore[no-any-return]
-
-    w = Params({k: v.detach() for k, v in twin.named_parameters()})
-    x, y = torch.randn(4, 2, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
-    losses = AttuneClient()._score(w, (x, y), Loss())  # type: ignore[arg-type]
-    assert passes == [twin.shared, twin.own]
-    right = torch.stack([part(x).softmax(1)[torch.arange(4), y] for part in (twin.own, twin.shared)])
-    for expert, p in (((0.0, 0.0), right[0]), ((0.5, 0.0), right.mean(0)), ((1.0, 0.0), right[1])):
-        assert float(losses[EXPERTS.index(expert)]) == pytest.approx(float(-p.log().mean()))
-
-
-def test_the_guard_shared_predicts_as_the_shared_model_alone(ragged: Federation) -> None:
-    result = fit("attune", ragged, options={"guard": "shared"})
-    x = torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for i in range(ragged.n_clients):
-        module = result.model(i).double().eval()
-        assert isinstance(module, TwinModule)
-        with torch.no_grad():
-            alone = module.shared(x).softmax(1)
-            assert (module(x).exp() - alone).abs().max() < 1e-14  # the own model has a share of 1e-308
-
-
 def split(sizes: list[tuple[int, int]], *, flip: bool = False) -> Federation:
     """Clients with these numbers of training and validation rows; `flip` changes the labels of validation rows."""
     generator = torch.Generator().manual_seed(0)
@@ -363,27 +275,3 @@ def test_probing_sees_the_validation_rows_before_training(engine: str) -> None:
     assert torch.allclose(
         found["mean"], torch.stack(expected).mean(0), rtol=0, atol=1e-12
     )  # sums in another order
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_validation_rows_change_the_weights_and_no_model(engine: str) -> None:
-    one, other = (fit("attune", split(SIZES, flip=flip), cohort=4, engine=engine) for flip in (False, True))
-    for part in ("shared.", "own."):
-        assert all(torch.equal(v, only(other, part)[k]) for k, v in only(one, part).items())
-    share, changed = (only(result, "guard.")["share"] for result in (one, other))
-    assert (
-        (share - changed).abs() > 1e-4
-    ).all()  # also of client 3, which has the losses of the others alone
-
-
-def test_probed_batches_are_one_pass_over_the_validation_rows() -> None:
-    rule, training = AttuneClient(), LocalTraining(0, 1, 1, 0.1, 8, steps=2)
-    own = rule.init_local_state(Params(w=torch.zeros(1)))
-    samples, held_out = (torch.arange(first, last).numpy() for first, last in ((0, 30), (100, 111)))
-    batches, probed = training.choose_batches(rule, 0, samples, held_out, own)
-    assert probed is not None
-    assert sorted(probed[probed >= 0]) == list(held_out)
-    assert set(batches.flatten()) <= set(samples)
-    _, probed = training.choose_batches(rule, 0, samples, held_out[:0], own)
-    assert probed is not None
-    assert len(probed) == 0

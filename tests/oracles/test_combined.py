@@ -8,18 +8,12 @@ import pytest
 import torch
 
 import fedattune
-from fedattune import Algorithm, ClientUpdate, ConfigError, Federation, Participation, Result, ServerUpdate
-from fedattune.algorithms import ALGORITHMS, combined
-from fedattune.algorithms.apfl import APFLClient
-from fedattune.algorithms.combined import CLIENT_PARTS, SERVER_PARTS
+from fedattune import Algorithm, ConfigError, Federation, Participation, Result
+from fedattune.algorithms import combined
 from fedattune.algorithms.ditto import DittoClient
 from fedattune.algorithms.fedamp import AttentiveMixing, CosineMixing
-from fedattune.algorithms.fedavgm import HeavyBall
 from fedattune.algorithms.fedmcsa import Attention
-from fedattune.algorithms.fedopt import AdaptiveOptimizer
-from fedattune.algorithms.igfl import GlobalUpdateWrapper, GroupCorrection, UpdateAttention
-from fedattune.algorithms.perfedavg import PerFedAvgClient
-from fedattune.algorithms.pfedhn import PFedHNServer
+from fedattune.algorithms.igfl import UpdateAttention
 from fedattune.algorithms.pfedla import PFedLAServer
 from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.algorithms.scaffold import ControlVariateCorrection, ControlVariateWrapper
@@ -76,14 +70,6 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "mine"), METHODS, ids=lambda value: str(value)[:40])
-def test_what_is_a_known_method_is_defined_alike(
-    name: str, options: dict[str, Any], mine: dict[str, Any]
-) -> None:
-    made = combined(**mine)
-    assert replace(made, notes=()) == ALGORITHMS[name](**options)
-
-
 @pytest.mark.parametrize(
     ("name", "mine"),
     [
@@ -98,13 +84,6 @@ def test_what_is_a_known_method_runs_alike(name: str, mine: dict[str, Any], ragg
     known = fedattune.fit(ragged, name, "mlr", **RUN)
     result = fedattune.fit(ragged, "combined", "mlr", options=mine, **RUN)
     assert same(known, result)
-
-
-def test_fedamp_without_a_pull_is_its_server_with_sgd(ragged: Federation) -> None:
-    options = {"alpha": 0.05, "sigma": 2.0}
-    mine = {"server": "fedamp", "answer": True, **options}
-    result = fedattune.fit(ragged, "combined", "mlr", options=mine, **RUN)
-    assert same(fedattune.fit(ragged, "fedamp", "mlr", options={"lam": 0.0, **options}, **RUN), result)
 
 
 def same(a: Result, b: Result) -> bool:
@@ -155,14 +134,6 @@ def test_it_is_the_algorithm_of_its_parts(
     assert same(fedattune.fit(ragged, by_hand, "mlr", **RUN), result)
 
 
-@pytest.mark.parametrize("client", CLIENT_PARTS)
-@pytest.mark.parametrize("server", SERVER_PARTS)
-def test_judged_at_the_trained_model_unless_there_is_one_model_for_all(server: str, client: str) -> None:
-    one = server in ("average", "update_attention") and client in ("sgd", "prox", "scaffold")
-    made = combined(server=server, client=client)  # type: ignore[arg-type]
-    assert made.evaluation_point == ("received" if one else "trained")
-
-
 def test_an_option_that_no_part_has_is_refused(ragged: Federation) -> None:
     for options, said in (
         (
@@ -195,38 +166,3 @@ def test_the_run_says_which_parts_it_had(ragged: Federation, tmp_path: Path) -> 
         plain
         == "combined: server=mcsa, unit=tensor, sigma=50.0, weighting=samples, client=sgd, personal=none"
     )
-
-
-@pytest.mark.parametrize("client", CLIENT_PARTS)
-@pytest.mark.parametrize("server", SERVER_PARTS)
-def test_where_nothing_is_left_to_share_clients_train_alone(
-    server: str, client: str, ragged: Federation
-) -> None:
-    """Logistic regression is all classifier."""
-    options = {"server": server, "client": client, "personal": "head"}
-    result = fedattune.fit(ragged, "combined", "mlr", options=options, **RUN)
-    assert (result.bytes_up, result.bytes_down) == (0, 0)
-    assert any("all of this model stays on the clients" in note for note in result.notes)
-
-
-BOTH = SGD((ControlVariateCorrection(), GroupCorrection()))
-
-
-@pytest.mark.parametrize("server", [HeavyBall(), AdaptiveOptimizer(), PFedHNServer(embedding=2, hidden=4)])
-@pytest.mark.parametrize(
-    "client",
-    [BOTH, APFLClient(), PerFedAvgClient(), PFedMeClient(3.0, 2, 0.05), DittoClient(0.5, None, BOTH)],
-)
-def test_other_rules_that_the_page_lists_go_together(
-    client: ClientUpdate, server: ServerUpdate, ragged: Federation
-) -> None:
-    """Those that `combined` has no name for; with a head of its own, on both engines."""
-    corrected = "c" in client.required_extras
-    algorithm = Algorithm(
-        client, ControlVariateWrapper(GlobalUpdateWrapper(server)) if corrected else server, personal=Head()
-    )
-    reference, together = (
-        fedattune.fit(ragged, algorithm, "dnn", engine=e, **RUN) for e in ("sequential", "vectorized")
-    )
-    assert all((v - together.models[k]).abs().max() < 1e-12 for k, v in reference.models.items())
-    assert all(v.isfinite().all() for v in reference.models.values())

@@ -63,11 +63,6 @@ def test_ifca_averages_each_cluster_by_hand():
         assert matrix[0, 1] == matrix[1, 0] == matrix[1, 2] == 0
 
 
-def test_ifca_keeps_a_model_that_nobody_chose():
-    _, state = ifca_round([0, 0], [1.0, 3.0], [1, 1])
-    assert state["models"]["w"].flatten().tolist() == [2.0, 10.0]
-
-
 def test_ifca_trains_the_model_with_the_lowest_loss():
     """Losses are the distance from 8, so model 10 is better than model 0; a step of 0.5 from it gives 9.5."""
     rule = ALGORITHMS["ifca"]().client

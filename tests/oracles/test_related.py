@@ -17,7 +17,6 @@ from fedattune.algorithms.l2gd import L2GDClient, L2GDServer
 from fedattune.algorithms.mocha import RelationshipCorrection, TaskRelationship
 from fedattune.client import SGD, Proximal
 from fedattune.core.payload import RoundContext
-from federations import make_federation
 from oracles.quadratic import FRESH, W0, A, M, gradient, params, run
 
 RUN: dict[str, Any] = {"rounds": 4, "cohort": 6, "steps": 3, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
@@ -30,18 +29,6 @@ def fit(name: str, federation: Federation, options: Any = None, **more: Any) -> 
 
 def gap(a: Params, b: Params) -> float:
     return max((a[k] - v).abs().max().item() for k, v in b.items())
-
-
-def test_e14_ditto_without_lam_is_fedavg_and_local(ragged: Federation) -> None:
-    mine, average, alone = fit("ditto", ragged, {"lam": 0}), fit("fedavg", ragged), fit("local", ragged)
-    assert mine.trained_server
-    assert average.trained_server
-    assert gap(mine.models, alone.models) == 0
-    assert (
-        gap(cast(Params, mine.trained_server.state["w"]), cast(Params, average.trained_server.state["w"]))
-        == 0
-    )
-    assert mine.history[-1]["global"] == average.history[-1]["global"]
 
 
 def test_e14_ditto_on_a_quadratic() -> None:
@@ -142,34 +129,6 @@ def test_e14_l2gd_flips_the_coins_of_the_paper() -> None:
         assert counts[m] / 4000 == pytest.approx(p**m * (1 - p), abs=0.03)
 
 
-def test_e14_an_averaging_is_done_once() -> None:
-    """One that is sent again, because nobody answered in between, does nothing."""
-    rule = L2GDClient()
-    extra = {"average": Params(keep=torch.tensor(0.25).double(), number=torch.tensor(3.0).double())}
-    memory = {**rule.init_local_state(params(W0))}
-    upload, memory = run(rule, gradient, 0, 0.1, sent=A, extra=extra, memory=memory)
-    assert torch.allclose(upload.params["w"], 0.25 * W0 + 0.75 * A)
-    again, _ = run(rule, gradient, 0, 0.1, sent=A, extra=extra, memory=memory)
-    assert torch.equal(again.params["w"], upload.params["w"])
-
-
-def test_e14_l2gd_communicates_only_to_average(ragged: Federation) -> None:
-    """d values up and d + 2 down per client; what the last round averaged would be sent in the next one."""
-    for p in (0.3, 0.6):
-        result = fit("l2gd", ragged, {"p": p}, rounds=12)
-        averagings = list(result.mixing)
-        assert 0 < len(averagings) < 12
-        assert result.bytes_up == 8 * D * 6 * len(averagings)
-        assert result.bytes_down == 8 * (D + 2) * 6 * len([r for r in averagings if r < 12])
-    assert fit("l2gd", ragged, {"p": 0.0}).bytes_up == 0
-    assert gap(fit("l2gd", ragged, {"p": 0.0}).models, fit("local", ragged).models) == 0
-
-
-def test_e14_mocha_without_relation_is_local_with_l2(ragged: Federation) -> None:
-    mine = fit("mocha", ragged, {"lam1": 0, "lam2": 0.05})
-    assert gap(mine.models, fit("local", ragged, weight_decay=0.1).models) < 1e-14
-
-
 @pytest.mark.parametrize("omega", ["mean", "learned"])
 def test_e14_mocha_follows_its_regulariser(omega: Any) -> None:
     """The step is down the gradient of lam1 tr(W Omega W^T) + lam2 ||W||^2, taken by automatic differentiation."""
@@ -214,18 +173,6 @@ def test_e14_mocha_matrices() -> None:
     assert torch.allclose(zero, 2 * torch.eye(2, dtype=torch.float64))  # the authors' start: Sigma = I / m
 
 
-def test_e14_mocha_learns_its_matrix_without_diverging() -> None:
-    """Twelve clients, at the default weights; the tie makes a difference to training alone."""
-    clients = make_federation([40] * 12, seed=1)
-    longer = {"rounds": 20, "cohort": 12}
-    mine, alone = fit("mocha", clients, {"omega": "learned"}, **longer), fit("local", clients, **longer)
-    assert not any("diverged" in note for note in mine.notes)
-    assert mine.final["trained"]
-    assert alone.final["trained"]
-    assert mine.final["trained"]["loss_uniform"] < 1.1 * alone.final["trained"]["loss_uniform"]
-    assert gap(mine.models, alone.models) > 1e-3
-
-
 def test_e14_mocha_leaves_personal_tensors_out_of_the_relation() -> None:
     w = Params(head=W0, body=W0)
     sent = Payload(Params(head=W0, body=A), {"omega": Params(own=torch.tensor(0.5).double())})
@@ -235,13 +182,6 @@ def test_e14_mocha_leaves_personal_tensors_out_of_the_relation() -> None:
     moved = rule.step(carry, (), lambda w, batch: w.zeros(), job).w
     assert torch.equal(moved["head"], W0)
     assert torch.allclose(moved["body"], W0 - 0.2 * (A + 0.5 * W0))
-
-
-def test_e14_fedala_with_ones_is_fedavg(ragged: Federation) -> None:
-    mine, average = fit("fedala", ragged, {"eta": 0.0}), fit("fedavg", ragged)
-    for entry, other in zip(mine.history, average.history, strict=True):
-        for point in ("received", "trained"):
-            assert entry[point]["loss_uniform"] == pytest.approx(other[point]["loss_uniform"], abs=1e-12)
 
 
 def test_e14_fedala_with_zeros_keeps_the_old_upper_layers() -> None:

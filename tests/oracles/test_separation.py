@@ -9,13 +9,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedattune
-from conformance.problems import two_heads as two_rules
 from fedattune import Federation, Params, Result
 from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.fedrod import FedRoDNetwork
 from fedattune.algorithms.separation import (
     ConditionalPolicy,
-    FeatureAttention,
     FedAMNetwork,
     FedCPNetwork,
     SeparationModule,
@@ -48,39 +46,6 @@ def features(seed: int, shape: tuple[int, int] = (9, 4)) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_d1_both_shares_are_positive_and_sum_to_one() -> None:
-    torch.manual_seed(1)
-    u = features(0)
-    for module in (
-        FeatureAttention(4, 3, 4),
-        FeatureAttention(4, 3, 1),
-        ConditionalPolicy(4, noise=False),
-        ConditionalPolicy(4, noise=True),
-    ):
-        for mode in (True, False):
-            shares = module.double().train(mode)(u)
-            assert shares.shape[:2] == (9, 2)
-            assert (shares > 0).all()
-            assert torch.allclose(shares.sum(1), torch.ones_like(shares[:, 0]))
-    assert shares.shape == (9, 2, 4)
-
-
-@pytest.mark.parametrize("name", ["fedam", "fedcp"])
-def test_d2_global_parts_stay_as_received_while_training(name: str, ragged: Federation) -> None:
-    """And everything else moves: two rounds, so that what is received is not what the personal parts started as."""
-    options = {"hidden": 5} if name == "fedam" else {}
-    first = fit(name, ragged, "trained", options=options).trained_server
-    assert first
-    received = first.state["w"]
-    second = fit(name, ragged, "trained", options=options, rounds=2)
-    assert isinstance(received, Params)
-    for k, v in second.models.items():
-        if k.startswith("global_"):
-            assert all(torch.equal(row, received[k]) for row in v), k
-        elif k != "context":
-            assert (v[0] - v[1]).abs().max() > 1e-6, k
-
-
 def test_d3_coral() -> None:
     a, b = features(1), features(2)
     by_hand = np.square(np.cov(a.numpy().T) - np.cov(b.numpy().T)).sum() / (4 * 4**2)
@@ -103,19 +68,6 @@ def test_d3_relative_alignment_does_not_depend_on_the_scale_of_the_features() ->
     assert relative_coral(a, 3 * a).item() == pytest.approx((9 - 1) ** 2 / (1 + 81), rel=1e-12)
     assert relative_coral(a, a).item() == 0
     assert relative_coral(a[:1], b[:1]).item() == 0
-
-
-def test_d4_a_zero_last_layer_halves_the_features_and_counts_both_biases() -> None:
-    model, x = user_model()
-    net = FedAMNetwork().wrap(model, x).eval()
-    assert isinstance(net, SeparationModule)
-    for parameter in net.attention.last.parameters():
-        nn.init.zeros_(parameter)
-    nn.init.normal_(net.global_head.bias)
-    f = model[1](model[0](x))  # type: ignore[index]
-    W, b = model[2].weight, model[2].bias  # type: ignore[index]
-    expected = f @ W.T / 2 + b + f @ W.T / 2 + net.global_head.bias
-    assert torch.allclose(net(x), expected, atol=1e-14)
 
 
 def standardised(u: Tensor) -> Tensor:
@@ -162,29 +114,6 @@ def test_d4_heads_see_the_personal_features_in_their_shares() -> None:
         assert torch.allclose(net.eval()(x), logits, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["fedam", "fedcp"])
-def test_d4_a_division_by_sample_follows_two_rules_at_once(name: str) -> None:
-    """At the default it does. Divisions by client, or its own averaged over a client's samples, follow one."""
-    problem = two_rules()
-    run: dict[str, Any] = {"rounds": 50, "batch_size": 10, "lr": 0.1, "eval_every": 50}
-    acting = fedattune.fit(problem, name, "mlr", **run)
-    off = fedattune.fit(problem, name, "mlr", options={"context": "client"}, **run)
-    assert acting.metrics["acc_uniform"] > 0.9
-    assert off.metrics["acc_uniform"] < 0.65
-    right = spread = 0.0
-    for client, part in enumerate(problem.clients):
-        net = acting.model(client).eval()
-        assert isinstance(net, SeparationModule)
-        index = torch.as_tensor(part.test)
-        x, y = problem.features(index), problem.y[index]
-        r, f = net.gates(x), net.body(x)
-        spread += r.std(0).mean().item() / problem.n_clients
-        averaged = net.head(r.mean(0) * f) + net.global_head((1 - r.mean(0)) * f)
-        right += (averaged.argmax(1) == y).float().mean().item() / problem.n_clients
-    assert spread > 0.1
-    assert right < 0.65
-
-
 def test_d5_the_global_head_is_a_mixture(ragged: Federation) -> None:
     """c=0 keeps it, c=1 gives the average of the personal heads, weighted by samples; the body's is that of E_p."""
     n = torch.tensor([len(c.train) for c in ragged.clients], dtype=torch.float64)
@@ -201,15 +130,6 @@ def test_d5_the_global_head_is_a_mixture(ragged: Federation) -> None:
             assert torch.allclose(w[f"global_head.{k}"], expected, atol=1e-14)
             mean = torch.tensordot(p, result.models[f"body.1.{k}"], 1)
             assert torch.allclose(w[f"global_body.1.{k}"], mean, atol=1e-14)
-
-
-def test_d6_of_one_client_the_global_extractor_is_its_own(ragged: Federation) -> None:
-    result = fit("fedam", ragged, "trained", cohort=1)
-    assert result.trained_server
-    w = result.trained_server.state["w"]
-    assert isinstance(w, Params)
-    same = [torch.equal(row, w["global_body.1.weight"]) for row in result.models["body.1.weight"]]
-    assert sum(same) == 1
 
 
 def test_d7_the_extractor_starts_from_the_global_one_or_goes_on(ragged: Federation) -> None:
@@ -232,17 +152,6 @@ def test_d7_the_sum_of_the_class_weights_never_moves(ragged: Federation) -> None
         assert torch.allclose(v, first.expand_as(v), atol=1e-12) is alike
         assert (v.norm(dim=1) - 1).abs().max() < 1e-12
         assert any("client_vector=sum" in note for note in result.notes) is alike
-
-
-def test_d7_the_first_vector_is_drawn_and_the_next_are_the_heads(ragged: Federation) -> None:
-    result = fit("fedcp", ragged, "received", cohort=2)
-    assert result.trained_server
-    drawn = result.trained_server.trained_module.context  # type: ignore[union-attr]
-    from_head = make_client_vector("sum", *(result.trained_server.trained_module.head.weight,) * 2)  # type: ignore[union-attr,arg-type]
-    assert (drawn - from_head).abs().max() > 1e-3  # type: ignore[operator]
-    v = result.models["context"]
-    assert [torch.equal(row, drawn) for row in v].count(True) == 4  # type: ignore[arg-type]
-    assert [torch.allclose(row, from_head, atol=1e-12) for row in v].count(True) == 2
 
 
 def two_heads(counts: list[float]) -> tuple[Task, Params, tuple[Tensor, ...]]:
@@ -268,18 +177,6 @@ def test_d8_with_equal_counts_the_generic_head_learns_by_cross_entropy() -> None
         cross_entropy(logits.detach() + own, batch[1]).backward()
         for k in ("personal_head.weight", "personal_head.bias"):
             assert torch.allclose(g[k], w[k].grad, atol=1e-14), k
-
-
-def test_d8_classes_that_a_client_lacks() -> None:
-    """Their balanced probability is 0, so the head's bias is not pushed; padding of such a class does no harm."""
-    task, buffers, (x, y) = two_heads([3.0, 0.0, 4.0])
-    weight = (y != 1).double()
-    g, _ = task.gradient(task.params, buffers, (x, y, weight))
-    assert all(v.isfinite().all() for v in g.values())
-    assert g["head.bias"][1] == 0
-    assert g["personal_head.bias"][1] > 0
-    whole, _ = task.gradient(task.params, buffers, (x[y != 1], y[y != 1]))
-    assert all(torch.allclose(g[k], v, atol=1e-14) for k, v in whole.items())
 
 
 def test_d8_generic_and_personal_prediction(ragged: Federation) -> None:

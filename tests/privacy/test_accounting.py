@@ -42,12 +42,6 @@ def test_without_sampling_epsilon_is_the_exact_one_of_a_gaussian(noise, steps) -
     assert isclose(_delta_of_gaussian(epsilon, noise / 2 / sqrt(steps)), 1e-5, rel_tol=1e-6)
 
 
-def test_all_are_drawn_is_no_sampling() -> None:
-    assert epsilon_of(5.0, 1.0, 20, 1e-5, sampling="fixed") == epsilon_of(5.0, 1.0, 20, 1e-5, sampling="none")
-    half = epsilon_of(5.0, 1.0, 20, 1e-5)  # one part comes or goes: half the sensitivity
-    assert half == epsilon_of(10.0, 1.0, 20, 1e-5, sampling="none")
-
-
 @pytest.mark.parametrize(("noise", "rate", "steps"), [(4.0, 0.1, 50), (8.0, 0.05, 200), (3.0, 0.2, 10)])
 def test_fixed_samples_cost_less_than_all_and_more_than_the_mixtures_that_they_contain(
     noise, rate, steps
@@ -58,21 +52,12 @@ def test_fixed_samples_cost_less_than_all_and_more_than_the_mixtures_that_they_c
     assert epsilon > epsilon_of(noise / 2, rate, steps, 1e-5)
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed", "none"])
-@pytest.mark.parametrize("target", [0.5, 30.0])
+@pytest.mark.parametrize(("sampling", "target"), [("poisson", 30.0), ("fixed", 0.5), ("none", 0.5)])
 def test_noise_for_a_target_keeps_it_and_wastes_little(sampling, target) -> None:
     rate = 1.0 if sampling == "none" else 0.1
     noise = noise_for(target, 1e-5, rate, 50, sampling=sampling)
     assert epsilon_of(noise, rate, 50, 1e-5, sampling=sampling) <= target
     assert epsilon_of(noise / 1.002, rate, 50, 1e-5, sampling=sampling) > target
-
-
-def test_more_steps_more_sampling_and_less_noise_cost_more() -> None:
-    base = epsilon_of(4.0, 0.1, 50, 1e-5)
-    assert epsilon_of(4.0, 0.1, 51, 1e-5) > base
-    assert epsilon_of(4.0, 0.11, 50, 1e-5) > base
-    assert epsilon_of(3.9, 0.1, 50, 1e-5) > base
-    assert epsilon_of(4.0, 0.1, 50, 1e-6) > base
 
 
 def test_edges() -> None:

@@ -1,7 +1,4 @@
-"""Kill runs at random moments, from a process in which PyTorch is imported once: python killing.py FOLDER.
-
-For every case, FOLDER/NAME/whole is an undisturbed run, and FOLDER/NAME/killed one that was killed and went on.
-"""
+"""Kill runs at random moments, from a process in which PyTorch is imported once: python killing.py FOLDER."""
 
 import os
 import random

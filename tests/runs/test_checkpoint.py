@@ -110,41 +110,6 @@ def test_a_damaged_one_is_said_and_the_one_before_used(
     ]
 
 
-def test_what_was_damaged_is_said_at_the_end_of_a_run_that_is_resumed_twice(
-    ragged: Federation, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    last, _ = stopped("ditto", ragged, out, client_state="disk")
-    last.write_bytes(b"")
-    stopped("ditto", ragged, out, after=5, client_state="disk", resume=True)
-    end = fedattune.fit(ragged, "ditto", client_state="memory", out=out, resume=True, **RUN)
-    assert sum("went on from round 3" in note for note in end.notes) == 1
-    same(end, fedattune.fit(ragged, "ditto", **RUN))
-
-
-@pytest.mark.parametrize("states", [("disk", "memory", "disk"), ("memory", "disk", "memory"), ("disk",) * 3])
-def test_the_one_before_has_its_rows_wherever_they_are_kept(
-    states: tuple[str, ...], ragged: Federation, tmp_path: Path
-) -> None:
-    """Rows go to disk and back; then the newest one is damaged, and later rows must not lie over the older ones."""
-    out = tmp_path / "run"
-    stopped("ditto", ragged, out, after=1, client_state=states[0])
-    stopped("ditto", ragged, out, after=2, client_state=states[1], resume=True)
-    with pytest.MonkeyPatch.context() as patch:  # round 3 is trained, and its checkpoint never written
-
-        def killed(*_: Any) -> None:
-            raise KeyboardInterrupt
-
-        patch.setattr(checkpoints, "save_tensors", killed)
-        with pytest.raises(KeyboardInterrupt):
-            stopped("ditto", ragged, out, after=3, client_state=states[2], resume=True)
-    last = out / "checkpoints" / "000002.safetensors"
-    last.write_bytes(last.read_bytes()[:-1])
-    resumed = fedattune.fit(ragged, "ditto", client_state=states[2], out=out, resume=True, **RUN)
-    same(resumed, fedattune.fit(ragged, "ditto", **RUN))
-    assert any("went on from round 1" in note for note in resumed.notes)
-
-
 def test_if_all_are_damaged_the_run_is_left_as_it_is(ragged: Federation, tmp_path: Path) -> None:
     files = stopped("fedavg", ragged, tmp_path / "run")
     for file in files:

@@ -1,8 +1,5 @@
 """Many clients: rows on disk are those in memory, survive a crash, and nothing grows with those not asked."""
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +36,6 @@ def test_memory_and_disk_give_the_same_numbers(name: str, ragged: Federation, tm
     same(memory, disk)
 
 
-@pytest.mark.parametrize("buffers", ["local", "average"])
-def test_memory_and_disk_with_batch_statistics(buffers: str, ragged: Federation):
-    net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
-    made = [
-        fedattune.fit(ragged, "fedper", net, client_state=where, bn_buffers=buffers, **RUN)
-        for where in ("memory", "disk")
-    ]
-    same(*made)
-
-
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [("ditto", "disk", "disk"), ("fedmcsa", "disk", "memory"), ("fedmcsa", "memory", "disk")],
@@ -60,34 +47,6 @@ def test_a_stopped_run_goes_on_wherever_its_rows_are(
     out = tmp_path / "run"
     assert not fedattune.fit(ragged, name, client_state=before, out=out, stop=lambda: True, **RUN).is_finished
     same(whole, fedattune.fit(ragged, name, client_state=after, out=out, resume=True, **RUN))
-
-
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, sys.argv[1])
-from federations import many
-from runs.test_population import RUN
-import fedattune
-from fedattune.training import loop as rounds
-rounds.CHECKPOINT_SHARE = 1e-9  # of its own accord it saves after the first round alone
-def watch(progress):
-    if progress.round == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-fedattune.fit(many(30), "ditto", client_state="disk", out=sys.argv[2], watch=watch, **RUN | {"rounds": 6})
-"""
-
-
-def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path):
-    out = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(Path(__file__).parents[1]), str(out)], check=False
-    )
-    assert done.returncode == -signal.SIGKILL
-    run = RUN | {"rounds": 6}
-    same(
-        fedattune.fit(many(30), "ditto", client_state="memory", **run),
-        fedattune.fit(many(30), "ditto", client_state="disk", out=out, resume=True, **run),
-    )
 
 
 class Largest(TorchDispatchMode):

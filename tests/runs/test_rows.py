@@ -23,16 +23,6 @@ def changed(rows: Params, by: float) -> Params:
     return rows.map(lambda a: (a + by).to(a.dtype))
 
 
-def test_a_single_row_that_waits_may_have_any_types():
-    first = Params({"flags": torch.zeros(3, dtype=torch.bool), "w": torch.zeros(5), "n": torch.tensor(0)})
-    disk = DiskRows(first, 4)
-    new = Params({"flags": torch.ones(1, 3, dtype=torch.bool), "w": torch.ones(1, 5), "n": torch.tensor([7])})
-    disk.put_rows(torch.tensor([2]), new)
-    for k in first:
-        assert torch.equal(disk.rows(2)[k], new[k][0])
-        assert torch.equal(disk.only([k]).rows(torch.tensor([2]))[k], new[k])
-
-
 def test_disk_rows_are_those_of_params():
     rng = np.random.default_rng(0)
     disk, memory = DiskRows(FIRST, 20), FIRST.copies(20)

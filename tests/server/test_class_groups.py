@@ -13,7 +13,6 @@ from fedattune.server.class_groups import (
     find_class_rows,
     group_clients,
     join_small,
-    measure_f,
     place_groups,
 )
 
@@ -28,10 +27,7 @@ CONVERGED = 1e-8
 
 
 def make_rows(*prototypes: list[float] | None) -> Tensor:
-    """Rows of a client (C, 3): 3 along the shared direction and a prototype for each class held, 0 for the others.
-
-    The prototypes of a client sum to zero, so the shared direction is exactly the first axis.
-    """
+    """Rows of a client (C, 3): 3 along the shared direction and a prototype for each class held, 0 for the others."""
     return torch.tensor([[3.0, *u] if u else [0.0] * 3 for u in prototypes], dtype=torch.float64)
 
 
@@ -46,16 +42,6 @@ def test_clients_with_the_same_prototypes_are_alike_however_long_their_updates()
     assert evidence == pytest.approx(torch.ones(2, 2), abs=CONVERGED)
 
 
-def test_permuted_classes_are_unlike() -> None:
-    """Two swapped classes have cosines of -1; three shifted ones, at angles of 120 degrees, of -1/2."""
-    likeness, evidence = compare(make_rows(U, V, NONE), make_rows(V, U, NONE))
-    assert float(likeness[0, 1]) == pytest.approx(-1, abs=CONVERGED)
-    assert float(evidence[0, 1]) == pytest.approx(1, abs=CONVERGED)
-    likeness, evidence = compare(make_rows(U, W, X), make_rows(W, X, U))
-    assert float(likeness[0, 1]) == pytest.approx(-0.5, abs=CONVERGED)
-    assert float(evidence[0, 1]) == pytest.approx(1, abs=CONVERGED)
-
-
 def test_only_common_classes_count() -> None:
     """Two clients share one of their two classes: half of the evidence. Other classes: none."""
     clients = make_rows(U, V, NONE, NONE), make_rows(NONE, V, U, NONE), make_rows(NONE, NONE, U, V)
@@ -63,28 +49,6 @@ def test_only_common_classes_count() -> None:
     expected = torch.tensor([[1, 0.5, 0], [0.5, 1, 0.5], [0, 0.5, 1]])
     assert likeness == pytest.approx(expected, abs=CONVERGED)
     assert evidence == pytest.approx(expected, abs=CONVERGED)
-
-
-def test_trust_scales_likeness_and_evidence() -> None:
-    expected = torch.tensor([[1, 0.5], [0.5, 0.25]])
-    for mine in (make_rows(U, V, NONE), make_rows(NONE, U)):
-        for found in compare(mine, mine, trust=[1.0, 0.5]):
-            assert found == pytest.approx(expected, abs=CONVERGED)
-
-
-def test_two_classes_have_one_direction() -> None:
-    """The rows of two classes are opposite; clients are compared by their difference."""
-    rows = [torch.tensor([[-x, -y], [x, y]]) for x, y in ((1.0, 0.0), (2.0, 0.0), (-1.0, 0.0), (0.0, 1.0))]
-    likeness, evidence = compare(*rows)
-    expected = torch.tensor([[1.0, 1, -1, 0], [1, 1, -1, 0], [-1, -1, 1, 0], [0, 0, 0, 1]])
-    assert torch.equal(likeness, expected)
-    assert torch.equal(evidence, torch.ones(4, 4))
-
-
-def test_a_client_whose_update_is_zero_has_no_evidence() -> None:
-    likeness, evidence = compare(make_rows(U, V, NONE), make_rows(NONE, NONE, NONE))
-    assert likeness[0, 1] == evidence[0, 1] == 0
-    assert likeness.isfinite().all()
 
 
 def test_class_rows_are_those_of_the_last_matrix() -> None:
@@ -125,30 +89,6 @@ def test_blocks_are_groups() -> None:
     assert group([[1.0]]) == [0]
 
 
-def test_pairs_without_evidence_join_by_the_prior() -> None:
-    nothing = [[0.0] * 3] * 3
-    assert group(nothing, nothing, least=0.5) == [0, 0, 0]
-    assert group(nothing, nothing, least=0.51) == [0, 1, 2]
-    # Clients 0 and 1 contradict each other; client 2 has nothing in common with both and joins one of them.
-    known: list[list[float]] = [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
-    assert group([[1, -1, 0], [-1, 1, 0], [0, 0, 1]], known) == [0, 1, 0]
-
-
-def test_coherent_groups_stay_apart_though_they_are_a_little_alike() -> None:
-    """The likeness of the blocks is (4 x 0.3 + 0.025) / 4.05 = 0.30, less than 0.4 x (0.9 + 0.025) / 1.05 = 0.35."""
-    assert group(make_blocks(0.9, 0.3)) == [0, 1, 0, 1]
-    assert group(make_blocks(0.9, 0.4)) == [0, 0, 0, 0]
-    assert group([[1, 0.3], [0.3, 1]]) == [0, 0]
-
-
-def test_linkage_is_the_average_over_pairs() -> None:
-    """Client 2 is as unlike one of the others as it is like the other: (0.3 - 0.3 + 0.025) / 2.05 = 0.01."""
-    likeness = [[1, 1, 0.3], [1, 1, -0.3], [0.3, -0.3, 1]]
-    assert group(likeness) == [0, 0, 1]
-    assert group(likeness, least=0.01) == [0, 0, 0]
-    assert group([[1, 1, 1], [1, 1, 0], [1, 0, 1]]) == [0, 0, 0]  # 1.025 / 2.05 = 0.5
-
-
 def place(found: list[int], old: list[int], n_places: int) -> tuple[list[int], list[int]]:
     where, source = place_groups(torch.tensor(found), torch.tensor(old), n_places)
     return where.tolist(), source.tolist()
@@ -159,15 +99,6 @@ def test_the_larger_part_keeps_the_place_and_the_other_gets_a_copy() -> None:
     assert place([0, 1, 1], [1, 1, 1], 3) == ([0, 1], [1, 1, 2])
 
 
-def test_groups_that_stay_or_merge_copy_nothing() -> None:
-    assert place([0, 0, 1, 1], [1, 1, 0, 0], 3) == ([1, 0], [0, 1, 2])
-    assert place([0, 0, 0], [1, 1, 0], 3) == ([1], [0, 1, 2])  # two members had the model of place 1
-
-
-def test_the_smallest_groups_share_the_place_of_the_largest_if_there_are_too_many() -> None:
-    assert place([0, 1, 1, 1, 2, 2], [0] * 6, 2) == ([0, 0, 1], [0, 0])
-
-
 def test_small_groups_join_the_most_similar_larger_one() -> None:
     """Clients 4 and 5 are alone; 4 is likest to clients 2 and 3, 5 to 0 and 1."""
     found = torch.tensor([0, 0, 1, 1, 2, 3])
@@ -176,14 +107,6 @@ def test_small_groups_join_the_most_similar_larger_one() -> None:
     assert join_small(likeness, torch.ones(6, 6), found).tolist() == [0, 0, 1, 1, 1, 0]
     alone = torch.arange(3)
     assert join_small(torch.eye(3), torch.ones(3, 3), alone).tolist() == [0, 0, 0]
-
-
-def test_f_by_hand() -> None:
-    """Means 2 and -1 of two clients each: 9 between; squares 1 + 1 + 1 + 1 over two degrees of freedom: 2 within."""
-    rows = torch.tensor([1.0, 3.0, -2.0, 0.0])[:, None]
-    assert measure_f(rows, torch.tensor([0, 0, 1, 1])) == pytest.approx(9 / 2)
-    assert measure_f(rows, torch.zeros(4, dtype=torch.int64)) == 0
-    assert measure_f(rows, torch.arange(4)) == 0
 
 
 def test_groups_that_explain_nothing_are_one_group() -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -152,40 +152,6 @@ def test_everybody_takes_part(rule: ServerUpdate) -> None:
 
 
 @rules
-@pytest.mark.usefixtures("small_pieces")
-def test_some_take_part(rule: ServerUpdate) -> None:
-    """A rule gathers one layer of the clients in the pool and of the receivers."""
-    before, ids = torch.arange(0, 2 * C, 4), torch.tensor([0, 1, 3, 4, 7])
-    state = after_a_round(rule, 2 * C, before)
-    mixed = len(set(before.tolist()) | set(ids.tolist()))
-    sent, extra, _ = during(lambda: rule.broadcast(state, ids).payload)
-    assert extra <= mixed * LAYER + SEVERAL + 16 * PIECE
-    received, n = uploads(sent, ids), torch.ones(len(ids), dtype=torch.int64)
-    _, extra, _ = during(lambda: rule.aggregate(state, ids, sent, received, n))
-    one_model = LAYERS * LAYER
-    assert (
-        extra
-        <= 2 * len(ids) * LAYER
-        + 6 * one_model * isinstance(rule, Average | AdaptiveOptimizer | GlobalUpdateWrapper)
-        + SEVERAL
-        + 16 * PIECE
-    )
-
-
-@pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("rule", [Attention("layer"), CosineMixing(), AttentiveMixing()], ids=str)
-def test_clients_outside_the_pool_are_not_compared_with_each_other(rule: ServerUpdate) -> None:
-    """Four times the clients: about as many operations more, not 16 times, and no larger ones."""
-    most = 0
-    for n in (2 * C, 8 * C):
-        state = after_a_round(rule, n, torch.arange(C))
-        _, extra, calls = during(lambda n=n, state=state: rule.broadcast(state, torch.arange(n)).payload)  # type: ignore[misc]
-        assert extra <= 2 * C * LAYER + 4 * SEVERAL + 8 * 8 * n
-        assert calls <= 5 * most or not most
-        most = calls
-
-
-@rules
 def test_as_many_operations_for_twice_the_clients(rule: ServerUpdate) -> None:
     """Nobody goes through clients one by one, let alone pairs of them."""
     counts = []
@@ -202,65 +168,3 @@ def test_as_many_operations_for_twice_the_clients(rule: ServerUpdate) -> None:
         )
         counts.append((calls, more))
     assert counts[0] == counts[1]
-
-
-def test_the_bank_is_read_by_rows_alone() -> None:
-    """Stacks of clients can be kept elsewhere than in memory: rules use what such a stack has, and nothing else."""
-
-    class Elsewhere:
-        """Rows that can be asked for and given back."""
-
-        def __init__(self, stack: Params) -> None:
-            self.stack = stack
-
-        def __iter__(self) -> Any:
-            return iter(self.stack)
-
-        def __len__(self) -> int:
-            return len(self.stack)
-
-        def __contains__(self, name: object) -> bool:
-            return name in self.stack
-
-        def only(self, names: Any) -> "Elsewhere":
-            return Elsewhere(self.stack.only(names))
-
-        def without(self, names: Any) -> "Elsewhere":
-            return Elsewhere(self.stack.without(names))
-
-        def rows(self, ids: Any) -> Params:
-            return self.stack.rows(ids).map(torch.clone)
-
-        def put_rows(self, ids: torch.Tensor, new: Params) -> "Elsewhere":
-            self.stack.put_rows(ids, new)
-            return self
-
-    first, ids = torch.arange(C), torch.tensor([1, 2, 5])
-    for rule in RULES:
-        results = []
-        for elsewhere in (False, True):
-            state = after_a_round(rule, C, first)
-            torch.manual_seed(1)
-            for name in (*cast(Any, rule).per_client, "hypernetworks"):
-                if elsewhere and isinstance(state.get(name), Params):
-                    state[name] = cast(Params, Elsewhere(cast(Params, state[name])))
-            for _ in range(2):
-                sent = rule.broadcast(state, ids).payload
-                state = rule.aggregate(state, ids, sent, uploads(sent, ids), torch.ones(3, dtype=torch.int64))
-            rule.broadcast(state, ids)
-            results.append((rule.broadcast(state, first).payload.params, rule.newcomer_model(state)))
-        for ours, theirs in zip(*results, strict=True):
-            assert all(torch.equal(ours[k], theirs[k]) for k in ours), rule
-
-
-def test_rows_are_written_where_they_belong_and_nowhere_else() -> None:
-    for ids in ([2, 3], [3, 0], [4]):
-        stack, new = Params({"w": torch.zeros(5, 2)}), Params({"w": torch.rand(len(ids), 2)})
-        stack.put_rows(torch.tensor(ids), new)
-        assert torch.equal(stack["w"][ids], new["w"])
-        assert int(stack["w"].any(1).sum()) == len(ids)
-    stack, one = Params({"w": torch.zeros(5, 2)}), Params({"w": torch.ones(1, 2)})
-    for wrong in (torch.tensor([0, 1]), torch.tensor([-1])):
-        with pytest.raises((IndexError, RuntimeError)):
-            stack.put_rows(wrong, one)
-    assert not stack["w"].any()

@@ -142,11 +142,6 @@ def test_rows_are_compared_in_the_columns_that_have_both() -> None:
     assert format_answers([found], ["one", "two"])[2] == ["", "", "FedAvg minus Prox", "+5.00 ±2.48 ▲", ""]
 
 
-def test_a_claim_may_have_a_measure_of_its_own() -> None:
-    found = answer(both([4, 5, 6], [4, 5, 6]), measure={"over": "last", "mean": "pooled", "called": "pooled"})
-    assert describe_range(found).startswith("+2.50 ±1.24 (one)")
-
-
 def test_runs_without_the_curve_are_no_answer() -> None:
     def forget(records: Records, run: str, row: str, seed: int) -> None:
         if row == "FedAvg":
@@ -166,15 +161,6 @@ def test_incomplete_runs_are_no_answer() -> None:
     assert format_answers([found], ["one", "two"])[1][3:] == ["+5.00 ±2.48 ▲", "+4.50 ±6.35"]
 
 
-def test_one_seed_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "STUDY", STUDY.replace("seeds: 3", "seeds: 1"))
-    numbers = {key: values[:1] for key, values in both([4, 5, 6], [4, 5, 6]).items()}
-    found = answer(numbers)
-    assert found.text == "not answered: one seed"
-    assert format_answers([found], ["one", "two"])[1][3:] == ["+4.00", "+4.00"]
-    assert to_csv("made-up", [found]).splitlines()[1].endswith("4.000,,,1")
-
-
 def rounds(n: int) -> Callable[[Records, str, str, int], None]:
     def change(records: Records, run: str, row: str, seed: int) -> None:
         if row == "FedAvg":
@@ -189,19 +175,3 @@ def rounds(n: int) -> Callable[[Records, str, str, int], None]:
             records.curves[short.id] = records.curves.pop(run)
 
     return change
-
-
-@pytest.mark.parametrize(("n", "said"), [(1, "not run: 1 of 10 rounds"), (2, "2 of 10 rounds")])
-def test_missing_rounds_are_no_answer(n: int, said: str) -> None:
-    found = answer(both([4, 5, 6], [4, 5, 6]), rounds(n))
-    assert found.text == f"not answered: one / FedAvg: {said}; two / FedAvg: {said}"
-    assert (found.comparisons[0].difference is None) == (n == 1)
-
-
-def test_other_splits_are_not_compared() -> None:
-    def split(records: Records, run: str, row: str, seed: int) -> None:
-        records.runs[run]["split"] = f"{row} {seed}"
-
-    found = answer(both([4, 5, 6], [4, 5, 6]), split)
-    assert "one: FedAvg and Local have different splits of the data" in found.text
-    assert describe_range(found) == "–"

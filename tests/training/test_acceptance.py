@@ -8,7 +8,7 @@ import torch
 
 from conformance.table import CASES, Case
 from conformance.test_conformance import every_method, fit
-from fedattune import ConfigError, Federation, Result
+from fedattune import Federation, Result
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
@@ -34,10 +34,7 @@ def same_models(one: Result, other: Result, tolerance: float = 0.0) -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "vrl_sgd", "pfedla"])
 def test_who_refuses_everything_trains_alone(name: str, judging: Federation) -> None:
-    """Noise of a hundred times the norm is worse than anything: from round 2 on, all go on by themselves.
-
-    SCAFFOLD and VRL-SGD correct steps by what others did; after a refusal, steps are plain ones.
-    """
+    """Noise of a hundred times the norm is worse than anything: from round 2 on, all go on by themselves."""
     noise: dict[str, Any] = {"attack": "gaussian:100", "attackers": 2, "early_stopping": "off"}
     refusing = fit(judging, name, **ACCEPT, **noise)
     alone = fit(judging, "local", **noise)
@@ -53,30 +50,12 @@ def test_who_refuses_everything_trains_alone(name: str, judging: Federation) -> 
     assert [r for r, _ in refusals["rounds"]] == [2, 3, 4]
 
 
-def test_what_is_evaluated_is_what_was_accepted(judging: Federation) -> None:
-    """FedAvg is judged by the received model: clients that refuse it keep their own for predictions too."""
-    noise: dict[str, Any] = {
-            "attack": "gaussian:100", "attackers": 2, "early_stopping": "off", "cohort": 6, "screening": "off",
-        }  # fmt: skip
-    refusing = fit(judging, "fedavg", accept="better", **noise)
-    assert refusing.final["received"] == pytest.approx(refusing.final["trained"])
-    believing = fit(judging, "fedavg", **noise)
-    assert believing.metrics["loss_uniform"] > 10 * refusing.metrics["loss_uniform"]
-
-
 def test_clients_without_validation_rows_accept_everything() -> None:
     data = make_federation([40, 6, 40])
     assert data.sizes("validation").tolist()[1] == 0
     result = fit(data, "fedavg", accept="better", cohort=3, attack="gaussian:100", attackers=1)
     assert "1" not in result.facts["refusals"]["clients"]
     assert any("clients have no validation rows and accept everything" in note for note in result.notes)
-
-
-def test_without_any_validation_rows_there_is_an_error() -> None:
-    data = make_federation([6, 6])
-    assert not data.sizes("validation").any()
-    with pytest.raises(ConfigError, match=r"no client has any; give --validation"):
-        fit(data, "fedavg", accept="better", cohort=2)
 
 
 @every_method
@@ -113,11 +92,6 @@ def test_a_resumed_run_refuses_the_same(name: str, before: Any, judging: Federat
     )
     same_numbers(whole, resumed)
     assert whole.facts["refusals"] == resumed.facts["refusals"]
-
-
-def test_newcomers_refuse_too(judging: Federation) -> None:
-    result = fit(judging, "fedavg", accept="better", held_out=1, join_rounds=2)
-    assert len(result.facts["newcomers"]) == 1
 
 
 def test_mocha_goes_on_with_a_tie_to_the_own_model() -> None:

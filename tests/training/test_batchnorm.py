@@ -9,8 +9,6 @@ from torch import nn
 
 import fedattune
 from fedattune import Federation, Params, Result
-from fedattune.core.selectors import BatchNorms
-from fedattune.core.task import Task
 from federations import make_federation
 
 RUN: dict[str, Any] = {"rounds": 2, "cohort": 6, "steps": 3, "batch_size": 8, "lr": 0.1, "dtype": "float64"}
@@ -29,11 +27,6 @@ def fit(federation: Federation, name: str = "fedavg", **settings: Any) -> Result
 
 def alike(stack: torch.Tensor) -> bool:
     return bool((stack == stack[:1]).all()) if len(stack) > 1 else True
-
-
-def test_layers_are_found_by_type() -> None:
-    assert BatchNorms().names(network()) == ("0.1.weight", "0.1.bias")
-    assert set(Task(network()).bn_statistics) == STATISTICS
 
 
 @pytest.mark.parametrize("buffers", ["local", "average"])
@@ -66,12 +59,6 @@ def test_averaged_statistics_are_the_weighted_mean_of_the_cohorts(ragged: Federa
         mean = (n[:, None] * own[k]).sum(0) / n.sum()
         assert torch.allclose(shared[k], mean.expand(6, 6), atol=1e-14)
         assert (own[k] - mean).abs().max() > 1e-3
-
-
-def test_local_training_shares_no_statistics(ragged: Federation) -> None:
-    result = fit(ragged, "local", bn_buffers="average")
-    assert (result.bytes_up, result.bytes_down) == (0, 0)
-    assert not alike(result.buffers["0.1.running_mean"])
 
 
 def test_the_global_model_is_evaluated_on_all_test_parts(ragged: Federation) -> None:
@@ -126,23 +113,6 @@ def test_a_model_trained_beside_the_clients_own_leaves_its_statistics_alone(
         assert torch.allclose(own.models[k], v, atol=1e-14)
     for k in STATISTICS:
         assert torch.allclose(own.buffers[k], local.buffers[k], atol=1e-14)
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedala", "fedfomo", "scaffold"])
-def test_averaged_statistics_are_deployed(name: str, ragged: Federation) -> None:
-    """Also where the received model takes a look at data first, which leaves no trace in the statistics."""
-    result = fit(ragged, name, bn_buffers="average", rounds=3)
-    assert all(alike(result.buffers[k]) for k in STATISTICS)
-    assert not alike(fit(ragged, name, rounds=3).buffers["0.1.running_mean"])
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize(("name", "options"), [("fedfomo", {"validation": 0.9}), ("fedala", {"share": 0.05})])
-def test_no_batch_of_one_sample(name: str, options: dict[str, Any], engine: str) -> None:
-    """A part of few samples is never so small that there is nothing to normalise over."""
-    small = make_federation([4, 5, 30, 8])
-    result = fit(small, name, options=options, engine=engine, cohort=4)
-    assert all(v.isfinite().all() for v in result.models.values())
 
 
 def test_policies_without_effect_are_said(ragged: Federation) -> None:

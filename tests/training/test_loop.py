@@ -8,13 +8,11 @@ import torch
 
 import fedattune
 from fedattune import Algorithm, Broadcast, ConfigError, Federation, Participation, Payload, Settings
-from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.client import SGD
 from fedattune.models import make_model
 from fedattune.server import Average
 from fedattune.training.loop import RoundLoop
-from fedattune.training.setup import make_run_context
 
 RUN: dict[str, Any] = {"rounds": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
 
@@ -99,37 +97,6 @@ def test_recorded_matrices_are_those_of_the_clients_that_uploaded(
             assert torch.equal(recorded, weights[rows][:, columns].float())
             # Products of other shapes round otherwise.
             assert torch.allclose(recorded, alone.weights[component].float(), atol=1e-6)
-
-
-def test_a_round_without_evaluation_records_no_matrices(ragged: Federation, calls: list[list[int]]) -> None:
-    loop = make_loop(Algorithm(SGD(), Attention()), ragged)
-    loop.run_round(1, should_evaluate=False)
-    assert len(calls) == 2  # the check before the first round, and the round
-    assert list(loop.store.mixing(ragged.n_clients)) == []
-
-
-def test_a_broadcast_is_not_remembered_for_others(ragged: Federation) -> None:
-    loop = make_loop(Algorithm(SGD(), Average()), ragged)
-    loop.run_round(1, should_evaluate=True)
-    server, some = loop.server, torch.tensor([0, 2])
-    assert server.broadcast(loop.context.all_ids) is server.broadcast(loop.context.all_ids)
-    sent = server.broadcast(some)
-    assert len(sent.payload.params["1.weight"]) == 2
-    assert server.broadcast(some) is not sent  # two at a time may not fit into memory
-    mixing = server.take_mixing(some)
-    assert mixing
-    assert mixing.rows.tolist() == [0, 2]
-
-
-def test_nothing_of_a_run_changes_in_its_rounds(ragged: Federation) -> None:
-    context = make_run_context(
-        ALGORITHMS["fedmcsa"](), ragged, make_model("mlr", ragged), Settings(train="cohort")
-    )
-    assert context.replies_immediately
-    assert context.algorithm.participation.train == "cohort"
-    assert (context.n_clients, context.eval_ids.tolist()) == (6, list(range(6)))
-    with pytest.raises(AttributeError):
-        context.settings = Settings()  # type: ignore[misc]
 
 
 def test_a_server_rule_that_sends_a_payload_alone_is_told_what_to_return(ragged: Federation) -> None:

@@ -4,7 +4,6 @@ import gzip
 import string
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
@@ -52,16 +51,6 @@ def test_emnist_files_as_published(tmp_path, packed):
     assert data.y.dtype == np.int64
     assert len(load_data("emnist", data_dir=tmp_path / "emnist", options={"rows": "train"}).y) == 6
     assert load_data("Royc30ne/emnist-byclass", data_dir=tmp_path).fingerprint == data.fingerprint
-
-
-def test_emnist_balanced_lies_beside_byclass(tmp_path):
-    idx_set(tmp_path / "emnist")
-    x, _ = idx_set(tmp_path / "emnist", split="balanced", n=3, classes=47)
-    data = load_data("emnist", data_dir=tmp_path, options={"split": "balanced"})
-    assert np.array_equal(data.x[:, 0], x)
-    assert "".join(data.classes) == string.digits + string.ascii_uppercase + "abdefghnqrt"
-    with pytest.raises(ConfigError, match=r"emnist.split: input should be 'byclass' or 'balanced'"):
-        load_data("emnist", data_dir=tmp_path, options={"split": "letters"})
 
 
 def test_emnist_in_parquet_is_taken_as_it_is(tmp_path):
@@ -162,18 +151,6 @@ def test_femnist_has_its_writers_as_clients(tmp_path):
     assert other.n_clients == 4
 
 
-@pytest.mark.parametrize("features", [None, {"hsf_id": list("01234567"), "character": BYCLASS}])
-def test_femnist_is_labelled_by_character(tmp_path, features):
-    """With the hub's own description of the columns, and with none, when both are just whole numbers."""
-    labels = {"writer_id": ["f1", "f2"] * 2, "hsf_id": [0, 1, 2, 3], "character": [5, 61, 7, 8]}
-    write(tmp_path / "femnist" / "train-0.parquet", pictures(4, (28, 28)), labels, features=features)
-    data = load_data("femnist", data_dir=tmp_path)
-    assert data.y.tolist() == [5, 61, 7, 8]
-    assert data.notes == ()
-    with pytest.raises(DataError, match=r"no part of femnist: .* and [48] classes"):
-        load_data("femnist", data_dir=tmp_path, options={"label": "hsf_id"})
-
-
 def test_femnist_takes_some_writers_at_random(tmp_path):
     writers = [f"f{k}" for k in range(6)] * 10
     x = writers_set(tmp_path / "femnist", writers)
@@ -194,17 +171,6 @@ def test_femnist_takes_some_writers_at_random(tmp_path):
     ):
         with pytest.raises(ConfigError, match=f"femnist: .*{message}"):
             load_data("femnist", data_dir=tmp_path, options=options)
-
-
-def test_femnist_without_writers_is_refused(tmp_path):
-    x = pictures(2, (28, 28))
-    write(tmp_path / "a" / "train.parquet", x, {"character": [0, 1]}, features={"character": BYCLASS})
-    with pytest.raises(DataError, match="has no column 'writer_id'"):
-        load_data("femnist", data_dir=tmp_path / "a")
-    labels = {"character": [0, 1], "writer_id": pa.array(["f", None])}
-    write(tmp_path / "b" / "train.parquet", x, labels, features={"character": BYCLASS})
-    with pytest.raises(DataError, match="'writer_id' lacks 1 of the images' clients"):
-        load_data("femnist", data_dir=tmp_path / "b")
 
 
 def test_tiny_imagenet_is_coloured_and_of_training_images(tmp_path):
@@ -239,13 +205,6 @@ def test_half_scaling_is_normalize_with_a_half_and_unit_is_from_zero_to_one(tmp_
     assert np.allclose(model_input("mnist", tmp_path, "half")[:, 0], (grey / 255 - 0.5) / 0.5, atol=1e-6)
     with pytest.raises(ConfigError, match=r"mnist.scaling: input should be 'pixel', 'half' or 'unit'"):
         model_input("mnist", tmp_path, "channel")
-
-
-def test_training_rows_alone(tmp_path):
-    x, _ = grey_set(tmp_path / "mnist")
-    data = load_data("mnist", data_dir=tmp_path, options={"rows": "train"})
-    assert np.array_equal(data.x[:, 0], x[:6])
-    assert np.allclose(data.shift, x[:6].mean(axis=0), rtol=1e-6)
 
 
 def test_a_draw_of_images_keeps_the_shares_of_the_classes(tmp_path):

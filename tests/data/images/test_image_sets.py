@@ -8,10 +8,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from data.image_files import DIGITS, LETTERS, colour_set, grey_set, pictures, png, write
+from data.image_files import DIGITS, LETTERS, grey_set, pictures, png, write
 from fedattune import DataError, load_federation
 from fedattune.data import load_data
-from fedattune.data.images import compute_moments
 from fedattune.data.images.decode import read_images
 
 REAL = os.environ.get("FEDATTUNE_DATA")  # read before the fixture takes it away
@@ -37,24 +36,6 @@ def test_mnist_layout_and_normalisation(tmp_path):
     assert load_data("ylecun/mnist", data_dir=tmp_path).fingerprint == data.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("name", "held", "message"),
-    [
-        ("mnist", LETTERS, r"no part of mnist: expected images .*\(1, 28, 28\) in 10 .*\(3, 32, 32\) and 10"),
-        ("fashion_mnist", LETTERS, "no part of fashion_mnist"),
-        ("cifar10", LETTERS * 2, "cifar10: expected images .* in 10 classes, got .* and 20 classes;"),
-        ("cifar100", LETTERS, "cifar100: expected .* in 100 or 20 classes, .*; give the folder of cifar100"),
-    ],
-)
-def test_images_of_another_set_are_refused(tmp_path, monkeypatch, name, held, message):
-    colour_set(tmp_path, held)
-    with pytest.raises(DataError, match=message):
-        load_data(name, data_dir=tmp_path)
-    monkeypatch.setenv("FEDATTUNE_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=message):
-        load_data(name)
-
-
 def test_class_names_tell_mnist_from_fashion_mnist(tmp_path):
     grey_set(tmp_path / "digits")
     grey_set(tmp_path / "clothes", classes=LETTERS)
@@ -67,23 +48,6 @@ def test_class_names_tell_mnist_from_fashion_mnist(tmp_path):
     write(tmp_path / "bare" / "a.parquet", pictures(10, (28, 28)), {"label": np.arange(10)})
     for name in ("mnist", "fashion_mnist"):
         assert load_data(name, data_dir=tmp_path / "bare").classes == tuple(DIGITS)
-
-
-def test_environment_names_the_folder(tmp_path, monkeypatch):
-    grey_set(tmp_path / "mnist")
-    monkeypatch.setenv("FEDATTUNE_DATA", str(tmp_path))
-    assert len(load_data("mnist").y) == 12
-
-
-def test_cifar_layout(tmp_path):
-    x = colour_set(tmp_path / "cifar10")
-    data = load_data("cifar10", data_dir=tmp_path)
-    assert data.x.shape == (20, 3, 32, 32)
-    fed = load_federation("uoft-cs/cifar10", data_dir=tmp_path, partition="iid", clients=2)
-    expected = (x[0].transpose(2, 0, 1) / 255 - np.array([0.4914, 0.4822, 0.4465])[:, None, None]) / np.array(
-        [0.2023, 0.1994, 0.2010]
-    )[:, None, None]
-    assert np.allclose(fed.features(torch.tensor([0]))[0].numpy(), expected, atol=1e-5)
 
 
 def test_two_label_columns(tmp_path):
@@ -115,22 +79,6 @@ def test_files_without_metadata(tmp_path):
         read_images([write(tmp_path / "c.parquet", x, {})])
     with pytest.raises(DataError, match="one image column, found none"):
         read_images([write(tmp_path / "d.parquet", x, {"label": [0] * 4}, plain=True)])
-
-
-def test_plain_bytes_with_metadata_and_mixed_modes(tmp_path):
-    x = pictures(2, (2, 2, 3))
-    grey = np.full((2, 2), 7, dtype=np.uint8)
-    path = write(
-        tmp_path / "a.parquet",
-        [],
-        {"label": [0, 1, 0]},
-        features={"label": ["a", "b"]},
-        plain=True,
-        encoded=[png(x[0]), png(grey), png(x[1])],
-    )
-    found = read_images([path])
-    assert found.x.shape == (3, 3, 2, 2)
-    assert (found.x[1] == 7).all()
 
 
 @pytest.mark.parametrize(
@@ -196,15 +144,6 @@ def test_hub_failure_says_what_to_do(tmp_path, monkeypatch):
         load_data("cifar10")
     with pytest.raises(DataError, match="no Parquet files of cifar10 in"):
         load_data("cifar10", data_dir=tmp_path)
-
-
-def test_standardising_is_exact_over_blocks():
-    x = np.random.default_rng(0).integers(0, 256, (4501, 1, 3, 2), dtype=np.uint8)
-    x[:, 0, 0, 0], x[:, 0, 0, 1] = 255, 7
-    mean, std = compute_moments(x)
-    assert np.array_equal(mean, x.astype(np.float64).mean(axis=0))
-    assert np.allclose(std, x.astype(np.float64).std(axis=0), rtol=1e-12, atol=1e-12)
-    assert std[0, 0].tolist() == [0, 0]
 
 
 def test_real_mnist_has_the_papers_sizes():

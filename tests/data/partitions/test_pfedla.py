@@ -41,36 +41,6 @@ def test_pfedla_chooses_classes_as_evenly_as_can_be(classes):
     assert held.sum(axis=0).max() - held.sum(axis=0).min() <= 1
 
 
-def test_pfedla_takes_what_the_data_allow_unless_a_size_is_asked_for():
-    labels = labels_with([40] * 10)
-    counts = count_labels(labels, pfedla(labels, 10, 0))
-    assert set(counts[counts > 0]) == {10}  # every class is chosen four times
-    assert count_labels(labels, pfedla(labels, 10, 0, size=23)).sum(axis=1).tolist() == [20] * 10  # 5 of each
-    with pytest.raises(
-        DataError,
-        match=r"10 clients of 600 samples need 600 of class 0, but there are 40; take pfedla.size=40 or less",
-    ):
-        pfedla(labels, 10, 0, size=600)
-    for size in (40, 43):  # 43 gives no more: it is rounded down
-        assert count_labels(labels, pfedla(labels, 10, 0, size=size)).sum() == 400
-    assert count_labels(labels, pfedla(labels, 10, 0, size=39)).sum() == 360
-
-
-def test_pfedla_names_the_smallest_size_that_gives_the_most():
-    """10 clients, each class dominant for 2 of them and not for 8.
-
-    Of 44 to 46 samples, 22 or 23 are dominant, 11 of each class, and the others get 2: 2 * 11 + 8 * 2 = 38 of a
-    class. Of 43, dominant classes get 10. Of 47, the others get 3: 2 * 11 + 8 * 3 = 46, but there are 40.
-    """
-    labels = labels_with([40] * 10)
-    with pytest.raises(DataError, match=r"take pfedla.size=44 or less"):
-        pfedla(labels, 10, 0, setting=2, size=47)
-    totals = [
-        count_labels(labels, pfedla(labels, 10, 0, setting=2, size=size)).sum() for size in (43, 44, 46)
-    ]
-    assert totals == [360, 380, 380]
-
-
 @pytest.mark.parametrize(
     ("counts", "n_clients", "options", "message"),
     [

@@ -33,13 +33,6 @@ def test_f3_labels_differ_wherever_they_can(k, group, per_client, seed):
     assert ((counts == 4).sum(axis=1) == per_client).all()
 
 
-def test_without_distinct_some_client_has_two_shards_of_one_label():
-    counts = count_labels(CIFAR10_TRAIN, shards(CIFAR10_TRAIN, 100, 0, distinct=False))
-    held = (counts > 0).sum(axis=1)
-    assert set(held) == {1, 2}
-    assert counts.sum() == 50_000
-
-
 def test_paired_deal_is_igfls_second_population():
     counts = count_labels(CIFAR10_TRAIN, shards(CIFAR10_TRAIN, 10, 0, deal="paired"))
     expected = [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5), (6, 7), (6, 7), (8, 9), (8, 9)]
@@ -48,14 +41,6 @@ def test_paired_deal_is_igfls_second_population():
     threes = labels_with([20] * 6)
     counts = count_labels(threes, shards(threes, 4, 0, deal="paired", shards_per_client=3))
     assert [tuple(np.flatnonzero(row)) for row in counts] == [(0, 1, 2)] * 2 + [(3, 4, 5)] * 2
-
-
-def test_samples_that_shards_do_not_divide_are_left_out_at_random():
-    labels = labels_with([53, 50])
-    parts = [shards(labels, 5, seed) for seed in range(30)]
-    assert all(len(np.concatenate(p)) == 100 for p in parts)
-    left = {c for p in parts for c in labels[np.setdiff1d(np.arange(103), np.concatenate(p))]}
-    assert left == {0, 1}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from fedattune import DataError
 from fedattune.data import load_table
 from fedattune.data.dataset import Dataset
 from fedattune.data.schema import OTHER_CATEGORY
-from fedattune.data.tables.audit import is_index
 
 N = 240
 TOPICS = (
@@ -184,36 +183,6 @@ def test_new_rows_are_read_in_the_same_way(table: Path, tmp_path: Path) -> None:
     assert len(fedattune.predict(tmp_path / "m.safetensors", write(some, lines[:3], quote='"')).labels) == 3
 
 
-def test_features_are_listed(table: Path, cli: Callable[..., Done]) -> None:
-    done = cli(
-        "data",
-        "show",
-        "--data",
-        table,
-        "--client-column",
-        "clinic",
-        "--target",
-        "ill",
-        "--set",
-        "table.max_categories=20",
-    )
-    assert done.code == 0, done.err
-    assert "seen (date, 5), age (number, 2), code (categories, " in done.out
-    assert "note (text, 256)" in done.out
-
-
-def test_words_tell_topics_apart(table: Path, cli: Callable[..., Done]) -> None:
-    """The note of a visit says more of the result than age and date do."""
-    argv = f"compare --data {table} --client-column clinic --target ill --rounds 20 --lr 0.5 --quiet".split()
-    argv += ["--set", "table.max_categories=20"]
-    accuracy = []
-    for name, drop in (("with", "code"), ("without", "code,note")):
-        done = cli(*argv, "--algorithms", "local,fedavg", "--drop-columns", drop, "--out", name)
-        assert done.code == 0, done.err
-        accuracy.append(fedattune.read_runs([name]).results[1].judged["acc_uniform"])
-    assert accuracy[0] > accuracy[1] + 0.1
-
-
 def test_scaling_keeps_what_is_constant_within_clients(tmp_path: Path, cli: Callable[..., Done]) -> None:
     """The size of a school decides the result: scaled by each school it is 0, scaled by all it is learned."""
     random = np.random.default_rng(1)
@@ -247,20 +216,6 @@ def test_scaling_keeps_what_is_constant_within_clients(tmp_path: Path, cli: Call
     assert accuracy["auto"] > accuracy["client"] + 0.15
 
 
-def test_a_column_that_gives_one_class_of_three_away_is_named(tmp_path: Path) -> None:
-    """A laboratory value that is written only after a positive test."""
-    random = np.random.default_rng(0)
-    results = random.choice(["negative", "positive", "invalid"], N, p=[0.6, 0.3, 0.1]).tolist()
-    lines = [
-        {"clinic": f"c{i % 4}", "cycle": str(20 + i % 9 if one == "positive" else 45), "ill": one}
-        for i, one in enumerate(results)
-    ]
-    notes = load(write(tmp_path / "t.csv", lines)).notes
-    assert any(
-        "'cycle' alone predicts the class 'positive' nearly perfectly (100%)" in note for note in notes
-    )
-
-
 def test_a_return_inside_a_cell_is_a_blank(tmp_path: Path) -> None:
     """Pandas writes such cells without quotes; the row must not end there."""
     lines = rows()
@@ -271,46 +226,3 @@ def test_a_return_inside_a_cell_is_a_blank(tmp_path: Path) -> None:
     path.write_bytes(text)
     assert b"first\rsecond" in path.read_bytes()
     assert len(load(path).y) == N
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "is_one"),
-    [
-        ("patient_id", np.arange(200) // 1.5, True),  # most patients come once, some twice
-        ("PatientID", np.arange(200) * 7, True),
-        ("hospital_id", np.arange(200) % 4, False),
-        ("paid", np.arange(200) * 7, False),
-        ("age", np.arange(200), True),  # counts the rows one by one
-        ("id", np.arange(200) + 0.5, False),
-    ],
-)
-def test_ids_are_known_by_name_and_number(name: str, values: np.ndarray, is_one: bool) -> None:
-    whole = values if name == "id" else np.floor(values)
-    assert is_index(name, whole.astype(float)) is is_one
-
-
-def test_rows_with_nan_in_parquet_are_dropped_too(tmp_path: Path) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    numbers = np.arange(40.0)
-    numbers[3] = np.nan
-    content = {"site": ["a", "b"] * 20, "x": numbers, "y": ["no", "no", "yes", "yes"] * 10}
-    parquet.write_table(pa.table(content), tmp_path / "t.parquet")
-    data = load_table(tmp_path / "t.parquet", client_column="site", target="y", missing="drop")
-    assert len(data.y) == 39
-    assert any("1 of 40 rows lack a feature and are left out" in note for note in data.notes)
-
-
-def test_a_gap_among_rare_categories_is_one_of_the_others(tmp_path: Path) -> None:
-    """The table that trained can be read by its schema, although `missing` was rare."""
-    names = [f"k{i // 3}" for i in range(36)] + ["", ""]
-    lines = [
-        "site,name,y",
-        *(f"{'ab'[i % 2]},{name},{'no' if i % 4 < 2 else 'yes'}" for i, name in enumerate(names)),
-    ]
-    (tmp_path / "t.csv").write_text("\n".join(lines))
-    data = load_table(tmp_path / "t.csv", client_column="site", target="y", max_categories=5)
-    assert data.schema is not None
-    again = load_table(tmp_path / "t.csv", data.schema, client_column="site", target="y")
-    np.testing.assert_array_equal(again.x, data.x)

@@ -11,27 +11,11 @@ import torch
 
 from data.table_files import N, columns, parquet
 from fedattune import ConfigError, DataError, load_federation
-from fedattune.data import load_data, load_table, partition_dataset
+from fedattune.data import load_table, partition_dataset
 
 
 def made(path, **more):
     return load_table(path, client_column="site", target="ill", **more)
-
-
-def test_features_of_each_kind(tmp_path):
-    data = made(parquet(tmp_path, columns()))
-    fed = partition_dataset(data)
-    assert fed.names == ("north", "south")
-    assert fed.classes == ("no", "yes")
-    assert fed.x.shape == (N, 3 + 3)
-    for client in fed.clients:
-        x = fed.features(torch.tensor(np.concatenate([client.train]))).double()
-        assert torch.allclose(x[:, :3].mean(0), torch.zeros(3, dtype=torch.float64), atol=1e-6)
-        assert torch.allclose(x[:, :3].std(0, unbiased=False), torch.ones(3, dtype=torch.float64), atol=1e-6)
-        assert torch.equal(x[:, 3:].sum(1), torch.ones(len(x), dtype=torch.float64))
-    assert any("shared list" in note for note in fed.notes)
-    assert "Text became categories in 'ward'." in fed.notes
-    assert any("Column 'site' names 2 clients." in note for note in fed.notes)
 
 
 def test_csv_equals_parquet_and_keeps_client_names(tmp_path):
@@ -187,46 +171,6 @@ def test_refuses_files(tmp_path):
     (tmp_path / "t.parquet").write_text("no parquet")
     with pytest.raises(DataError, match="cannot be read as Parquet"):
         made(tmp_path / "t.parquet")
-
-
-@pytest.mark.parametrize("features", ["age,visits", "age , visits", ["age", "visits"], "a,b", "age"])
-def test_features_in_one_text(tmp_path, features):
-    content = columns() | {"a,b": [0.0, 1.0] * 20}
-    options = {"features": features}
-    data = load_data(parquet(tmp_path, content), client_column="site", target="ill", options=options)
-    assert data.x.shape == (N, 1 if features in ("age", "a,b") else 2)
-
-
-@pytest.mark.parametrize("name", ["NA", "null", "NaN", "None", "n/a"])
-def test_clients_and_text_targets_may_be_called_na(tmp_path, name):
-    rows = [f"{site},{i},{ill}" for site in (name, "b") for i in range(10) for ill in (name, "x")]
-    path = tmp_path / "t.csv"
-    path.write_text("\n".join(["site,age,ill", *rows, ""]))
-    data = made(path)
-    assert sorted(data.owners) == sorted([name, "b"])
-    assert sorted(data.classes) == sorted([name, "x"])
-    path.write_text("\n".join(["site,age,ill", *rows[:5], f",1,{name}", *rows, ""]))
-    less = made(path)
-    assert (
-        "1 of 46 rows have no value in column 'site' and are left out, the first is data row 6." in less.notes
-    )
-    assert len(less.y) == 45
-    path.write_text("\n".join(["site,age,ill", *rows, "b,1,", ""]))
-    assert "1 of 41 rows have no value in column 'ill' and are left out" in " ".join(made(path).notes)
-    text = columns() | {"site": [name] * 20 + [""] * 20}
-    assert "20 of 40 rows have no value in column 'site'" in " ".join(made(parquet(tmp_path, text)).notes)
-
-
-def test_text_targets_have_at_most_a_hundred_classes(tmp_path):
-    content = {k: v * 6 for k, v in columns().items()}
-    assert len(made(parquet(tmp_path, content | {"ill": [f"c{i % 100}" for i in range(240)]})).classes) == 100
-    with pytest.raises(DataError, match=r"'ill' has 101 different texts.*at most 100 classes"):
-        made(parquet(tmp_path, content | {"ill": [f"c{i % 101}" for i in range(240)]}))
-
-
-def test_a_table_of_one_client_is_refused(tmp_path):
-    with pytest.raises(DataError, match="t: a federation needs at least two clients, but there is only 'a';"):
-        partition_dataset(made(parquet(tmp_path, columns() | {"site": ["a"] * N})))
 
 
 @pytest.mark.parametrize("sign", [";", "\t"])

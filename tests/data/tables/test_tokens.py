@@ -7,12 +7,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from data.nodes import loaded
 from fedattune import ConfigError, DataError, load_federation
 from fedattune.data import Schema, infer_schema, load_table
 from fedattune.data.schema import merge_schemas
 from fedattune.data.tables.new_rows import read_rows
-from fedattune.data.tables.tokens import ALPHABET, N_CHARACTERS, encode_texts
+from fedattune.data.tables.tokens import ALPHABET, encode_texts
 from models.pretrained_files import WORDS, make_network
 
 LINES = [
@@ -30,11 +29,6 @@ def table(tmp_path: Path) -> Path:
 
 def texts(*values: str | None) -> np.ndarray:
     return np.array(values, dtype=object)
-
-
-def test_the_alphabet_is_that_of_leaf() -> None:
-    assert len(ALPHABET) == len(set(ALPHABET)) == 80
-    assert N_CHARACTERS == 81
 
 
 def test_characters_keep_the_end_of_the_text() -> None:
@@ -70,21 +64,6 @@ def test_a_table_is_read_as_tokens(table: Path) -> None:
     np.testing.assert_array_equal(rows.x, data.x.numpy())
 
 
-def test_signs_and_words_for_missing_values_are_text(tmp_path: Path) -> None:
-    file = tmp_path / "signs.csv"
-    lines = ["who,line,next", "a,?,x", "a,NA,y", 'a,"",x', "a, b,y", "b,-,x", "b,12,y", "b,c,x", "b,d,y"]
-    file.write_text("\n".join([*lines, ""]))
-    options = {"tokens": "characters", "max_tokens": 2}
-    x = load_table(file, client_column="who", target="next", **options).x
-    numbers = {one: ALPHABET.index(one) + 1 for one in "?NA -12"}
-    assert x[0].tolist() == [-1, numbers["?"]]
-    assert x[1].tolist() == [numbers["N"], numbers["A"]]
-    assert x[2].tolist() == [-1, -1]
-    assert x[3].tolist() == [numbers[" "], ALPHABET.index("b") + 1]
-    assert x[4].tolist() == [-1, numbers["-"]]
-    assert x[5].tolist() == [numbers["1"], numbers["2"]]
-
-
 def test_characters_as_classes(tmp_path: Path) -> None:
     """The next character may be a space, a comma or a sign that means a missing value elsewhere."""
     file = tmp_path / "next.csv"
@@ -103,20 +82,6 @@ def test_other_features_are_refused(table: Path) -> None:
         load_table(table, client_column="who", target="next", tokens="characters")
     data = load_table(table, client_column="who", target="next", tokens="characters", features="line")
     assert data.x.shape == (20, 64)
-
-
-def test_nodes_read_their_tables_by_the_schema(table: Path, tmp_path: Path) -> None:
-    whole = load_federation(
-        table, client_column="who", target="next", options={"tokens": "characters", "max_tokens": 6}
-    )
-    for ward in "ab":
-        file = tmp_path / "nodes" / f"{ward}.csv"
-        file.parent.mkdir(exist_ok=True)
-        lines = [LINES[0], *(line for line in LINES if line.startswith(f"{ward},"))]
-        file.write_text("\n".join([*lines, ""]))
-        node = loaded(infer_schema(whole), data=file, name=ward)
-        mine = whole.clients["ab".index(ward)]
-        assert torch.equal(node.federation.x, whole.x[np.sort(mine.all)])
 
 
 def test_schemas_of_tokens() -> None:

@@ -19,11 +19,10 @@ from fedattune.core.io import load_tensors
 from fedattune.deploy.grid import unpack_record
 from fedattune.deploy.operate.audit import AuditLog
 from fedattune.deploy.secagg.session import STEPS
-from fedattune.deploy.server.backend import NodeBackend
 from fedattune.runs.metrics import MERGED_NAME
 from fedattune.training.backends.message import WorkerMessage
 from flower.in_process import InProcessGrid
-from flower.runs import find_models, read_log, run_deployed, run_secure, run_simulated
+from flower.runs import find_models, read_log, run_deployed, run_secure
 
 FIVE = ([0, 3], [1], [2], [4], [5])
 """Clients of five nodes, of which four are enough for a sum."""
@@ -88,29 +87,6 @@ def test_the_numbers_are_those_of_a_plain_run(
     assert ends[0]["acc_uniform"] == pytest.approx(ends[1]["acc_pooled"], abs=1e-4)
     assert not secure.store.faults()
     assert not list(secure.mixing)
-
-
-def test_the_verdict_of_sums_claims_nothing_of_clients(ragged: Federation, tmp_path: Path) -> None:
-    run_secure(ragged, tmp_path, algorithms="local,fedavg", **RUN)
-    said = json.loads((tmp_path / "run/result.json").read_text())
-    assert said["verdict"].startswith("Sums over all clients do not say whether collaborating helps: ")
-    assert said["verdict"].endswith("; nobody's loss is known.")
-    assert any("nothing is told of single clients" in line for line in read_log(tmp_path))
-    for row in said["table"]:
-        assert row["mean"]["mean"] == pytest.approx(row["pooled"]["mean"])
-        assert [row[key] for key in ("std", "worst10", "better_than_local", "p_value")] == [None] * 4
-    page = (tmp_path / "run/report.html").read_text()
-    assert MERGED_NAME in page
-
-
-def test_training_alone_takes_two_sessions(ragged: Federation, tmp_path: Path) -> None:
-    config = {"algorithms": "local", **RUN, "rounds": 6, "round_timeout": 1000}
-    (secure,) = run_secure(ragged, tmp_path, **config)
-    simulated = run_simulated("local", ragged, **RUN | {"rounds": 6})
-    for r in (2, 4, 6):
-        assert pool(secure, "trained", r) == pytest.approx(pool(simulated, "trained", r), abs=1e-6)
-    steps = [one["kind"] for one in AuditLog(tmp_path / "state-0").read() if one["direction"] == "in"]
-    assert steps.count("secure-masked") == 2  # the first round tells how long a round takes
 
 
 class Recording(InProcessGrid):
@@ -196,17 +172,6 @@ def test_a_node_demands_more_participants_than_there_are(ragged: Federation, tmp
     assert "4 nodes are left, and this node demands 5" in (tmp_path / "state-0/error.old.log").read_text()
 
 
-def test_a_small_cohort_is_no_sum(ragged: Federation, tmp_path: Path) -> None:
-    """Two nodes with clients in the cohort would each know the other's part."""
-    (result,) = run_secure(
-        ragged, tmp_path, algorithms="fedavg", groups=FIVE, rounds=2, cohort=2, eval_every=2
-    )
-    assert {r for r, _, _ in result.store.faults()} == {1, 2}
-    assert "2 nodes have clients in the upload of round" in "".join(
-        file.read_text() for file in tmp_path.glob("state-*/error*.log")
-    )
-
-
 def test_the_server_cannot_switch_it_off(ragged: Federation, tmp_path: Path) -> None:
     own = [{"secure-aggregation": "required"}] * 3
     (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", own=own, **RUN)
@@ -240,41 +205,3 @@ def test_methods_that_need_single_uploads_are_refused(name: str, ragged: Federat
         ConfigError, match="a server that knows the weights W and the mixtures W X solves for X"
     ):
         run_secure(ragged, tmp_path, algorithms=f"local,{name}", **RUN)
-
-
-def test_two_nodes_are_too_few(ragged: Federation, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="got 2 nodes, expected 3 to 49"):
-        run_secure(ragged, tmp_path, algorithms="fedavg", groups=([0, 1, 2], [3, 4, 5]), **RUN)
-
-
-def test_values_beyond_the_clip_leave_the_session(ragged: Federation, tmp_path: Path) -> None:
-    (result,) = run_secure(ragged, tmp_path, algorithms="fedavg", **RUN | {"rounds": 1}, secure_clip=0.01)
-    assert all("ClipRangeError" in reason for _, _, reason in result.store.faults())
-    assert "raise secure-clip" in (tmp_path / "state-0/error.old.log").read_text()
-
-
-def test_bytes_of_all_steps_count_for_the_limit(ragged: Federation, tmp_path: Path) -> None:
-    (result,) = run_secure(ragged, tmp_path, algorithms="fedavg", rules={"max-bytes": 5_000}, **RUN)
-    assert any("MaxBytesError" in reason for _, _, reason in result.store.faults())
-    sent = json.loads(next(tmp_path.glob("state-0/*/sent.json")).read_text())["bytes"]
-    assert 2_000 < sent <= 5_000
-
-
-def test_many_rounds_of_training_alone_get_a_second_chance(
-    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(NodeBackend, "_count_rounds", lambda self: 3)
-    left = [True]
-
-    def lost(node: int, message: Message) -> bool:
-        head = read_head(message)
-        is_long = head["kind"] == "secure-masked" and head["inner"]["kind"] == "several" and node == 101
-        return is_long and bool(left) and left.pop()
-
-    config = {"algorithms": "local", **RUN, "rounds": 6, "round_timeout": 2}
-    (result,) = run_secure(ragged, tmp_path, lost=lost, **config)
-    assert not left
-    assert not result.store.faults()
-    assert sum("no sum, and nothing is revealed" in line for line in read_log(tmp_path)) == 1
-    simulated = run_simulated("local", ragged, **RUN | {"rounds": 6})
-    assert pool(result, "trained", 6) == pytest.approx(pool(simulated, "trained", 6), abs=1e-6)

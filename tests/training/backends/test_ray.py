@@ -6,7 +6,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ from conformance.test_conformance import RUN
 from fedattune import ConfigError, Federation, Result, RunError, Settings
 from fedattune.cli import main
 from fedattune.training.backends.message import WorkerMessage
-from federations import make_federation
 from remote_runs import same_numbers, trained
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[ray]'")
@@ -71,49 +69,11 @@ def test_methods_give_the_numbers_of_one_process(case: Case, ragged: Federation,
     same_models(one, other)
 
 
-@pytest.mark.parametrize("actors", [1, 3])
-@pytest.mark.parametrize("name", ["fedavg", "pfedme_mcsa"])
-def test_the_number_of_actors_does_not_change_numbers(
-    name: str, actors: int, ragged: Federation, cluster: RayCluster
-) -> None:
-    one, other = trained(BY_NAME[name], ragged, None), on_ray(BY_NAME[name], ragged, actors)
-    same_numbers(one, other)
-    same_models(one, other)
-
-
-@pytest.mark.parametrize("attack", ["alie", "gaussian", "label_flip_count", "backdoor"])
-@pytest.mark.parametrize("name", ["fedavg", "fedmcsa"])
-def test_attacks_and_refusals_are_the_same_on_actors(
-    name: str, attack: str, ragged: Federation, cluster: RayCluster
-) -> None:
-    attacked: dict[str, Any] = {"attack": attack, "attackers": 2, "accept": "better"}
-    one, other = trained(BY_NAME[name], ragged, None, **attacked), on_ray(BY_NAME[name], ragged, **attacked)
-    same_numbers(one, other)
-    same_models(one, other)
-    assert one.facts["attack"] == other.facts["attack"]
-    assert one.facts["refusals"] == other.facts["refusals"]
-
-
-def test_there_are_at_most_as_many_actors_as_clients(cluster: RayCluster) -> None:
-    assert cluster.count_actors(Settings(engine="ray", ray_actors=20), 6) == 6
-    assert cluster.count_actors(Settings(engine="ray"), 6) == 2  # one per core
-
-
 def test_a_cluster_of_the_users_own_is_used_and_left(cluster: RayCluster) -> None:
     second = RayCluster(None)  # finds that this process is connected already
     assert second.count_actors(Settings(engine="ray"), 6) == 2
     second.close()
     assert cluster.ray.is_initialized()
-
-
-def test_the_same_models_are_judged(cluster: RayCluster) -> None:
-    """Early stopping keeps the model of each client's best round, wherever the client is."""
-    data = make_federation([40, 60, 80, 9, 30])
-    settings: dict[str, Any] = {"rounds": 12, "steps": 5, "batch_size": 8, "lr": 1.0}
-    here = fedattune.fit(data, "fedmcsa", "dnn", **settings)
-    there = fedattune.fit(data, "fedmcsa", "dnn", **settings, **ON_RAY)
-    np.testing.assert_array_equal(there.judged_rounds, here.judged_rounds)
-    np.testing.assert_allclose(there.predictions["test"].outputs, here.predictions["test"].outputs, atol=1e-5)
 
 
 def lose_an_actor(monkeypatch: pytest.MonkeyPatch, kind: str, round_: int | None) -> None:
@@ -153,23 +113,6 @@ def test_a_lost_actor_ends_the_run_with_advice(
         RunError, match=rf"lost the actor with clients .* {re.escape(at)}: .*--resume continues"
     ):
         on_ray(BY_NAME[name], ragged)
-
-
-def test_a_run_that_lost_an_actor_is_resumed(
-    ragged: Federation, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fit(out: str) -> Result:
-        folder = tmp_path / out
-        return fedattune.fit(ragged, "ditto", "mlr", out=folder, resume=folder.exists(), **(RUN | ON_RAY))
-
-    calm = fit("calm")
-    with monkeypatch.context() as patch:
-        lose_an_actor(patch, "train", 3)
-        with pytest.raises(RunError, match="--resume"):
-            fit("lost")
-    resumed = fit("lost")
-    same_numbers(calm, resumed)
-    same_models(calm, resumed)
 
 
 def test_an_error_on_an_actor_is_that_error(ragged: Federation, cluster: RayCluster) -> None:
