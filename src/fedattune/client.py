@@ -1,13 +1,23 @@
 """Client rules that most papers share: local SGD with corrections of its gradient, and a base to wrap another rule."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from .core.algorithm import ClientUpdate, pick_newest
+from .core.algorithm import (
+    ClientUpdate,
+    Declining,
+    LocalPlan,
+    Probe,
+    Probing,
+    Resting,
+    StepMeasuring,
+    pick_newest,
+)
 from .core.effect import Mechanism
 from .core.errors import ConfigError
 from .core.params import Params, clip_norm, squared_norm
@@ -16,6 +26,37 @@ from .core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 StartPoint = Literal["sent", "newest", "own"]
 """Start of local training: the model that was `sent`; the `newest` of that model and the client's own last model; or
 always its `own` last model."""
+
+
+Value = TypeVar("Value")
+Arithmetic = TypeVar("Arithmetic", Tensor, Params)
+
+
+class RunningMean(NamedTuple, Generic[Value]):
+    """The mean over the probed samples so far.
+
+    Attributes:
+        value: the mean; zero before the first batch.
+        n: number of samples, a scalar tensor.
+
+    """
+
+    value: Value
+    n: Tensor
+
+
+def add_to_mean(mean: RunningMean[Arithmetic], batch: Batch, new: Arithmetic) -> RunningMean[Arithmetic]:
+    """Return the running mean after one more batch, whose own mean is `new`."""
+    x, _, *weight = batch
+    n_batch = weight[0].sum() if weight else torch.full_like(mean.n, len(x))
+    n = mean.n + n_batch
+    return RunningMean(mean.value + (new - mean.value) * (n_batch / n), n)
+
+
+def score_models(models: Params, n: int, batch: Batch, loss: Loss) -> Tensor:
+    """Return the losses (n,) of a stack of n models over a batch."""
+    # One by one: some models cannot run as a batch of models.
+    return torch.stack([loss(models.rows(i), batch) for i in range(n)])
 
 
 class LocalContext(NamedTuple):
@@ -43,7 +84,7 @@ class Correction(ABC):
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """Extras of the payload that the correction needs; see `ClientUpdate`."""
+        """Extras of the payload that the correction needs; see `LocalPlan`."""
         return {}
 
     @property
@@ -91,16 +132,15 @@ class _Carry(NamedTuple):
     start: Params
     sent: Payload
     local_state: LocalState
-    full_gradient: Params
-    n_samples: Tensor
+    full_gradient: RunningMean[Params]
     velocity: Params
 
     def make_local_context(self, context: RoundContext) -> LocalContext:
-        return LocalContext(self.start, self.sent, self.local_state, self.full_gradient, context)
+        return LocalContext(self.start, self.sent, self.local_state, self.full_gradient.value, context)
 
 
 @dataclass(frozen=True)
-class SGD(ClientUpdate):
+class SGD(ClientUpdate, Probing, StepMeasuring):
     """Local SGD: w <- w - lr g(w; batch).
 
     Attributes:
@@ -125,9 +165,10 @@ class SGD(ClientUpdate):
             )
 
     @property
-    def required_extras(self) -> dict[str, str]:
-        """Extras of the payload that the corrections need."""
-        return {extra: server for c in self.corrections for extra, server in c.required_extras.items()}
+    def plan(self) -> LocalPlan:
+        """What the corrections need."""
+        extras = {extra: server for c in self.corrections for extra, server in c.required_extras.items()}
+        return LocalPlan(extras=extras, probe=Probe() if self._probes else None)
 
     @property
     def _probes(self) -> bool:
@@ -146,19 +187,12 @@ class SGD(ClientUpdate):
         gradient, velocity = (
             w.zeros() if is_needed else Params() for is_needed in (self._probes, self.momentum)
         )
-        return _Carry(w, w, sent, local_state, gradient, torch.zeros_like(context.n_steps), velocity)
-
-    def probe_passes(self, local_state: LocalState) -> Tensor | None:
-        """Return one pass over all training samples if a correction needs the full gradient."""
-        return torch.ones(()) if self._probes else None
+        full_gradient = RunningMean(gradient, torch.zeros_like(context.n_steps))
+        return _Carry(w, w, sent, local_state, full_gradient, velocity)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Average the gradient at the start over the samples so far."""
-        x, _, *weight = batch
-        n_batch = weight[0].sum() if weight else torch.full_like(carry.n_samples, len(x))
-        n_samples = carry.n_samples + n_batch
-        g = carry.full_gradient + (grad(carry.start, batch) - carry.full_gradient) * (n_batch / n_samples)
-        return carry._replace(full_gradient=g, n_samples=n_samples)
+        return carry._replace(full_gradient=add_to_mean(carry.full_gradient, batch, grad(carry.start, batch)))
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """Take one corrected gradient step."""
@@ -211,8 +245,8 @@ class SGD(ClientUpdate):
 
 
 @dataclass(frozen=True)
-class ClientWrapper(ClientUpdate):
-    """Base of rules that extend the rule `inner`; by itself, it forwards every property and method to `inner`.
+class ClientWrapper(ClientUpdate, Probing, Resting, Declining, StepMeasuring):
+    """Base of rules that extend the rule `inner`; by itself, it forwards everything to `inner`.
 
     A wrapper whose carry or local state differs from that of `inner` overrides every method that reads it.
     """
@@ -220,39 +254,9 @@ class ClientWrapper(ClientUpdate):
     inner: ClientUpdate
 
     @property
-    def batches_per_step(self) -> int:
-        """Mini-batches per step of `inner`."""
-        return self.inner.batches_per_step
-
-    @property
-    def passes(self) -> int:
-        """Repetitions of the local work by `inner`."""
-        return self.inner.passes
-
-    @property
-    def validation_share(self) -> float:
-        """Share of the samples that `inner` holds out."""
-        return self.inner.validation_share
-
-    @property
-    def probe_share(self) -> float:
-        """Share of the samples that `inner` probes."""
-        return self.inner.probe_share
-
-    @property
-    def probe_part(self) -> Literal["train", "validation"]:
-        """Part of the data that `inner` probes."""
-        return self.inner.probe_part
-
-    @property
-    def required_extras(self) -> dict[str, str]:
-        """Extras of the payload that `inner` needs."""
-        return self.inner.required_extras
-
-    @property
-    def is_ready_after_probe(self) -> bool:
-        """True if the received model of `inner` needs `probe`."""
-        return self.inner.is_ready_after_probe
+    def plan(self) -> LocalPlan:
+        """The plan of `inner`."""
+        return self.inner.plan
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the first state of `inner`."""
@@ -262,13 +266,15 @@ class ClientWrapper(ClientUpdate):
         """Begin as `inner` does."""
         return self.inner.begin(sent, local_state, fresh, context)
 
-    def probe_passes(self, local_state: LocalState) -> Tensor | None:
-        """Return the passes that `inner` probes."""
-        return self.inner.probe_passes(local_state)
+    def probe_passes(self, local_state: LocalState) -> Tensor:
+        """Return the passes of `inner`."""
+        inner = self.inner
+        return inner.probe_passes(local_state) if isinstance(inner, Probing) else torch.zeros(())
 
     def probe(self, carry: Any, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> Any:
         """Probe as `inner` does."""
-        return self.inner.probe(carry, batch, grad, loss, context)
+        inner = self.inner
+        return inner.probe(carry, batch, grad, loss, context) if isinstance(inner, Probing) else carry
 
     def step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> Any:
         """Take a step of `inner`."""
@@ -290,23 +296,30 @@ class ClientWrapper(ClientUpdate):
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the model of `inner` in a round without training."""
-        return self.inner.resting_model(sent, local_state, fresh)
+        return find_resting_model(self.inner)(sent, local_state, fresh)
 
     def offered_model(self, sent: Payload) -> Params:
         """Return the model by which `inner` judges a payload."""
-        return self.inner.offered_model(sent)
+        return self.inner.offered_model(sent) if isinstance(self.inner, Declining) else sent.params
 
     def decline(self, sent: Payload, own: Params) -> Payload:
-        """Return what `inner` puts in place of a refused payload."""
-        return self.inner.decline(sent, own)
+        """Return what `inner` puts in place of a refused payload; by default the own model."""
+        inner = self.inner
+        return inner.decline(sent, own) if isinstance(inner, Declining) else sent._replace(params=own)
 
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """The mechanisms of `inner`."""
-        return self.inner.mechanisms
+        return self.inner.mechanisms if isinstance(self.inner, StepMeasuring) else ()
 
     def measure_step(
         self, carry: Any, batch: Batch, grad: Grad, context: RoundContext
     ) -> tuple[tuple[Tensor, Tensor], ...]:
         """Measure the mechanisms of `inner`."""
-        return self.inner.measure_step(carry, batch, grad, context)
+        inner = self.inner
+        return inner.measure_step(carry, batch, grad, context) if isinstance(inner, StepMeasuring) else ()
+
+
+def find_resting_model(rule: ClientUpdate) -> Callable[[Payload, LocalState, Tensor], Params]:
+    """Return the function that gives a rule's model in rounds in which a client does not train."""
+    return rule.resting_model if isinstance(rule, Resting) else rule.received_model

@@ -16,6 +16,7 @@ import fedattune
 from fedattune import Federation
 from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.client import SGD, Proximal
+from fedattune.core.algorithm import LocalPlan, Probe
 from fedattune.core.hardware import use_threads
 from fedattune.core.task import Task
 from fedattune.engine.base import score_samples
@@ -198,8 +199,9 @@ class Reordering(SGD):
     def begin(self, *given: Any) -> Any:
         return {"inner": super().begin(*given), "count": given[2] * 0.0}
 
-    def probe_passes(self, local_state: Any) -> float:
-        return 1
+    @property
+    def plan(self) -> LocalPlan:
+        return LocalPlan(probe=Probe())
 
     def probe(self, carry: Any, *_: Any) -> Any:
         return {"count": carry["count"] + 1, "inner": carry["inner"]}

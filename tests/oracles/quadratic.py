@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedattune import ClientUpdate, Params, Payload
+from fedattune.core.algorithm import Probing
 from fedattune.core.payload import LocalState, RoundContext
 
 DIM = 4
@@ -57,8 +58,10 @@ def run(
     payload = Payload(params(sent), extra or {})
     carry = rule.begin(payload, memory, FRESH if own is None else STALE, job)
     batch = (torch.zeros(3, 2),) * 2
-    for _ in range(int(rule.probe_passes(memory) or 0)):
-        carry = rule.probe(carry, batch, grad, lambda w, batch: torch.zeros(()), job)  # type: ignore[arg-type]
+    probing = rule if rule.plan.probe and isinstance(rule, Probing) else None
+    for _ in range(int(probing.probe_passes(memory)) if probing else 0):
+        assert probing
+        carry = probing.probe(carry, batch, grad, lambda w, batch: torch.zeros(()), job)  # type: ignore[arg-type]
     for _ in range(steps):
         carry = rule.step(carry, batch, grad, job)
     return rule.finish(carry, payload, memory, job)

@@ -11,6 +11,7 @@ import fedattune
 from fedattune import Federation, Params, Payload, Result
 from fedattune.algorithms.attune import EXPERTS, AttuneClient, AttuneServer
 from fedattune.algorithms.twins import PRIOR_ROWS, TwinModule
+from fedattune.client import RunningMean
 from fedattune.core.payload import RoundContext, ServerState
 from oracles.quadratic import FRESH
 
@@ -139,7 +140,7 @@ def finish(
     local = rule.init_local_state(w) | ({"losses": memory} if memory else {})
     sent = Payload(w, {"losses": Params(mean=others)})
     job = RoundContext(0.1, like + 1, torch.tensor(1.0), 1)
-    carry = rule.begin(sent, local, FRESH, job)._replace(losses=found["mean"], n=found["n"])
+    carry = rule.begin(sent, local, FRESH, job)._replace(losses=RunningMean(found["mean"], found["n"]))
     upload, kept = rule.finish(carry, sent, local, job)
     guard = [float(upload.params[k]) for k in ("guard.share", "guard.classes")]
     return guard, kept["losses"], upload.extra["losses"]

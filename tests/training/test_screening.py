@@ -18,6 +18,7 @@ from fedattune.client import SGD
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
 from fedattune.runs.context import RunContext
+from fedattune.server import Average
 from fedattune.training.uploads.screening import MAX_CLAIMED_WEIGHT, Screening, ScreenState
 from fedattune.training.uploads.step import PastRounds, RoundUploads, StepContext, dump_state, load_state
 
@@ -47,7 +48,7 @@ CONTEXT = cast(StepContext, None)
 
 def make_screen(**settings: Any) -> Screen:
     are_claims = settings.pop("are_claims", True)
-    algorithm = SimpleNamespace(client=SGD(), server=SimpleNamespace(can_quarantine=False, sends_models=True))
+    algorithm = SimpleNamespace(client=SGD(), server=Average())
     federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)], classes=("a", "b", "c", "d"))
     task = SimpleNamespace(params={"body.weight": torch.zeros(30, 20), "head.weight": torch.zeros(4, 30)})
     run = SimpleNamespace(

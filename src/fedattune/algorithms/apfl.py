@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, ClientUpdate
+from ..core.algorithm import Algorithm, ClientUpdate, StepMeasuring
 from ..core.effect import Mechanism
 from ..core.options import Fraction
 from ..core.params import Params, squared_norm
@@ -39,7 +39,7 @@ class _Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class APFLClient(ClientUpdate):
+class APFLClient(ClientUpdate, StepMeasuring):
     """Client rule of APFL: w is shared, v and alpha stay on the client; predictions use alpha v + (1 - alpha) w.
 
     All three steps start from the values before the step. With `adaptive`, alpha learns too.

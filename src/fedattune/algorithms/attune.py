@@ -23,13 +23,25 @@ From their second value on, L_i and L are means of the new and the old value.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple, cast
+from typing import Annotated, Literal, NamedTuple, TypedDict
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, ClientUpdate, ServerUpdate
+from ..client import RunningMean, add_to_mean
+from ..core.algorithm import (
+    Algorithm,
+    ClientUpdate,
+    Discardable,
+    Joinable,
+    LocalPlan,
+    PerClient,
+    Probe,
+    Probing,
+    ServerTraits,
+    change,
+)
 from ..core.options import NonNegative
 from ..core.params import Params, squared_norm
 from ..core.payload import (
@@ -41,7 +53,6 @@ from ..core.payload import (
     MixingMatrices,
     Payload,
     RoundContext,
-    ServerState,
 )
 from ..core.selectors import NamedParameters
 from ..server.average import Weighting, client_weights, weighted_sum
@@ -73,14 +84,13 @@ EARLY_UPLOADS = 3
 
 class _Carry(NamedTuple):
     w: Params  # the shared model in training, and the own model in use
-    losses: Tensor
-    n: Tensor
+    losses: RunningMean[Tensor]
     own: Params  # the own model in training
     average: Params
 
 
 @dataclass(frozen=True)
-class AttuneClient(ClientUpdate):
+class AttuneClient(ClientUpdate, Probing):
     """Client rule of Attune: trains the shared and the own model, and weighs them by validation rows.
 
     Attributes:
@@ -95,14 +105,9 @@ class AttuneClient(ClientUpdate):
     average: bool = True
 
     @property
-    def required_extras(self) -> dict[str, str]:
-        """The mean losses of the experts."""
-        return {"losses": "AttuneServer"}
-
-    @property
-    def probe_part(self) -> Literal["train", "validation"]:
-        """The validation rows: training rows flatter the own model."""
-        return "validation"
+    def plan(self) -> LocalPlan:
+        """The mean losses of the experts, and validation rows: training rows flatter the own model."""
+        return LocalPlan(probe=Probe("validation"), extras={"losses": "AttuneServer"})
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the losses of the experts, the rows that they are the means of, and the own model in training."""
@@ -114,19 +119,11 @@ class AttuneClient(ClientUpdate):
         """Start the shared model from the received one, and the own model from its last value."""
         n = torch.zeros_like(context.n_steps)
         own = local_state["own"]
-        return _Carry(sent.params, n.expand(len(EXPERTS)), n, own, own.zeros())
-
-    def probe_passes(self, local_state: LocalState) -> Tensor:
-        """Return one pass over the validation rows."""
-        return torch.ones(())
+        return _Carry(sent.params, RunningMean(n.expand(len(EXPERTS)), n), own, own.zeros())
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Average the losses of the experts over the rows so far."""
-        x, _, *weight = batch
-        n_batch = weight[0].sum() if weight else torch.full_like(carry.n, len(x))
-        n = carry.n + n_batch
-        each = self._score(carry.w, batch, loss)
-        return carry._replace(losses=carry.losses + (each - carry.losses) * (n_batch / n), n=n)
+        return carry._replace(losses=add_to_mean(carry.losses, batch, self._score(carry.w, batch, loss)))
 
     def _score(self, w: Params, batch: Batch, loss: Loss) -> Tensor:
         """Return the mean loss of every expert (E,) over a batch, from one pass of both models."""
@@ -160,15 +157,16 @@ class AttuneClient(ClientUpdate):
         """Upload the shared model and the losses; keep the own model, in training and in use, and its weight."""
         old = local_state["losses"]
         memory = MEMORY * (old["n"] > 0).to(old["mean"].dtype)
-        has_rows = carry.n > 0
-        mean = torch.where(has_rows, memory * old["mean"] + (1 - memory) * carry.losses, old["mean"])
-        n = torch.where(has_rows, carry.n, old["n"])
+        losses, n = carry.losses
+        report = Params(mean=losses, n=n)
+        has_rows = n > 0
+        mean = torch.where(has_rows, memory * old["mean"] + (1 - memory) * losses, old["mean"])
+        n = torch.where(has_rows, n, old["n"])
         share, classes = self._weigh(mean, n, sent.extra["losses"]["mean"])
         has_steps = context.n_steps > 0
         new = carry.average if self.average else carry.own
         own = new.map(lambda a, b: torch.where(has_steps, a, b), _select_own(carry.w))
         w = Params({**carry.w, **own, **dict(zip(GUARD, (share, classes), strict=True))})
-        report = Params(mean=carry.losses, n=carry.n)
         return Payload(w, {"losses": report}), {"losses": Params(mean=mean, n=n), "own": carry.own}
 
     def _weigh(self, mean: Tensor, n: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,8 +188,20 @@ def _select_own(w: Params) -> Params:
     return Params({k: v for k, v in w.items() if k.startswith("own.")})
 
 
+class AttuneState(TypedDict):
+    """Models and velocities of the groups; of all clients, the group, what tells it, and weights; mean losses."""
+
+    w: Params
+    velocity: Params
+    group: PerClient[Tensor]
+    class_rows: PerClient[Tensor]
+    n_uploads: PerClient[Tensor]
+    p: PerClient[Tensor]
+    losses: Params
+
+
 @dataclass(frozen=True)
-class AttuneServer(ServerUpdate):
+class AttuneServer(Joinable[AttuneState], Discardable):
     """Server rule of Attune: one model for each group of clients whose classes look alike.
 
     Attributes:
@@ -202,14 +212,17 @@ class AttuneServer(ServerUpdate):
 
     """
 
-    per_client: ClassVar[tuple[str, ...]] = ("group", "class_rows", "n_uploads", "p")
-
     beta: float = 0.6
     stretch: float = 4.0
     likeness: float = 0.1
     weighting: Weighting = "samples"
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    @property
+    def traits(self) -> ServerTraits:
+        """The state has groups, class rows and weights per client."""
+        return ServerTraits(AttuneState)
+
+    def init(self, w0: Params, n_clients: int) -> AttuneState:
         """Return the models w and the velocities V of the groups, all clients' groups, and mean losses."""
         n_groups = min(MAX_GROUPS, n_clients)
         like = next(iter(w0.values()))
@@ -224,9 +237,9 @@ class AttuneServer(ServerUpdate):
             "losses": Params(mean=like.new_zeros(len(EXPERTS))),
         }
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: AttuneState, ids: Tensor) -> Broadcast:
         """Send each client the model of its group, and the mean losses of the experts."""
-        w, group, p = cast(Params, state["w"]), cast(Tensor, state["group"]), cast(Tensor, state["p"])
+        w, group, p = state["w"], state["group"], state["p"]
         own, columns = group[ids], p.nonzero().flatten()
         one = len(ids) > 0 and bool((own == own[0]).all())
         models = w.rows(int(own[0])).repeat(len(ids)) if one else w.rows(own)
@@ -236,17 +249,17 @@ class AttuneServer(ServerUpdate):
             total = weights.sum(1, keepdim=True)
             if bool((total > 0).all()):
                 mixing = MixingMatrices(ids, columns, {"model": weights / total})
-        losses = cast(Params, state["losses"]).repeat(len(ids))
+        losses = state["losses"].repeat(len(ids))
         return Broadcast(Payload(models, {"losses": losses}), mixing)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: AttuneState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> AttuneState:
         """Find the groups, and move the models of those that uploaded."""
         updates = uploads.params - sent.params
         state = self._find_groups(state, ids, updates)
-        w, velocity = cast(Params, state["w"]), cast(Params, state["velocity"])
-        group = cast(Tensor, state["group"])[ids]
+        w, velocity = state["w"], state["velocity"]
+        group = state["group"][ids]
         p = client_weights(n, self.weighting)
         moved: Tensor = group.unique()  # type: ignore[no-untyped-call]
         steps = []
@@ -256,14 +269,14 @@ class AttuneServer(ServerUpdate):
             steps.append(self.beta * velocity.rows(g) + mean)
         step = Params({k: torch.stack([one[k] for one in steps]) for k in w})
         new = w.rows(moved) + step
-        all_p = torch.zeros_like(cast(Tensor, state["p"])).index_copy_(0, ids, p)
-        return {
-            **state,
-            "w": w.map(lambda a, b: a.index_copy(0, moved, b), new),
-            "velocity": velocity.map(lambda a, b: a.index_copy(0, moved, b), step),
-            "p": all_p,
-            "losses": self._average_losses(cast(Params, state["losses"]), uploads.extra["losses"]),
-        }
+        all_p = torch.zeros_like(state["p"]).index_copy_(0, ids, p)
+        return change(
+            state,
+            w=w.map(lambda a, b: a.index_copy(0, moved, b), new),
+            velocity=velocity.map(lambda a, b: a.index_copy(0, moved, b), step),
+            p=all_p,
+            losses=self._average_losses(state["losses"], uploads.extra["losses"]),
+        )
 
     def _stretch(self, p: Tensor, updates: Params) -> Params:
         """Return the mean update, longer where the updates cancel each other out."""
@@ -280,43 +293,41 @@ class AttuneServer(ServerUpdate):
         mean = (n[:, None] * reports["mean"]).sum(0) / n.sum()
         return Params(mean=MEMORY * old["mean"] + (1 - MEMORY) * mean if old["mean"].any() else mean)
 
-    def _find_groups(self, state: ServerState, ids: Tensor, updates: Params) -> ServerState:
+    def _find_groups(self, state: AttuneState, ids: Tensor, updates: Params) -> AttuneState:
         """Return the state with the groups that early uploads tell; each goes on with the model of most members."""
-        rows, n_uploads = find_class_rows(updates, n_axes=1), cast(Tensor, state["n_uploads"])
+        rows, n_uploads = find_class_rows(updates, n_axes=1), state["n_uploads"]
         early = (n_uploads[ids] < EARLY_UPLOADS).nonzero().flatten()
         if rows is None or self.likeness <= -1 or not len(early):
             return state
-        sums = cast(Tensor, state["class_rows"]).index_add(0, ids[early], rows[early])
+        sums = state["class_rows"].index_add(0, ids[early], rows[early])
         n_uploads = n_uploads.index_add(0, ids[early], torch.ones_like(early))
-        n_groups = len(next(iter(cast(Params, state["w"]).values())))
-        group, source = assign_groups(
-            sums, n_uploads, ids[early], cast(Tensor, state["group"]), n_groups, self.likeness
-        )
-        stacks = {name: cast(Params, state[name]).rows(source) for name in ("w", "velocity")}
-        return {**state, **stacks, "group": group, "class_rows": sums, "n_uploads": n_uploads}
+        n_groups = len(next(iter(state["w"].values())))
+        group, source = assign_groups(sums, n_uploads, ids[early], state["group"], n_groups, self.likeness)
+        w, velocity = state["w"].rows(source), state["velocity"].rows(source)
+        return change(state, w=w, velocity=velocity, group=group, class_rows=sums, n_uploads=n_uploads)
 
-    def discard_uploads(self, state: ServerState, ids: Tensor) -> ServerState:
+    def discard_uploads(self, state: AttuneState, ids: Tensor) -> AttuneState:
         """Forget the class rows of clients `ids`, so that they form no groups."""
-        return {
-            **state,
-            "class_rows": cast(Tensor, state["class_rows"]).index_fill(0, ids, 0.0),
-            "n_uploads": cast(Tensor, state["n_uploads"]).index_fill(0, ids, 0),
-        }
+        rows, n_uploads = (
+            state["class_rows"].index_fill(0, ids, 0.0),
+            state["n_uploads"].index_fill(0, ids, 0),
+        )
+        return change(state, class_rows=rows, n_uploads=n_uploads)
 
-    def global_model(self, state: ServerState) -> Params | None:
+    def global_model(self, state: AttuneState) -> Params | None:
         """Return None: there is a model for every group."""
         return None
 
-    def newcomer_model(self, state: ServerState) -> Params:
+    def newcomer_model(self, state: AttuneState) -> Params:
         """Return the model of the largest group."""
-        return cast(Params, state["w"]).rows(int(cast(Tensor, state["group"]).mode().values))
+        return state["w"].rows(int(state["group"].mode().values))
 
-    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+    def add_clients(self, state: AttuneState, n_new: int) -> AttuneState:
         """Return the state with `n_new` more clients in the largest group."""
-        group = cast(Tensor, state["group"])
+        group = state["group"]
         new = super().add_clients(state, n_new)
         largest = group.mode().values.expand(n_new)
-        return {**new, "group": torch.cat([group, largest])}
+        return change(new, group=torch.cat([group, largest]))
 
 
 @method(

@@ -42,11 +42,11 @@ class RulePart(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012 (never written to)
 
 
-def _mcsa(unit: Unit, sigma: float, weighting: Weighting) -> ServerUpdate:
+def _mcsa(unit: Unit, sigma: float, weighting: Weighting) -> ServerUpdate[Any]:
     return Attention(unit, sigma=sigma, size_weighted=weighting == "samples")
 
 
-def _heurfedamp(unit: Unit, sigma: float, self_weight: float | Literal["attention"]) -> ServerUpdate:
+def _heurfedamp(unit: Unit, sigma: float, self_weight: float | Literal["attention"]) -> ServerUpdate[Any]:
     return CosineMixing(unit, sigma=sigma, self_weight=None if self_weight == "attention" else self_weight)
 
 

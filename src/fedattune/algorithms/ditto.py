@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..client import SGD
-from ..core.algorithm import Algorithm, ClientUpdate
+from ..core.algorithm import Algorithm, ClientUpdate, LocalPlan, Probing, StepMeasuring
 from ..core.effect import Mechanism
 from ..core.options import NonNegative, Positive
 from ..core.params import Params, squared_norm
@@ -40,7 +40,7 @@ class _Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DittoClient(ClientUpdate):
+class DittoClient(ClientUpdate, Probing, StepMeasuring):
     """Client rule of Ditto: trains a personal model v beside the model of any SGD rule, on the same batches.
 
     Attributes:
@@ -55,9 +55,9 @@ class DittoClient(ClientUpdate):
     shared: SGD = field(default_factory=SGD)
 
     @property
-    def required_extras(self) -> dict[str, str]:
-        """Extras that the shared rule needs."""
-        return self.shared.required_extras
+    def plan(self) -> LocalPlan:
+        """What the shared rule needs."""
+        return self.shared.plan
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the personal model v, and the state of the shared rule."""
@@ -66,10 +66,6 @@ class DittoClient(ClientUpdate):
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Start the shared rule, and v from its last value; the received model is the anchor."""
         return _Carry(self.shared.begin(sent, local_state, fresh, context), local_state["v"], sent.params)
-
-    def probe_passes(self, local_state: LocalState) -> Tensor | None:
-        """Probe as the shared rule does."""
-        return self.shared.probe_passes(local_state)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Probe as the shared rule does."""

@@ -24,7 +24,15 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, ClientUpdate
+from ..core.algorithm import (
+    Algorithm,
+    ClientUpdate,
+    LocalPlan,
+    Probe,
+    Probing,
+    Resting,
+    StepMeasuring,
+)
 from ..core.effect import Mechanism
 from ..core.options import Count, NonNegative
 from ..core.params import Params, choose, squared_norm
@@ -43,7 +51,7 @@ class _Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedALAClient(ClientUpdate):
+class FedALAClient(ClientUpdate, Probing, Resting, StepMeasuring):
     """Client rule of FedALA: mixes the upper layers of the old and the received model by learned weights U; then SGD.
 
     U learns batch by batch before training: not in the client's first round, `first_passes` times in its second round,
@@ -63,14 +71,9 @@ class FedALAClient(ClientUpdate):
     first_passes: int = 11
 
     @property
-    def probe_share(self) -> float:
-        """Share of the samples that U learns on."""
-        return self.share
-
-    @property
-    def is_ready_after_probe(self) -> bool:
-        """The received model is ready once U is learned."""
-        return True
+    def plan(self) -> LocalPlan:
+        """The samples that U learns on; the received model is ready once it is learned."""
+        return LocalPlan(probe=Probe(share=self.share, makes_received_model=True))
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the own model, U = 1, and a count of trained rounds."""

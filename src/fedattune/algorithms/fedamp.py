@@ -31,13 +31,17 @@ from pydantic import Field
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext, Proximal
-from ..core.algorithm import ANSWERED_UPLOADS, Algorithm
+from ..core.algorithm import (
+    ANSWERED_UPLOADS,
+    Advisory,
+    Algorithm,
+)
 from ..core.effect import Mechanism
 from ..core.options import NonNegative, Positive
 from ..core.params import Params
-from ..core.payload import Broadcast, ServerState
+from ..core.payload import Broadcast
 from ..core.selectors import Unit, group_names
-from ..server.mixing import Mixing, Pool, cosines, find_members
+from ..server.mixing import Mixing, Pool, StoreState, cosines, find_members
 from ..server.products import softmax_, squared_distances
 from .table import Family, method
 
@@ -54,7 +58,7 @@ EQUAL_MODELS = 1e-24
 
 
 @dataclass(frozen=True)
-class AttentiveMixing(Mixing):
+class AttentiveMixing(Mixing, Advisory):
     """Server rule of FedAMP: weights by a Gaussian kernel of the distance between models (equations 4 to 6).
 
     Where alpha makes some xi_ii less than 1/K, for K models, the round takes a smaller alpha_k, the same for all
@@ -72,7 +76,7 @@ class AttentiveMixing(Mixing):
     sigma: float = DEFAULT_SIGMA
     distance: Distance = "relative"
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: StoreState, ids: Tensor) -> Broadcast:
         """Send the mixtures, and alpha_k of every component: of none if nothing is shared."""
         payload, mixing = super().broadcast(state, ids)
         return Broadcast(payload._replace(extra={"alpha": Params(), **payload.extra}), mixing)
@@ -94,7 +98,7 @@ class AttentiveMixing(Mixing):
         rows.scatter_(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
         return rows, {"alpha": alpha}
 
-    def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
+    def warnings(self, state: StoreState, ids: Tensor) -> tuple[str, ...]:
         """State the alpha_k of the last round if it is below alpha, for absolute distances.
 
         For relative distances, the largest step is the default.

@@ -21,17 +21,23 @@ All g_k and h are zero at the start. The server keeps z = -h/alpha, so that alph
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
-from ..core.algorithm import Algorithm, ServerUpdate, SumWeighting
+from ..core.algorithm import (
+    Algorithm,
+    Joinable,
+    SumsOnly,
+    SumWeighting,
+    change,
+)
 from ..core.effect import Mechanism
 from ..core.options import Positive
 from ..core.params import Params, choose
-from ..core.payload import Broadcast, LocalState, Payload, ServerState
+from ..core.payload import Broadcast, LocalState, Payload
 from ..server.average import client_weights, mean_update
 from .table import Family, method
 
@@ -67,34 +73,42 @@ class DynamicRegularization(Correction):
         return {}, {"g": choose(local.context.is_uploaded, own - self.alpha * (w - local.sent.params), own)}
 
 
+class DynamicState(TypedDict):
+    """The global model, z, and the number m of clients."""
+
+    w: Params
+    z: Params
+    m: Tensor
+
+
 @dataclass(frozen=True)
-class DynamicAverage(ServerUpdate):
+class DynamicAverage(Joinable[DynamicState], SumsOnly):
     """Server rule of FedDyn: z <- z + 1/m sum_S (theta_k - w), w <- mean_S theta_k + z, with z = -h/alpha."""
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    def init(self, w0: Params, n_clients: int) -> DynamicState:
         """Return the initial model, z = 0 and the number m of clients."""
         return {"w": w0, "z": w0.zeros(), "m": torch.tensor(n_clients)}
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: DynamicState, ids: Tensor) -> Broadcast:
         """Send the same global model to everybody."""
-        return Broadcast(Payload(cast(Params, state["w"]).repeat(len(ids))))
+        return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: DynamicState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> DynamicState:
         """Move z by the share of the cohort, and the model by the mean update and z."""
         mean = mean_update(client_weights(n, "uniform"), sent.params, uploads.params)
-        z = cast(Params, state["z"]) + mean * (len(ids) / int(cast(Tensor, state["m"])))
-        return {**state, "w": cast(Params, state["w"]) + mean + z, "z": z}
+        z = state["z"] + mean * (len(ids) / int(state["m"]))
+        return change(state, w=state["w"] + mean + z, z=z)
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting]:
         """The mean of the models; all clients are sent the same one."""
         return {"params": "uniform"}
 
-    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+    def add_clients(self, state: DynamicState, n_new: int) -> DynamicState:
         """Count the new clients, whose g_k are zero."""
-        return {**state, "m": cast(Tensor, state["m"]) + n_new}
+        return change(state, m=state["m"] + n_new)
 
 
 @method(

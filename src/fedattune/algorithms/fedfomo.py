@@ -22,14 +22,25 @@ The theta_i on the right is the start of client i's last SGD; the end of this SG
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, cast
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, ClientUpdate
+from ..client import RunningMean, add_to_mean, score_models
+from ..core.algorithm import (
+    Algorithm,
+    ClientUpdate,
+    Declining,
+    LocalPlan,
+    Probe,
+    Probing,
+    StepMeasuring,
+    TrafficCounting,
+    change,
+)
 from ..core.effect import Mechanism
 from ..core.options import Fraction
 from ..core.params import Params, choose, squared_norm
@@ -41,11 +52,10 @@ from ..core.payload import (
     Loss,
     Payload,
     RoundContext,
-    ServerState,
     Traffic,
     count_traffic,
 )
-from ..server.mixing import UploadStore
+from ..server.mixing import StoreState, UploadStore
 from .table import Family, method
 
 
@@ -53,13 +63,12 @@ class _Carry(NamedTuple):
     w: Params
     start: Params
     models: Params
-    losses: Tensor
-    n_samples: Tensor
+    losses: RunningMean[Tensor]
     a: Tensor
 
 
 @dataclass(frozen=True)
-class FedFomoClient(ClientUpdate):
+class FedFomoClient(ClientUpdate, Probing, Declining, StepMeasuring):
     """Client rule of FedFomo: moves towards candidates in proportion to their gain on held-out data; then SGD.
 
     theta is the start of the client's last SGD. The candidates are the client's own last model and the models that
@@ -78,19 +87,12 @@ class FedFomoClient(ClientUpdate):
     affinity: Literal["raw", "normalised"] = "raw"
 
     @property
-    def validation_share(self) -> float:
-        """Share of the samples for the losses L."""
-        return self.validation
-
-    @property
-    def is_ready_after_probe(self) -> bool:
-        """The received model depends on the losses of the candidates."""
-        return True
-
-    @property
-    def required_extras(self) -> dict[str, str]:
-        """The models of the others, and the numbers of these clients."""
-        return {"peers": "FedFomoServer", "numbers": "FedFomoServer"}
+    def plan(self) -> LocalPlan:
+        """Held-out samples for the losses L, on which the received model depends; and the models of the others."""
+        return LocalPlan(
+            probe=Probe("held_out", self.validation, makes_received_model=True),
+            extras={"peers": "FedFomoServer", "numbers": "FedFomoServer"},
+        )
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the start and the end of the last local training."""
@@ -105,23 +107,15 @@ class FedFomoClient(ClientUpdate):
             candidates = peers[name] if name in peers else own[name].expand(others, *own[name].shape)
             models[name] = torch.cat([v, candidates])
         zeros = context.n_steps.new_zeros(2 + others)
-        return _Carry(own, own, models, zeros, context.n_steps * 0, zeros[1:])
-
-    def probe_passes(self, local_state: LocalState) -> Tensor:
-        """Return one pass over the held-out samples."""
-        return torch.ones(())
+        return _Carry(own, own, models, RunningMean(zeros, context.n_steps * 0), zeros[1:])
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Average the losses over the samples so far, and move theta accordingly."""
-        x, _, *weight = batch
-        n_batch = weight[0].sum() if weight else torch.full_like(carry.n_samples, len(x))
-        n_samples = carry.n_samples + n_batch
-        # One by one: some models cannot run as a batch of models.
-        each = torch.stack([loss(carry.models.rows(i), batch) for i in range(len(carry.losses))])
-        losses = carry.losses + (each - carry.losses) * (n_batch / n_samples)
-        a = compute_affinity(carry.models, losses)
+        each = score_models(carry.models, len(carry.losses.value), batch, loss)
+        losses = add_to_mean(carry.losses, batch, each)
+        a = compute_affinity(carry.models, losses.value)
         start = self._mixed(carry.models, a)
-        return carry._replace(w=start, start=start, losses=losses, n_samples=n_samples, a=a)
+        return carry._replace(w=start, start=start, losses=losses, a=a)
 
     def _mixed(self, models: Params, a: Tensor) -> Params:
         previous, own = models.rows(0), models.rows(1)
@@ -147,7 +141,7 @@ class FedFomoClient(ClientUpdate):
         return (
             (
                 squared_norm(carry.start - own),
-                (squared_norm(apart) / max(1, len(carry.losses) - 2)).clamp_min(1e-12),
+                (squared_norm(apart) / max(1, len(carry.losses.value) - 2)).clamp_min(1e-12),
             ),
         )
 
@@ -189,8 +183,16 @@ def normalize_affinity(a: Tensor) -> Tensor:
     return positive / torch.where(total > 0, total, 1.0)
 
 
+class FedFomoState(StoreState):
+    """The store, the affinities P (N, N), the seed of the random choices, and a count of rounds."""
+
+    P: Tensor
+    seed: Tensor
+    round: Tensor
+
+
 @dataclass(frozen=True)
-class FedFomoServer(UploadStore):
+class FedFomoServer(UploadStore[FedFomoState], TrafficCounting):
     """Server rule of FedFomo: sends each client the last uploads of `models` - 1 others.
 
     With probability epsilon - epsilon_decay t after t rounds, the others are drawn at random. Else they have the
@@ -208,31 +210,31 @@ class FedFomoServer(UploadStore):
     epsilon: float = 0.3
     epsilon_decay: float = 0.05
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    def init(self, w0: Params, n_clients: int) -> FedFomoState:
         """Return the store with all models in the pool, the affinities P (N, N), a seed and a count of rounds."""
         state = super().init(w0, n_clients)
-        everybody = torch.ones_like(cast(Tensor, state["in_pool"]))
-        return {
-            **state,
-            "in_pool": everybody,
-            "P": torch.zeros(n_clients, n_clients, dtype=torch.float64, device=everybody.device),
-            "seed": torch.randint(1 << 62, ()),
-            "round": torch.zeros((), dtype=torch.int64),
-        }
+        everybody = torch.ones_like(state["in_pool"])
+        return change(
+            state,
+            in_pool=everybody,
+            P=torch.zeros(n_clients, n_clients, dtype=torch.float64, device=everybody.device),
+            seed=torch.randint(1 << 62, ()),
+            round=torch.zeros((), dtype=torch.int64),
+        )
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: FedFomoState, ids: Tensor) -> Broadcast:
         """Send the own last upload, and the uploads of others with their numbers (R, M - 1)."""
-        theta, peers = cast(Params, state["theta"]), self._choose_peers(state, ids)
+        theta, peers = state["theta"], self._choose_peers(state, ids)
         extra = {"peers": theta.rows(peers), "numbers": Params(peer=peers)}
         return Broadcast(Payload(theta.rows(ids), extra))
 
-    def _choose_peers(self, state: ServerState, ids: Tensor) -> Tensor:
+    def _choose_peers(self, state: FedFomoState, ids: Tensor) -> Tensor:
         """Choose the others (R, M - 1) for clients `ids`, from the state and the client alone."""
-        seed, t = int(cast(Tensor, state["seed"])), int(cast(Tensor, state["round"]))
-        members = cast(Tensor, state["in_pool"]).nonzero().flatten().cpu().numpy()
+        seed, t = int(state["seed"]), int(state["round"])
+        members = state["in_pool"].nonzero().flatten().cpu().numpy()
         most = min(self.models, len(members)) - 1
         # Rounded, so that rounding errors do not break ties.
-        affinity = np.round(cast(Tensor, state["P"])[ids].cpu().numpy(), 6)
+        affinity = np.round(state["P"][ids].cpu().numpy(), 6)
         peers = []
         for row, i in enumerate(ids.tolist()):
             rng = np.random.default_rng([seed, t, i])
@@ -243,22 +245,23 @@ class FedFomoServer(UploadStore):
         return torch.from_numpy(np.stack(peers)).to(ids.device)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: FedFomoState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> FedFomoState:
         """Store the uploads, and add the reported affinities to P in place."""
         peers, affinity = sent.extra["numbers"]["peer"], uploads.extra["affinity"]["a"]
-        P = cast(Tensor, state["P"])
+        P = state["P"]
         P.index_put_((ids[:, None].expand_as(peers), peers), affinity.to(P.dtype), accumulate=True)
-        return {**super().aggregate(state, ids, sent, uploads, n), "P": P, "round": state["round"] + 1}
+        return change(super().aggregate(state, ids, sent, uploads, n), P=P, round=state["round"] + 1)
 
-    def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
+    def bytes_down(self, state: FedFomoState, ids: Tensor, sent: Payload) -> Traffic:
         """Count the payload without the own model."""
         return sent.traffic() - count_traffic(sent.params)
 
-    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+    def add_clients(self, state: FedFomoState, n_new: int) -> FedFomoState:
         """Return the state with `n_new` more clients, whose affinities are 0."""
-        P = cast(Tensor, state["P"])
-        return {**super().add_clients(state, n_new), "P": torch.nn.functional.pad(P, (0, n_new, 0, n_new))}
+        P = state["P"]
+        P = torch.nn.functional.pad(P, (0, n_new, 0, n_new))
+        return change(super().add_clients(state, n_new), P=P)
 
 
 @method(

@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, ClientUpdate
+from ..core.algorithm import Algorithm, ClientUpdate, LocalPlan
 from ..core.options import Count, NonNegative
 from ..core.params import Params
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
@@ -55,9 +55,9 @@ class FedRepClient(ClientUpdate):
     momentum: float = 0.0
 
     @property
-    def passes(self) -> int:
+    def plan(self) -> LocalPlan:
         """Repetitions of both phases."""
-        return self.personal + self.shared
+        return LocalPlan(passes=self.personal + self.shared)
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Start from the received model."""
@@ -66,7 +66,7 @@ class FedRepClient(ClientUpdate):
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """Take one gradient step of the phase's part."""
         w, velocity, t = carry
-        first = t * self.passes < context.n_steps * self.personal
+        first = t * self.plan.passes < context.n_steps * self.personal
         v = self.momentum * velocity + grad(w, batch)
         moves = Params({k: first if k in context.personal_names else ~first for k in w})
         velocity = moves.map(torch.where, v, velocity)

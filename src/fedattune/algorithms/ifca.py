@@ -18,13 +18,27 @@ Algorithm 1, with model averaging (option II):
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple, cast
+from typing import Annotated, NamedTuple, TypedDict
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, ClientUpdate, ServerUpdate
+from ..client import RunningMean, add_to_mean, score_models
+from ..core.algorithm import (
+    Algorithm,
+    ClientUpdate,
+    Declining,
+    Joinable,
+    LocalPlan,
+    Measurable,
+    PerClient,
+    Probe,
+    Probing,
+    ServerTraits,
+    TrafficCounting,
+    change,
+)
 from ..core.effect import Effect, measure_mixing
 from ..core.params import Params
 from ..core.payload import (
@@ -36,7 +50,6 @@ from ..core.payload import (
     MixingMatrices,
     Payload,
     RoundContext,
-    ServerState,
     Traffic,
     count_traffic,
 )
@@ -47,46 +60,32 @@ from .table import Family, method
 class _Carry(NamedTuple):
     w: Params
     models: Params
-    losses: Tensor
-    n_samples: Tensor
+    losses: RunningMean[Tensor]
 
 
 @dataclass(frozen=True)
-class IFCAClient(ClientUpdate):
+class IFCAClient(ClientUpdate, Probing, Declining):
     """Client rule of IFCA: score the K models on the training samples, train the best one, and report its number."""
 
     @property
-    def required_extras(self) -> dict[str, str]:
-        """The models to choose from."""
-        return {"models": "IFCAServer"}
-
-    @property
-    def is_ready_after_probe(self) -> bool:
-        """The received model is the one with the lowest loss."""
-        return True
+    def plan(self) -> LocalPlan:
+        """The models to choose from; the received model is the one with the lowest loss."""
+        return LocalPlan(probe=Probe(makes_received_model=True), extras={"models": "IFCAServer"})
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Stack the K models (K, ...); personal tensors are the client's own in each of them."""
         models, k = sent.extra["models"], _count(sent.extra["models"])
         whole = sent.params.map(lambda v: v.expand(k, *v.shape))
         zeros = context.n_steps.new_zeros(k)
-        return _Carry(sent.params, Params({**whole, **models}), zeros, context.n_steps * 0)
-
-    def probe_passes(self, local_state: LocalState) -> Tensor:
-        """Return one pass over the training samples."""
-        return torch.ones(())
+        return _Carry(sent.params, Params({**whole, **models}), RunningMean(zeros, context.n_steps * 0))
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Average the losses over the samples so far, and take the best model."""
-        x, _, *weight = batch
-        n_batch = weight[0].sum() if weight else torch.full_like(carry.n_samples, len(x))
-        n_samples = carry.n_samples + n_batch
-        # One by one: some models cannot run as a batch of models.
-        each = torch.stack([loss(carry.models.rows(j), batch) for j in range(len(carry.losses))])
-        losses = carry.losses + (each - carry.losses) * (n_batch / n_samples)
-        best = choose_best(losses)
+        each = score_models(carry.models, len(carry.losses.value), batch, loss)
+        losses = add_to_mean(carry.losses, batch, each)
+        best = choose_best(losses.value)
         w = carry.models.map(lambda v: torch.tensordot(best.to(v.dtype), v, 1))
-        return carry._replace(w=w, losses=losses, n_samples=n_samples)
+        return carry._replace(w=w, losses=losses)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """Take one gradient step."""
@@ -96,7 +95,7 @@ class IFCAClient(ClientUpdate):
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload the trained model, and which of the K models it was."""
-        return Payload(carry.w, {"cluster": Params(best=choose_best(carry.losses))}), {}
+        return Payload(carry.w, {"cluster": Params(best=choose_best(carry.losses.value))}), {}
 
     def decline(self, sent: Payload, own: Params) -> Payload:
         """Return copies of the own model in place of the K models."""
@@ -113,8 +112,16 @@ def _count(models: Params) -> int:
     return len(next(iter(models.values())))
 
 
+class IFCAState(TypedDict):
+    """The K models (K, ...), the last choice (N,) of each client, and the weights (N,) of the last cohort."""
+
+    models: Params
+    cluster: PerClient[Tensor]
+    p: PerClient[Tensor]
+
+
 @dataclass(frozen=True)
-class IFCAServer(ServerUpdate):
+class IFCAServer(Joinable[IFCAState], Measurable, TrafficCounting):
     """Server rule of IFCA: keeps and sends K models, and averages the uploads of each cluster into its model.
 
     The first model is the initial model. Equal models would never separate, so noise is added to the others, which keep
@@ -127,13 +134,16 @@ class IFCAServer(ServerUpdate):
 
     """
 
-    per_client: ClassVar[tuple[str, ...]] = ("cluster", "p")
-
     clusters: int = 2
     spread: float = 1.0
     weighting: Weighting = "uniform"
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    @property
+    def traits(self) -> ServerTraits:
+        """The state has a choice and a weight per client."""
+        return ServerTraits(IFCAState)
+
+    def init(self, w0: Params, n_clients: int) -> IFCAState:
         """Return the K models (K, ...), the last choice (N,) of each client, and the last weights (N,)."""
 
         def draw(v: Tensor) -> Tensor:
@@ -147,10 +157,10 @@ class IFCAServer(ServerUpdate):
             "p": torch.zeros(n_clients, dtype=torch.float64),
         }
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: IFCAState, ids: Tensor) -> Broadcast:
         """Send all K models, and as the model of the payload the one that the client chose last."""
-        models = cast(Params, state["models"])
-        cluster, p = cast(Tensor, state["cluster"]), cast(Tensor, state["p"])
+        models = state["models"]
+        cluster, p = state["cluster"], state["p"]
         mixing, columns = None, p.nonzero().flatten()
         if len(columns) and models:
             weights = (cluster[ids.cpu()][:, None] == cluster[columns]) * p[columns]
@@ -160,8 +170,8 @@ class IFCAServer(ServerUpdate):
         return Broadcast(Payload(chosen, {"models": models.repeat(len(ids))}), mixing)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: IFCAState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> IFCAState:
         """Average the uploads of each cluster."""
         best = uploads.extra["cluster"]["best"]
         p = client_weights(n, self.weighting)
@@ -173,30 +183,30 @@ class IFCAServer(ServerUpdate):
             has_any = (total > 0).reshape(-1, *[1] * (old.dim() - 1))
             return torch.where(has_any, torch.tensordot(weights.to(new.dtype), new, 1), old)
 
-        cluster, last = cast(Tensor, state["cluster"]), cast(Tensor, state["p"])
+        cluster, last = state["cluster"], state["p"]
         return {
-            "models": cast(Params, state["models"]).map(average, uploads.params),
+            "models": state["models"].map(average, uploads.params),
             "cluster": cluster.index_copy_(0, ids.cpu(), best.argmax(1).cpu()),
             "p": last.zero_().index_copy_(0, ids.cpu(), p.cpu()),
         }
 
-    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+    def measure_effects(self, state: IFCAState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
         """Measure the distance of the clusters from one average for all."""
         return measure_mixing(mixing)[:1]
 
-    def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
+    def bytes_down(self, state: IFCAState, ids: Tensor, sent: Payload) -> Traffic:
         """Count the K models; the model of the payload is one of them."""
         return sent.traffic() - count_traffic(sent.params)
 
-    def newcomer_model(self, state: ServerState) -> Params:
+    def newcomer_model(self, state: IFCAState) -> Params:
         """Return the model that most clients chose last; the newcomer chooses among all K."""
-        return cast(Params, state["models"]).rows(int(cast(Tensor, state["cluster"]).mode().values))
+        return state["models"].rows(int(state["cluster"].mode().values))
 
-    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+    def add_clients(self, state: IFCAState, n_new: int) -> IFCAState:
         """Return the state with `n_new` more clients, who hold the model that most clients chose last."""
-        cluster, p = cast(Tensor, state["cluster"]), cast(Tensor, state["p"])
+        cluster, p = state["cluster"], state["p"]
         more = cluster.mode().values.expand(n_new)
-        return {**state, "cluster": torch.cat([cluster, more]), "p": torch.cat([p, p.new_zeros(n_new)])}
+        return change(state, cluster=torch.cat([cluster, more]), p=torch.cat([p, p.new_zeros(n_new)]))
 
 
 @method(

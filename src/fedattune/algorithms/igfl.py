@@ -23,19 +23,26 @@ Delta_i and Delta'_i are zero before a client's first round.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
-from ..core.algorithm import Algorithm, SumWeighting
+from ..core.algorithm import (
+    Algorithm,
+    Measurable,
+    PerClient,
+    ServerTraits,
+    SumWeighting,
+    change,
+)
 from ..core.dense import column_blocks
 from ..core.effect import Effect, Mechanism, total_variation
 from ..core.options import Fraction
 from ..core.params import Params, as_slice, choose
-from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, ServerState
-from ..server.average import Average, Weighting, client_weights, mean_update, store_weights
+from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload
+from ..server.average import Average, AverageState, Weighting, client_weights, mean_update, store_weights
 from ..server.products import flatten
 from ..server.wrapper import ServerWrapper, attach_extra
 from .table import Family, method
@@ -96,8 +103,16 @@ MAX_ATTENTION_CLIENTS = 1_000
 UPDATE_WEIGHTS = Mechanism("weights", "weights without attention", "one without attention")
 
 
+class AttentionState(AverageState, total=False):
+    """The state of an average; the effect of the last round; for `time`, the last updates; the attention matrix."""
+
+    effect: Tensor
+    delta: PerClient[Params]
+    attention: Tensor
+
+
 @dataclass(frozen=True)
-class UpdateAttention(Average):
+class UpdateAttention(Average[AttentionState], Measurable):
     """Server rule of IGFL-S: w <- w + beta sum_j b_j Delta_j, Delta_j = upload_j - sent_j; b_j = sum_i p_i A[i, j].
 
     A[i, :] = softmax_j of (log p_j + <q_i, Delta_j>), with plain dot products over the whole model in float64. p_i is
@@ -112,18 +127,24 @@ class UpdateAttention(Average):
 
     """
 
-    per_client: ClassVar[tuple[str, ...]] = ("p", "delta")
-
     weighting: Weighting = "uniform"
     attention: AttentionKind = "self"
     form: TimeForm = "T3"
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    @property
+    def traits(self) -> ServerTraits:
+        """The state has weights and updates per client."""
+        return ServerTraits(AttentionState)
+
+    def init(self, w0: Params, n_clients: int) -> AttentionState:
         """Return the initial model, weights b (N,) and effect of the last round, and the last updates for `time`."""
-        last: ServerState = {"delta": w0.zeros().copies(n_clients)} if self.attention == "time" else {}
+        state = super().init(w0, n_clients)
+        if self.attention == "time":
+            state["delta"] = w0.zeros().copies(n_clients)
         if not self._single and n_clients <= MAX_ATTENTION_CLIENTS:
-            last["attention"] = torch.zeros(n_clients, n_clients, dtype=torch.float64)
-        return {**super().init(w0, n_clients), **last, "effect": torch.zeros((), dtype=torch.float64)}
+            state["attention"] = torch.zeros(n_clients, n_clients, dtype=torch.float64)
+        state["effect"] = torch.zeros((), dtype=torch.float64)
+        return state
 
     @property
     def _single(self) -> bool:
@@ -131,30 +152,30 @@ class UpdateAttention(Average):
         return self.attention == "global" or (self.attention == "time" and self.form == "T3")
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: AttentionState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> AttentionState:
         """Move the global model; overwrite the last updates in place."""
         p = client_weights(n, self.weighting)
         b = self.weights(state, ids, sent.params, uploads.params, p)
-        new: ServerState = {
-            "w": cast(Params, state["w"]) + self.beta * mean_update(b, sent.params, uploads.params),
-            "p": store_weights(state, ids, b),
+        new: AttentionState = {
+            "w": state["w"] + self.beta * mean_update(b, sent.params, uploads.params),
+            "p": store_weights(state["p"], ids, b),
             "effect": torch.tensor(total_variation(b[None].cpu(), p[None].cpu()), dtype=torch.float64),
         }
         if self.attention == "time":
-            last = cast(Params, state["delta"])
+            last = state["delta"]
             for name, after in uploads.params.items():
                 last.only([name]).put_rows(ids, Params({name: after - sent.params[name]}))
             new["delta"] = last
         if "attention" in state:
-            new["attention"] = cast(Tensor, state["attention"])
+            new["attention"] = state["attention"]
         return new
 
-    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+    def measure_effects(self, state: AttentionState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
         """Measure the weights of the last round beside the weights of plain averaging."""
-        return (Effect(UPDATE_WEIGHTS, float(cast(Tensor, state["effect"]))),)
+        return (Effect(UPDATE_WEIGHTS, float(state["effect"])),)
 
-    def weights(self, state: ServerState, ids: Tensor, sent: Params, uploads: Params, p: Tensor) -> Tensor:
+    def weights(self, state: AttentionState, ids: Tensor, sent: Params, uploads: Params, p: Tensor) -> Tensor:
         """Return the weights b (C,) of the cohort's updates.
 
         Args:
@@ -172,18 +193,18 @@ class UpdateAttention(Average):
             return torch.softmax(p.log() + scores, 0)
         attention = torch.softmax(p.log() + scores, 1)
         if "attention" in state:
-            cast(Tensor, state["attention"]).zero_()[ids[:, None], ids] = attention
+            state["attention"].zero_()[ids[:, None], ids] = attention
         if self.attention == "time" and self.form == "T2":
             return attention.diagonal()
         return p @ attention
 
-    def _scores(self, state: ServerState, ids: Tensor, sent: Params, uploads: Params, p: Tensor) -> Tensor:
+    def _scores(self, state: AttentionState, ids: Tensor, sent: Params, uploads: Params, p: Tensor) -> Tensor:
         """Return <q_i, Delta_j> (C, C) in float64; (C,) if each update has one score."""
         out = p.new_zeros((len(p),) if self._single else (len(p), len(p)))
         for name, tensor in uploads.items():
             after, before = flatten(tensor), flatten(sent[name])
             if self.attention == "time":
-                last = flatten(cast(Params, state["delta"]).only([name]).rows(as_slice(ids))[name])
+                last = flatten(state["delta"].only([name]).rows(as_slice(ids))[name])
             for c in column_blocks(2 * len(p), after.shape[1], after.device):
                 delta = (after[:, c] - before[:, c]).double()
                 query = last[:, c].double() if self.attention == "time" else delta
@@ -195,15 +216,15 @@ class UpdateAttention(Average):
                     out.addmm_(query, delta.T)
         return out
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: AttentionState, ids: Tensor) -> Broadcast:
         """Send the same global model to all clients.
 
         All rows of its mixing matrix are b, unless b does not sum to 1. The matrix A, `attention`, comes beside it.
         """
-        broadcast, p = super().broadcast(state, ids), cast(Tensor, state["p"])
+        broadcast, p = super().broadcast(state, ids), state["p"]
         if self.attention == "time" and self.form == "T2":
             broadcast = broadcast._replace(mixing=None)
-        attention = cast(Tensor, state.get("attention", p[:0]))
+        attention = state.get("attention", p[:0])
         # Before the first aggregation there is no matrix, and newcomers have no row of it.
         if len(attention) < len(p) or not attention.any():
             return broadcast
@@ -213,39 +234,45 @@ class UpdateAttention(Average):
         return broadcast._replace(mixing=mixing)
 
 
+class GlobalUpdateState(TypedDict):
+    """The entry beside those of the inner rule."""
+
+    D: Params
+
+
 @dataclass(frozen=True)
-class GlobalUpdateWrapper(ServerWrapper):
+class GlobalUpdateWrapper(ServerWrapper[GlobalUpdateState]):
     """Server rule of IGFL-C: sends D = w^r - w^(r-1), the last update of the global model; zero at first.
 
     If the inner rule has no global model, D is the mean update of the cohort. Source: Algorithm 2, line 2.
     """
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    def init(self, w0: Params, n_clients: int) -> GlobalUpdateState:
         """Start with D = 0: w^(-1) is w^0."""
-        return {**super().init(w0, n_clients), "D": w0.zeros()}
+        return change(super().init(w0, n_clients), D=w0.zeros())
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: GlobalUpdateState, ids: Tensor) -> Broadcast:
         """Send D to all clients."""
-        return attach_extra(super().broadcast(state, ids), "D", state, ids)
+        return attach_extra(super().broadcast(state, ids), "D", state["D"], ids)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: GlobalUpdateState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> GlobalUpdateState:
         """Take the difference of the global models before and after."""
         new = super().aggregate(state, ids, sent, uploads, n)
         before, after = self.global_model(state), self.global_model(new)
         if before is None or after is None:
-            return {**new, "D": mean_update(client_weights(n, "uniform"), sent.params, uploads.params)}
-        return {**new, "D": after - before}
+            return change(new, D=mean_update(client_weights(n, "uniform"), sent.params, uploads.params))
+        return change(new, D=after - before)
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting] | None:
         """The sums that `inner` needs."""
         return super().needed_sums
 
-    def skip_round(self, state: ServerState) -> ServerState:
+    def skip_round(self, state: GlobalUpdateState) -> GlobalUpdateState:
         """Set D = 0: without uploads, the global model did not move."""
-        return {**super().skip_round(state), "D": cast(Params, state["D"]).zeros()}
+        return change(super().skip_round(state), D=state["D"].zeros())
 
 
 @method(

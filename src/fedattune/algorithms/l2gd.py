@@ -22,7 +22,7 @@ paper's best p = lam / (L + lam) with its largest stable alpha gives c = 1/2.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -30,17 +30,27 @@ from pydantic import Field
 from torch import Tensor
 
 from ..client import SGD, StartPoint
-from ..core.algorithm import Algorithm, Participation, SumWeighting
+from ..core.algorithm import (
+    Algorithm,
+    Joinable,
+    LocalPlan,
+    Measurable,
+    Participation,
+    Resting,
+    SumWeighting,
+    TrafficCounting,
+    change,
+)
 from ..core.effect import OWN_MODEL, Effect
 from ..core.options import Fraction
 from ..core.params import Params
-from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, RoundContext, ServerState, Traffic
-from ..server.average import Average, Weighting
+from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, RoundContext, Traffic
+from ..server.average import Average, AverageState, Weighting
 from .table import Family, method
 
 
 @dataclass(frozen=True)
-class L2GDClient(SGD):
+class L2GDClient(SGD, Resting):
     """Client rule of L2GD: x <- keep x + (1 - keep) mean before the local steps, once per averaging of the server.
 
     The server rule `L2GDServer` sends `keep` and the number of the averaging.
@@ -49,9 +59,9 @@ class L2GDClient(SGD):
     start: StartPoint = "own"
 
     @property
-    def required_extras(self) -> dict[str, str]:
+    def plan(self) -> LocalPlan:
         """The server's last averaging."""
-        return {"average": "L2GDServer"}
+        return LocalPlan(extras={"average": "L2GDServer"})
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the own model, and the number of the client's last averaging."""
@@ -77,8 +87,16 @@ class L2GDClient(SGD):
         return local_state["own"]
 
 
+class L2GDState(AverageState):
+    """The state of an average, the seed and number of the coin, and the share `keep` of the last toss."""
+
+    seed: Tensor
+    number: Tensor
+    keep: Tensor
+
+
 @dataclass(frozen=True)
-class L2GDServer(Average):
+class L2GDServer(Average[L2GDState], Joinable[L2GDState], Measurable, TrafficCounting):
     """Server rule of L2GD: after each round, average m times with probability chance^m (1 - chance).
 
     The mean stays the same in a series of m averagings. So one communication is enough, and makes
@@ -95,29 +113,28 @@ class L2GDServer(Average):
     chance: float = 0.2
     c: float = 0.5
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    def init(self, w0: Params, n_clients: int) -> L2GDState:
         """Return a state without averaging, and the seed of the coins."""
-        return {
-            **super().init(w0, n_clients),
-            "seed": torch.randint(2**62, ()),
-            "number": torch.tensor(0),
-            "keep": torch.tensor(1.0, dtype=torch.float64),
-        }
+        return change(
+            super().init(w0, n_clients),
+            seed=torch.randint(2**62, ()),
+            number=torch.tensor(0),
+            keep=torch.tensor(1.0, dtype=torch.float64),
+        )
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: L2GDState, ids: Tensor) -> Broadcast:
         """Send the mean, the share `keep` of a client's own model (1: no averaging), and the number of the coin.
 
         In rounds with an averaging, the mixing matrix is keep I + (1 - keep) 1 p^T, for the averaged clients.
         """
         payload = super().broadcast(state, ids).payload
-        like = next(iter(payload.params.values()), cast(Tensor, state["keep"])).dtype
-        average = {
-            k: cast(Tensor, state[k]).to(ids.device, like).expand(len(ids)) for k in ("keep", "number")
-        }
-        return Broadcast(payload._replace(extra={"average": Params(average)}), self._mixing(state, ids))
+        like = next(iter(payload.params.values()), state["keep"]).dtype
+        average = Params(keep=state["keep"], number=state["number"])
+        average = average.map(lambda v: v.to(ids.device, like).expand(len(ids)))
+        return Broadcast(payload._replace(extra={"average": average}), self._mixing(state, ids))
 
-    def _mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices | None:
-        p, keep = cast(Tensor, state["p"]), cast(Tensor, state["keep"])
+    def _mixing(self, state: L2GDState, ids: Tensor) -> MixingMatrices | None:
+        p, keep = state["p"], state["keep"]
         if not _averages(state) or not p[ids].all():
             return None
         columns = p.nonzero().flatten()
@@ -126,13 +143,13 @@ class L2GDServer(Average):
         return MixingMatrices(ids, columns, {"model": rows.scatter_add_(1, own, keep.to(p).expand_as(own))})
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: L2GDState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> L2GDState:
         """Toss the coin; average if it says so."""
         new = self._toss(state)
         if not _averages(new):
             return new
-        return {**new, **super().aggregate(state, ids, sent, uploads, n)}
+        return super().aggregate(new, ids, sent, uploads, n)
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting]:
@@ -140,34 +157,34 @@ class L2GDServer(Average):
         return super().needed_sums
 
     def aggregate_newcomers(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: L2GDState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> L2GDState:
         """Toss the coin; newcomers move to the present mean."""
         return self._toss(state)
 
-    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+    def measure_effects(self, state: L2GDState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
         """Measure the share of other models that one averaging mixes into a client's own; 0 if there was none."""
-        p = cast(Tensor, state["p"])
+        p = state["p"]
         return (Effect(OWN_MODEL, self.c * float(p.sum() - p.square().sum())),)
 
-    def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
+    def bytes_down(self, state: L2GDState, ids: Tensor, sent: Payload) -> Traffic:
         """Count nothing without averaging."""
         return sent.traffic() if _averages(state) else Counter()
 
-    def bytes_up(self, state: ServerState, ids: Tensor, uploads: Payload) -> Traffic:
+    def bytes_up(self, state: L2GDState, ids: Tensor, uploads: Payload) -> Traffic:
         """Count nothing without averaging."""
         return uploads.traffic() if _averages(state) else Counter()
 
-    def _toss(self, state: ServerState) -> ServerState:
-        number = cast(Tensor, state["number"]) + 1
-        rng = np.random.default_rng([int(cast(Tensor, state["seed"])), int(number)])
+    def _toss(self, state: L2GDState) -> L2GDState:
+        number = state["number"] + 1
+        rng = np.random.default_rng([int(state["seed"]), int(number)])
         steps = int(rng.geometric(1 - self.chance)) - 1  # successes before the first failure
-        keep = torch.full_like(cast(Tensor, state["keep"]), (1 - self.c) ** steps)
-        return {**state, "number": number, "keep": keep}
+        keep = torch.full_like(state["keep"], (1 - self.c) ** steps)
+        return change(state, number=number, keep=keep)
 
 
-def _averages(state: ServerState) -> bool:
-    return bool(cast(Tensor, state["keep"]) < 1)
+def _averages(state: L2GDState) -> bool:
+    return bool(state["keep"] < 1)
 
 
 @method(

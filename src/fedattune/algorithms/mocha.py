@@ -17,20 +17,24 @@ Rules:
                learned  Omega = Sigma^(-1),  Sigma = (W^T W)^(1/2) / tr((W^T W)^(1/2))
 """
 
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext, StartPoint
-from ..core.algorithm import Algorithm
+from ..core.algorithm import (
+    Algorithm,
+    Declining,
+    ServerTraits,
+)
 from ..core.dense import column_blocks
 from ..core.effect import Mechanism
 from ..core.options import NonNegative
 from ..core.params import Params
-from ..core.payload import Broadcast, Payload, ServerState
-from ..server.mixing import UploadStore
+from ..core.payload import Broadcast, Payload
+from ..server.mixing import StoreState, UploadStore
 from ..server.products import flatten, mix
 from .table import Family, method
 
@@ -67,7 +71,7 @@ class RelationshipCorrection(Correction):
 
 
 @dataclass(frozen=True)
-class MochaClient(SGD):
+class MochaClient(SGD, Declining):
     """Client rule of MOCHA: SGD with the tie, on a model of its own.
 
     The payload is no model. Without data, the tie would pull w to -sent / Omega_tt.
@@ -94,7 +98,7 @@ DEFAULT_LAM1 = {"mean": 0.5, "learned": 1e-3}
 
 
 @dataclass(frozen=True)
-class TaskRelationship(UploadStore):
+class TaskRelationship(UploadStore[StoreState]):
     """Server rule of MOCHA: sends sum_{s != t} Omega_st w_s and Omega_tt to client t, from the last uploads w_s.
 
     `omega` is `mean` (I - 11^T/m), or `learned`, for every broadcast: the inverse of a covariance of trace 1.
@@ -103,13 +107,13 @@ class TaskRelationship(UploadStore):
     omega: Literal["mean", "learned"] = "mean"
 
     @property
-    def sends_models(self) -> bool:
-        """False: a payload is a sum of other models, without the client's own."""
-        return False
+    def traits(self) -> ServerTraits:
+        """A payload is a sum of other models, without the client's own."""
+        return replace(super().traits, sends_models=False)
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: StoreState, ids: Tensor) -> Broadcast:
         """Send the weighted sum of the other models to each client."""
-        W = cast(Params, state["theta"])
+        W = state["theta"]
         rows = self.matrix(state)[ids]
         own = rows.gather(1, ids[:, None])
         others = rows.scatter(1, ids[:, None], 0.0)
@@ -117,19 +121,19 @@ class TaskRelationship(UploadStore):
         like = next(iter(relation.values()), own)
         return Broadcast(Payload(relation, {"omega": Params(own=own[:, 0].to(like.dtype))}))
 
-    def discard_uploads(self, state: ServerState, ids: Tensor) -> ServerState:
+    def discard_uploads(self, state: StoreState, ids: Tensor) -> StoreState:
         """Put the mean of the other models in place of the uploads of clients `ids`."""
         return self.forget(state, ids)
 
-    def matrix(self, state: ServerState) -> Tensor:
+    def matrix(self, state: StoreState) -> Tensor:
         """Return Omega (N, N)."""
-        seen = cast(Tensor, state["has_uploaded"])
+        seen = state["has_uploaded"]
         m = len(seen)
         identity = torch.eye(m, dtype=torch.float64, device=seen.device)
         if self.omega == "mean":
             return identity - 1 / m
         gram = torch.zeros_like(identity)
-        W = cast(Params, state["theta"])
+        W = state["theta"]
         for name in W:
             models = flatten(W.only([name]).rows(slice(None))[name])
             for c in column_blocks(2 * m, models.shape[1], models.device):

@@ -23,7 +23,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, ClientUpdate, FineTune
+from ..core.algorithm import Algorithm, ClientUpdate, FineTune, LocalPlan, StepMeasuring
 from ..core.effect import Mechanism
 from ..core.options import Count, Positive
 from ..core.params import Params, squared_norm
@@ -34,7 +34,7 @@ from .table import Family, method
 
 
 @dataclass(frozen=True)
-class PerFedAvgClient(ClientUpdate):
+class PerFedAvgClient(ClientUpdate, StepMeasuring):
     """Client rule of Per-FedAvg: descends the loss after one step (equations 6 and 9 to 11).
 
     With v = w - alpha g(w; B) and u = g(v; B'), `fo` steps along u and leaves out the Hessian. `hf` steps along
@@ -54,9 +54,9 @@ class PerFedAvgClient(ClientUpdate):
     delta: float = 1e-3
 
     @property
-    def batches_per_step(self) -> int:
-        """B, B' and, for the Hessian-free form, B''."""
-        return 2 if self.hessian == "fo" else 3
+    def plan(self) -> LocalPlan:
+        """Batches B, B' and, for the Hessian-free form, B''."""
+        return LocalPlan(batches_per_step=2 if self.hessian == "fo" else 3)
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Params:
         """Start from the received model."""
@@ -65,7 +65,7 @@ class PerFedAvgClient(ClientUpdate):
     def step(self, carry: Params, batch: Batch, grad: Grad, context: RoundContext) -> Params:
         """Take one meta step, on two or three batches."""
         w = carry
-        first, second, *third = (tuple(t[i] for t in batch) for i in range(self.batches_per_step))
+        first, second, *third = (tuple(t[i] for t in batch) for i in range(self.plan.batches_per_step))
         alpha = context.lr if self.alpha is None else self.alpha
         beta = context.lr if self.beta is None else self.beta
         u = grad(w - alpha * grad(w, first), second)

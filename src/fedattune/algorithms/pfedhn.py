@@ -21,18 +21,22 @@ the round. Then it takes one step per client, with the theta_i of the current ph
 """
 
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated, TypedDict
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from ..client import SGD
-from ..core.algorithm import Algorithm, ServerUpdate
+from ..core.algorithm import (
+    Algorithm,
+    Joinable,
+    Measurable,
+)
 from ..core.effect import Effect, Mechanism
 from ..core.options import Count, NonNegative, Positive
 from ..core.params import Params, add_prefix, clip_norm, select_prefix, squared_norm
-from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
+from ..core.payload import Broadcast, MixingMatrices, Payload
 from ..server.hypernetwork import apply_trunk, draw_linear, draw_normal, draw_trunk
 from .table import Family, method
 
@@ -42,8 +46,15 @@ MEASURED_CLIENTS = 64
 """Clients whose generated models are compared."""
 
 
+class PFedHNState(TypedDict):
+    """The hypernetwork with all embeddings, and its velocity."""
+
+    phi: Params
+    velocity: Params
+
+
 @dataclass(frozen=True)
-class PFedHNServer(ServerUpdate):
+class PFedHNServer(Joinable[PFedHNState], Measurable):
     """Server rule of pFedHN: sends theta_i = h(v_i; phi); phi and v_i follow J^T (theta_i - upload).
 
     The server generates all models of a cohort at once. Then it takes one optimizer step per upload, with the Jacobian
@@ -69,7 +80,7 @@ class PFedHNServer(ServerUpdate):
     weight_decay: float = 1e-3
     clip: float = 50.0
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    def init(self, w0: Params, n_clients: int) -> PFedHNState:
         """Return the hypernetwork with the embeddings (N, E) of all clients, and its velocity."""
         like = next(iter(w0.values()))
         width = self.embedding or int(1 + n_clients / 4)
@@ -81,21 +92,21 @@ class PFedHNServer(ServerUpdate):
             phi |= add_prefix(f"{key}.", Params({name: head[key] for name, head in heads.items()}))
         return {"phi": Params(phi), "velocity": Params(phi).zeros()}
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: PFedHNState, ids: Tensor) -> Broadcast:
         """Send the models generated for clients `ids`."""
-        phi = cast(Params, state["phi"])
+        phi = state["phi"]
         return Broadcast(Payload(generate_models(phi, phi["embedding"][ids])))
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: PFedHNState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> PFedHNState:
         """Take one optimizer step per client of the cohort, in order."""
         for row, client in enumerate(ids.tolist()):
             state = self._step(state, client, uploads.params.rows(row))
         return state
 
-    def _step(self, state: ServerState, client: int, trained: Params) -> ServerState:
-        old = cast(Params, state["phi"])
+    def _step(self, state: PFedHNState, client: int, trained: Params) -> PFedHNState:
+        old = state["phi"]
         with torch.enable_grad():
             phi = old.map(lambda a: a.detach().requires_grad_())
             model = generate_models(phi, phi["embedding"][client : client + 1]).rows(0)
@@ -104,41 +115,43 @@ class PFedHNServer(ServerUpdate):
             values = torch.autograd.grad(list(model.values()), list(phi.values()), difference)
         g = Params(zip(phi, values, strict=True))
         g = clip_norm(g, self.clip) + self.weight_decay * old
-        velocity = self.momentum * cast(Params, state["velocity"]) + g
+        velocity = self.momentum * state["velocity"] + g
         return {"phi": old - self.hn_lr * velocity, "velocity": velocity}
 
-    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+    def measure_effects(self, state: PFedHNState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
         """Measure how far the generated models are from their mean, beside its norm."""
-        phi = cast(Params, state["phi"])
+        phi = state["phi"]
         models = generate_models(phi, phi["embedding"][:MEASURED_CLIENTS])
         mean = models.map(lambda a: a.mean(0))
         spread = squared_norm(models - mean) / len(phi["embedding"][:MEASURED_CLIENTS])
         return (Effect(GENERATION, float((spread / squared_norm(mean).clamp_min(1e-30)).sqrt())),)
 
-    def newcomer_model(self, state: ServerState) -> Params:
+    def newcomer_model(self, state: PFedHNState) -> Params:
         """Return the model generated from the mean embedding."""
-        phi = cast(Params, state["phi"])
+        phi = state["phi"]
         return generate_models(phi, phi["embedding"].mean(0, keepdim=True)).rows(0)
 
-    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+    def add_clients(self, state: PFedHNState, n_new: int) -> PFedHNState:
         """Return the state with `n_new` more clients, whose embeddings are the mean embedding."""
 
         def longer(params: Params, rows: Tensor) -> Params:
             v = params["embedding"]
             return Params({**params, "embedding": torch.cat([v, rows.expand(n_new, -1)])})
 
-        phi, velocity = cast(Params, state["phi"]), cast(Params, state["velocity"])
+        phi, velocity = state["phi"], state["velocity"]
         mean = phi["embedding"].mean(0, keepdim=True)
         return {"phi": longer(phi, mean), "velocity": longer(velocity, torch.zeros_like(mean))}
 
     def aggregate_newcomers(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: PFedHNState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> PFedHNState:
         """Take steps of the newcomers' embeddings; everything else stays."""
         for row, client in enumerate(ids.tolist()):
             after = self._step(state, client, uploads.params.rows(row))
-            rows = {k: _with_row(cast(Params, state[k]), cast(Params, v), client) for k, v in after.items()}
-            state = {**state, **rows}
+            state = {
+                "phi": _with_row(state["phi"], after["phi"], client),
+                "velocity": _with_row(state["velocity"], after["velocity"], client),
+            }
         return state
 
 

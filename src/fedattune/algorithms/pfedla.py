@@ -25,16 +25,24 @@ head per layer of the model. Public code uses -G_i, which ascends, and `relu_sum
 in normalised least mean squares, it makes steps independent of the scale of models, learning rates and layers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from ..client import SGD
-from ..core.algorithm import Algorithm
+from ..core.algorithm import (
+    Advisory,
+    Algorithm,
+    LocalPlan,
+    PerClient,
+    ServerTraits,
+    TrafficCounting,
+    change,
+)
 from ..core.dense import column_blocks, linear
 from ..core.options import Count, Positive
 from ..core.params import Params, as_slice
@@ -44,13 +52,12 @@ from ..core.payload import (
     MixingMatrices,
     Payload,
     RoundContext,
-    ServerState,
     Traffic,
     count_traffic,
 )
 from ..core.selectors import Unit, group_names
 from ..server import hypernetwork as hn
-from ..server.mixing import SeparableStore
+from ..server.mixing import QuarantineState, QuarantineStore
 from ..server.products import flatten, mix, sum_variances
 from .table import Family, method
 
@@ -65,9 +72,10 @@ class HeurPFedLAClient(SGD):
     unit: Unit = "layer"
 
     @property
-    def required_extras(self) -> dict[str, str]:
-        """Flags of the retained components."""
-        return {**super().required_extras, "retained": "HeurPFedLAServer"}
+    def plan(self) -> LocalPlan:
+        """The plan of SGD, with flags of the retained components."""
+        plan = super().plan
+        return replace(plan, extras={**plan.extras, "retained": "HeurPFedLAServer"})
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the last trained model, and the state of SGD."""
@@ -110,8 +118,17 @@ MIN_SQUARE = 1e-30
 """Minimum s_l^2; equal models teach nothing."""
 
 
+class PFedLAState(QuarantineState):
+    """The store, and a hypernetwork per client, which weighs the models of all."""
+
+    hypernetworks: Params
+
+
+PFedLAT = TypeVar("PFedLAT", bound=PFedLAState)
+
+
 @dataclass(frozen=True)
-class PFedLAServer(SeparableStore):
+class PFedLAServer(QuarantineStore[PFedLAT]):
     """Server rule of pFedLA: sends sum_k alpha_i^l[k] theta_l[k] to client i, where alpha_i = HN_i(v_i; psi_i).
 
     HN_i has three linear layers with ReLU and a linear head per component, normalised over the K stored models. G_i,
@@ -126,11 +143,11 @@ class PFedLAServer(SeparableStore):
     hidden: int = 100
     norm: Norm = "softmax"
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    def init(self, w0: Params, n_clients: int) -> PFedLAT:
         """Return the store with all models in the pool, and a hypernetwork per client."""
         state = super().init(w0, n_clients)
-        everybody = torch.ones_like(cast(Tensor, state["in_pool"]))
-        return {**state, "in_pool": everybody, "hypernetworks": self._draw(w0, n_clients, n_clients)}
+        everybody = torch.ones_like(state["in_pool"])
+        return change(state, in_pool=everybody, hypernetworks=self._draw(w0, n_clients, n_clients))
 
     def _draw(self, w0: Params, n: int, outputs: int) -> Params:
         """Draw hypernetworks of `n` clients that weigh `outputs` models."""
@@ -140,14 +157,14 @@ class PFedLAServer(SeparableStore):
             heads["weight"] = hn.draw_uniform(0, 1, heads["weight"].shape, like)
         return hn.draw_stack((self.embedding, *[self.hidden] * 3), heads)
 
-    def allowed(self, state: ServerState, ids: Tensor) -> Tensor:
+    def allowed(self, state: PFedLAT, ids: Tensor) -> Tensor:
         """Return which models (R, K) clients `ids` may receive: their own and, unless in quarantine, the pool's."""
-        is_quarantined = cast(Tensor, state["quarantined"])[ids, None]
+        is_quarantined = state["quarantined"][ids, None]
         return (self.find_pool(state) & ~is_quarantined).scatter(1, ids[:, None], True)
 
-    def logits(self, state: ServerState, ids: Tensor) -> Tensor:
+    def logits(self, state: PFedLAT, ids: Tensor) -> Tensor:
         """Return the outputs (R, L, K) of the hypernetworks of clients `ids`, before normalisation."""
-        networks = cast(Params, state["hypernetworks"])
+        networks = state["hypernetworks"]
         blocks = [networks.rows(as_slice(block)) for block in self._blocks(state, ids)]
         return torch.cat([hn.apply_stack(rows) for rows in blocks])
 
@@ -166,13 +183,13 @@ class PFedLAServer(SeparableStore):
         positive = (z.relu() + MIN_WEIGHT) * allowed
         return positive / positive.sum(2, keepdim=True)
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: PFedLAT, ids: Tensor) -> Broadcast:
         """Mix a model for each of clients `ids`, by a matrix per component, whose columns are all clients."""
         return self._mix(state, ids, self.alpha(self.logits(state, ids), ids, self.allowed(state, ids)))
 
-    def _mix(self, state: ServerState, ids: Tensor, alpha: Tensor) -> Broadcast:
+    def _mix(self, state: PFedLAT, ids: Tensor, alpha: Tensor) -> Broadcast:
         """Mix models by the weights alpha (R, L, K); gather one tensor of the stored models at a time."""
-        theta = cast(Params, state["theta"])
+        theta = state["theta"]
         components = group_names(theta, self.unit)
         weights = {component: alpha[:, i] for i, component in enumerate(components)}
         new = {
@@ -184,44 +201,42 @@ class PFedLAServer(SeparableStore):
         mixing = MixingMatrices(ids, columns, weights)
         return Broadcast(Payload(Params({name: new[name] for name in theta})), mixing)
 
-    def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+    def aggregate(self, state: PFedLAT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> PFedLAT:
         """Take a step of the cohort's hypernetworks in place, then store the uploads."""
         self.learn(state, ids, sent.params, uploads.params)
         return super().aggregate(state, ids, sent, uploads, n)
 
-    def discard_uploads(self, state: ServerState, ids: Tensor) -> ServerState:
+    def discard_uploads(self, state: PFedLAT, ids: Tensor) -> PFedLAT:
         """Put the mean of the other models in place of the uploads of clients `ids`."""
         return self.forget(state, ids)
 
-    def learn(self, state: ServerState, ids: Tensor, sent: Params, uploads: Params) -> None:
+    def learn(self, state: PFedLAT, ids: Tensor, sent: Params, uploads: Params) -> None:
         """Take a step of the hypernetworks of clients `ids`, from the models `sent` and `uploads`."""
         if not state["theta"]:
             return
-        stack, blocks = cast(Params, state["hypernetworks"]), self._blocks(state, ids)
+        stack, blocks = state["hypernetworks"], self._blocks(state, ids)
         grads = torch.split(self._grad_alpha(state, sent, uploads), [len(block) for block in blocks])
         for block, gradient in zip(blocks, grads, strict=True):
             to_alpha = partial(self.alpha, ids=block, allowed=self.allowed(state, block))
             hn.descend_rows(stack, block, to_alpha, gradient, self.hn_lr)
 
-    def _blocks(self, state: ServerState, ids: Tensor) -> tuple[Tensor, ...]:
+    def _blocks(self, state: PFedLAT, ids: Tensor) -> tuple[Tensor, ...]:
         """Split the clients, so that copies of their hypernetworks stay small."""
-        components = group_names(cast(Params, state["theta"]), self.unit)
-        head_weights = len(components) * len(cast(Tensor, state["n"])) * self.hidden
+        components = group_names(state["theta"], self.unit)
+        head_weights = len(components) * len(state["n"]) * self.hidden
         most = BLOCK_WEIGHTS if ids.device.type == "cpu" else BLOCK_WEIGHTS_ON_GPU
         return torch.split(ids, max(1, most // max(1, head_weights)))
 
-    def _grad_alpha(self, state: ServerState, sent: Params, uploads: Params) -> Tensor:
+    def _grad_alpha(self, state: PFedLAT, sent: Params, uploads: Params) -> Tensor:
         """Return the gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>.
 
         `normalised` divides it by s_l^2 / K, so that the scale of the models (of those not in quarantine) cancels out.
         """
-        counted = (~cast(Tensor, state["quarantined"])).nonzero().flatten()
-        theta = cast(Params, state["theta"])
+        counted = (~state["quarantined"]).nonzero().flatten()
+        theta = state["theta"]
         components = group_names(theta, self.unit)
         like = next(iter(sent.values()))
-        out = like.new_zeros(len(like), len(components), len(cast(Tensor, state["n"])))
+        out = like.new_zeros(len(like), len(components), len(state["n"]))
         squares = like.new_zeros(len(components), 1)  # s_l^2
         for i, name in ((i, name) for i, names in enumerate(components.values()) for name in names):
             models = flatten(theta.only([name]).rows(slice(None))[name])
@@ -235,33 +250,42 @@ class PFedLAServer(SeparableStore):
             out.mul_(len(counted)).div_(squares.clamp_min_(MIN_SQUARE))
         return out
 
-    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+    def add_clients(self, state: PFedLAT, n_new: int) -> PFedLAT:
         """Return the state with `n_new` more clients, which weigh all earlier models and their own."""
         larger, w0 = super().add_clients(state, n_new), self.newcomer_model(state)
-        old = cast(Params, state["hypernetworks"])
-        new = self._draw(w0, n_new, len(cast(Tensor, larger["n"])))
+        old = state["hypernetworks"]
+        new = self._draw(w0, n_new, len(larger["n"]))
         # Earlier clients weigh the same models as before: the new outputs are not allowed to them.
-        return {**larger, "hypernetworks": hn.append_networks(old, new)}
+        return change(larger, hypernetworks=hn.append_networks(old, new))
+
+
+class HeurPFedLAState(PFedLAState):
+    """The state of pFedLA, and flags (N, L) of the components that each client retained last."""
+
+    retained: PerClient[Tensor]
 
 
 @dataclass(frozen=True)
-class HeurPFedLAServer(PFedLAServer):
+class HeurPFedLAServer(PFedLAServer[HeurPFedLAState], TrafficCounting, Advisory):
     """Server rule of HeurpFedLA: the `retain` components with the largest alpha_i^l[i] are the client's own.
 
     Flags tell the client its retained components. These do not travel down, nor up without `upload_retained`, and their
     rows of the hypernetwork learn nothing. The first components win ties.
     """
 
-    per_client: ClassVar[tuple[str, ...]] = (*PFedLAServer.per_client, "retained")
-
     retain: int = 1
     upload_retained: bool = True
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    @property
+    def traits(self) -> ServerTraits:
+        """The state has uploads and flags per client."""
+        return ServerTraits(HeurPFedLAState)
+
+    def init(self, w0: Params, n_clients: int) -> HeurPFedLAState:
         """Return the state of pFedLA, and flags (N, L) of the components that each client retained last."""
         state = super().init(w0, n_clients)
-        flags = cast(Tensor, state["has_uploaded"])[:, None].repeat(1, len(group_names(w0, self.unit)))
-        return {**state, "retained": flags}
+        flags = state["has_uploaded"][:, None].repeat(1, len(group_names(w0, self.unit)))
+        return change(state, retained=flags)
 
     def alpha(self, z: Tensor, ids: Tensor, allowed: Tensor) -> Tensor:
         """Return the mixing weights (R, L, K); retained components are one-hot."""
@@ -274,7 +298,7 @@ class HeurPFedLAServer(PFedLAServer):
         first = weight.sort(stable=True, dim=1, descending=True).indices[:, : self.retain]
         return torch.zeros_like(weight, dtype=torch.bool).scatter(1, first, True)
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: HeurPFedLAState, ids: Tensor) -> Broadcast:
         """Send the mixtures, and a flag per component: whether the client continues with its own."""
         alpha = super().alpha(self.logits(state, ids), ids, self.allowed(state, ids))
         flags = self._choose(alpha, ids)
@@ -284,12 +308,12 @@ class HeurPFedLAServer(PFedLAServer):
         return Broadcast(payload._replace(extra=extra), mixing)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: HeurPFedLAState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> HeurPFedLAState:
         """Aggregate as pFedLA; without `upload_retained`, keep the stored retained components."""
-        flags, theta = sent.extra["retained"], cast(Params, state["theta"])
-        now = cast(Tensor, state["retained"]).index_copy(0, ids, torch.stack(list(flags.values()), 1))
-        state = {**state, "retained": now}
+        flags, theta = sent.extra["retained"], state["theta"]
+        now = state["retained"].index_copy(0, ids, torch.stack(list(flags.values()), 1))
+        state = change(state, retained=now)
         if self.upload_retained:
             return super().aggregate(state, ids, sent, uploads, n)
         self.learn(state, ids, sent.params, uploads.params)  # retained components have constant weights
@@ -300,25 +324,25 @@ class HeurPFedLAServer(PFedLAServer):
                 one.put_rows(ids, Params({name: torch.where(keep, one.rows(as_slice(ids))[name], new)}))
         return self.mark_uploaded(state, ids, n)
 
-    def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
+    def warnings(self, state: HeurPFedLAState, ids: Tensor) -> tuple[str, ...]:
         """Warn if clients retain all components."""
-        components = len(group_names(cast(Params, state["theta"]), self.unit))
+        components = len(group_names(state["theta"], self.unit))
         note = f"retain={self.retain} keeps all of this model's components ({components}): this is training alone"
         return (note,) if self.retain >= components else ()
 
-    def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
+    def bytes_down(self, state: HeurPFedLAState, ids: Tensor, sent: Payload) -> Traffic:
         """Count the payload without the retained components."""
         flags = torch.stack(list(sent.extra["retained"].values()), 1)
         return sent.traffic() - self._traffic(state, flags)
 
-    def bytes_up(self, state: ServerState, ids: Tensor, uploads: Payload) -> Traffic:
+    def bytes_up(self, state: HeurPFedLAState, ids: Tensor, uploads: Payload) -> Traffic:
         """Count the uploads, without the retained components unless they are uploaded."""
-        traffic, retained = uploads.traffic(), cast(Tensor, state["retained"])[ids]
+        traffic, retained = uploads.traffic(), state["retained"][ids]
         return traffic if self.upload_retained else traffic - self._traffic(state, retained)
 
-    def _traffic(self, state: ServerState, flags: Tensor) -> Traffic:
+    def _traffic(self, state: HeurPFedLAState, flags: Tensor) -> Traffic:
         """Count the bytes of the components whose flags (R, L) are set."""
-        one, traffic = cast(Params, state["theta"]).rows(0), Traffic()
+        one, traffic = state["theta"].rows(0), Traffic()
         for names, times in zip(group_names(one, self.unit).values(), flags.sum(0).tolist(), strict=True):
             traffic += count_traffic(one.only(names), int(times))
         return traffic

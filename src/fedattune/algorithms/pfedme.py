@@ -23,7 +23,14 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, ClientUpdate, Participation, pick_newest
+from ..core.algorithm import (
+    Algorithm,
+    ClientUpdate,
+    Participation,
+    Resting,
+    StepMeasuring,
+    pick_newest,
+)
 from ..core.effect import Mechanism
 from ..core.options import Count, NonNegative, Positive
 from ..core.params import Params, squared_norm
@@ -39,7 +46,7 @@ class _Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedMeClient(ClientUpdate):
+class PFedMeClient(ClientUpdate, Resting, StepMeasuring):
     """Client rule of pFedMe: theta ~ argmin f(theta) + lam/2 ||theta - w||^2 by K steps on one batch; w follows theta.
 
     theta starts at w in the first step of a round and continues from there, as in the public code. The paper does not

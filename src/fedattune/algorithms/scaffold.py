@@ -19,18 +19,22 @@ Algorithm 1:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
-from ..core.algorithm import Algorithm, SumWeighting
+from ..core.algorithm import (
+    Algorithm,
+    SumWeighting,
+    change,
+)
 from ..core.effect import Mechanism
 from ..core.errors import ConfigError
 from ..core.options import Positive
 from ..core.params import Params, choose
-from ..core.payload import Broadcast, LocalState, Payload, ServerState
+from ..core.payload import Broadcast, LocalState, Payload
 from ..server import Average
 from ..server.average import Weighting
 from ..server.wrapper import ServerWrapper, attach_extra
@@ -85,21 +89,28 @@ class ControlVariateCorrection(Correction):
         return {"dc": new - own}, {"c": Params({**local.local_state["c"], **new})}
 
 
+class ControlState(TypedDict):
+    """The entries beside those of the inner rule: c, and the number N of clients."""
+
+    c: Params
+    N: Tensor
+
+
 @dataclass(frozen=True)
-class ControlVariateWrapper(ServerWrapper):
+class ControlVariateWrapper(ServerWrapper[ControlState]):
     """Server rule of SCAFFOLD: keeps and sends c, the mean of all clients' control variates (equation 5)."""
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    def init(self, w0: Params, n_clients: int) -> ControlState:
         """Start with c = 0."""
-        return {**super().init(w0, n_clients), "c": w0.zeros(), "N": torch.tensor(n_clients)}
+        return change(super().init(w0, n_clients), c=w0.zeros(), N=torch.tensor(n_clients))
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: ControlState, ids: Tensor) -> Broadcast:
         """Send c to all clients."""
-        return attach_extra(super().broadcast(state, ids), "c", state, ids)
+        return attach_extra(super().broadcast(state, ids), "c", state["c"], ids)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: ControlState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> ControlState:
         """Add the uploaded changes to c.
 
         Raises:
@@ -112,8 +123,8 @@ class ControlVariateWrapper(ServerWrapper):
                 "these clients upload no control variate"
             )
         changes = uploads.extra["dc"].map(lambda a: a.sum(0))
-        c = cast(Params, state["c"]) + changes / int(cast(Tensor, state["N"]))
-        return {**super().aggregate(state, ids, sent, uploads, n), "c": c}
+        c = state["c"] + changes / int(state["N"])
+        return change(super().aggregate(state, ids, sent, uploads, n), c=c)
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting] | None:

@@ -6,7 +6,16 @@ The two updates do not know how clients run: one by one, as one batch of models,
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    cast,
+    get_type_hints,
+)
 
 import torch
 from torch import Tensor
@@ -24,17 +33,52 @@ from .payload import (
     MixingMatrices,
     Payload,
     RoundContext,
-    ServerState,
     Traffic,
 )
 from .selectors import NoParameters, Selector
 
 
 @dataclass(frozen=True)
+class Probe:
+    """What a client rule with a `Probing.probe` reads before its first local step.
+
+    Attributes:
+        rows: the rows that it reads: of the `train` part; `held_out` from the train part and never trained on, the same
+            in every round; or of the `validation` part. An empty validation part is not probed.
+        share: share of the training rows; drawn again in every round, unless they are held out.
+        makes_received_model: whether the received model needs the probe. `finish` then makes it, without any step.
+
+    """
+
+    rows: Literal["train", "held_out", "validation"] = "train"
+    share: float = 1.0
+    makes_received_model: bool = False
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """What a client rule needs for a round.
+
+    Attributes:
+        batches_per_step: mini-batches per step; above 1, a batch has a leading axis of this length.
+        passes: times that the rule repeats the local work of a round (its steps or epochs).
+        probe: the rows that it reads before its first step; None without a probe.
+        extras: extras of the payload that it needs: name of the extra -> server rule that sends it.
+
+    """
+
+    batches_per_step: int = 1
+    passes: int = 1
+    probe: Probe | None = None
+    extras: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ClientUpdate(ABC):
     """One client's part of a round: pure functions, written for one client without a client axis.
 
-    The methods share their arguments:
+    Rare abilities are separate base classes: `Probing`, `Resting`, `Declining`, `StepMeasuring`. The methods share
+    their arguments:
 
         sent: the last payload that the server sent to this client
         fresh: a scalar bool tensor, true if `sent` arrived after the client's last training
@@ -48,39 +92,9 @@ class ClientUpdate(ABC):
     """
 
     @property
-    def batches_per_step(self) -> int:
-        """Number of mini-batches per step; above 1, a batch has a leading axis of this length."""
-        return 1
-
-    @property
-    def passes(self) -> int:
-        """Number of times that the rule repeats the local work of a round (its steps or epochs)."""
-        return 1
-
-    @property
-    def validation_share(self) -> float:
-        """Share of the client's training samples that only `probe` sees; the same samples in every round."""
-        return 0.0
-
-    @property
-    def probe_share(self) -> float:
-        """Share of the client's training samples that `probe` sees; drawn again in every round."""
-        return 1.0
-
-    @property
-    def probe_part(self) -> Literal["train", "validation"]:
-        """Part of the client's data that `probe` sees; an empty validation part is not probed at all."""
-        return "train"
-
-    @property
-    def required_extras(self) -> dict[str, str]:
-        """Extras of the payload that the rule needs: name of the extra -> server rule that sends it."""
-        return {}
-
-    @property
-    def is_ready_after_probe(self) -> bool:
-        """True if the received model needs `probe`; `finish` then makes it, without any step."""
-        return False
+    def plan(self) -> LocalPlan:
+        """What the rule needs for a round."""
+        return LocalPlan()
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the client's state before its first round, from the initial model."""
@@ -89,14 +103,6 @@ class ClientUpdate(ABC):
     @abstractmethod
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Any:
         """Return the carry before the first local step."""
-
-    def probe_passes(self, local_state: LocalState) -> Tensor | None:
-        """Return the passes over the probed samples before the first step: a scalar tensor, or None for no probe."""
-        return None
-
-    def probe(self, carry: Any, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> Any:
-        """Return the carry after one probed mini-batch, before the first step."""
-        return carry
 
     @abstractmethod
     def step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> Any:
@@ -116,26 +122,48 @@ class ClientUpdate(ABC):
         """Return the model for predictions after local training."""
         return upload.params
 
+
+class Probing(ABC):
+    """A client rule that looks at data before its first step; its plan has a `Probe`."""
+
+    def probe_passes(self, local_state: LocalState) -> Tensor:
+        """Return the number of passes over the probed rows, a scalar tensor."""
+        return torch.ones(())
+
+    @abstractmethod
+    def probe(self, carry: Any, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> Any:
+        """Return the carry after one probed mini-batch."""
+
+
+class Resting(ABC):
+    """A client rule that predicts with another model than the received one in rounds in which it does not train."""
+
+    @abstractmethod
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the model for predictions in a round in which the client did not train."""
-        return self.received_model(sent, local_state, fresh)
+
+
+class Declining(ABC):
+    """A client rule that reads more of a payload than its model; for clients that refuse worse models (`--accept`)."""
 
     def offered_model(self, sent: Payload) -> Params:
-        """Return the model by which a client judges a payload, if it accepts better ones only (`--accept`)."""
+        """Return the model by which a client judges a payload."""
         return sent.params
 
+    @abstractmethod
     def decline(self, sent: Payload, own: Params) -> Payload:
-        """Return the payload that takes the place of a refused one: as if the client were sent its own last upload.
+        """Return the payload in place of a refused one: as if the client were sent its own last upload."""
 
-        Override this for a rule that reads more than the model.
-        """
-        return sent._replace(params=own)
+
+class StepMeasuring(ABC):
+    """A client rule that measures the effect of its mechanisms on the local steps."""
 
     @property
+    @abstractmethod
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        """The mechanisms whose effect on a local step `measure_step` measures."""
-        return ()
+        """The mechanisms that `measure_step` measures."""
 
+    @abstractmethod
     def measure_step(
         self, carry: Any, batch: Batch, grad: Grad, context: RoundContext
     ) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -146,32 +174,72 @@ class ClientUpdate(ABC):
             step without the change. The effect is the root of the ratio of their sums over steps.
 
         """
-        return ()
 
 
 SumWeighting = Literal["samples", "uniform", "sum"]
 """Weights of a sum of uploads: a mean by training samples, a mean of equal weights, or a plain sum."""
 
 
+StateT = TypeVar("StateT", bound=Mapping[str, Any])
+"""State of a server rule between rounds: a `TypedDict` of `Params` and tensors, whose names stay the same in a run."""
+
+Entry = TypeVar("Entry")
+
+PER_CLIENT = "one row per client"
+
+PerClient = Annotated[Entry, PER_CLIENT]
+"""An entry of a server rule's state that has one row per client."""
+
+
 @dataclass(frozen=True)
-class ServerUpdate(ABC):
-    """The server's part of a round: its state, its broadcast, and the aggregation of uploads."""
+class ServerTraits:
+    """Declarations of a server rule.
+
+    Attributes:
+        state: the `TypedDict` of its state, which marks entries by `PerClient`; needed if there are any.
+        sends_models: whether the model in a payload is one to train from; differential privacy clips the distance
+            from it.
+        should_update: whether uploads change what the server sends to other clients.
+
+    """
+
+    state: type = dict
+    sends_models: bool = True
+    should_update: bool = True
+
+    @property
+    def per_client(self) -> tuple[str, ...]:
+        """Names of the entries of the state that have one row per client."""
+        hints = get_type_hints(self.state, include_extras=True)
+        return tuple(k for k, hint in hints.items() if PER_CLIENT in getattr(hint, "__metadata__", ()))
+
+
+@dataclass(frozen=True)
+class ServerUpdate(ABC, Generic[StateT]):
+    """The server's part of a round: its state, its broadcast, and the aggregation of uploads.
+
+    Rare abilities are separate base classes: `SumsOnly`, `Measurable`, `Joinable`, `Discardable`, `Skippable`,
+    `Quarantining`, `TrafficCounting`, `Advisory`. `ServerWrapper` has them all, with a neutral default.
+    """
+
+    @property
+    def traits(self) -> ServerTraits:
+        """Declarations of the rule."""
+        return ServerTraits()
 
     @abstractmethod
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    def init(self, w0: Params, n_clients: int) -> StateT:
         """Return the state before the first round, for clients 0 to `n_clients` - 1."""
 
     @abstractmethod
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: StateT, ids: Tensor) -> Broadcast:
         """Return the payload for clients `ids` (R,), one row per client, and the mixing matrices behind it.
 
         It depends on the state and the clients alone: an evaluation and the next round may share one broadcast.
         """
 
     @abstractmethod
-    def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+    def aggregate(self, state: StateT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> StateT:
         """Return the state after a round.
 
         Args:
@@ -183,105 +251,133 @@ class ServerUpdate(ABC):
 
         """
 
-    def skip_round(self, state: ServerState) -> ServerState:
-        """Return the state after a round in which no upload arrived; by default the same state.
-
-        Override this for a rule that sends what the last round changed.
-        """
-        return state
-
-    def discard_uploads(self, state: ServerState, ids: Tensor) -> ServerState:
-        """Return the state in which the last uploads of clients `ids` (E,) no longer act on what others receive.
-
-        The server calls it when it refuses uploads of these clients. By default nothing changes: a rule that only
-        averages the uploads of a round keeps none. The next accepted upload of a client acts again.
-        """
-        return state
-
-    @property
-    def can_quarantine(self) -> bool:
-        """True if `quarantine` does something."""
-        return False
-
-    def quarantine(self, state: ServerState, ids: Tensor) -> ServerState:
-        """Return the state in which clients `ids` (S,) receive their own models from now on, and nobody else theirs.
-
-        The server calls it after `aggregate`, for clients whose labels contradict the others'.
-        """
-        return state
-
-    def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
-        """Return sentences for the user about the last round, in which clients `ids` took part."""
-        return ()
-
-    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
-        """Measure the rule's mechanisms at the end of a run, from its state and the last mixing matrices, if any."""
-        return ()
-
-    def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
-        """Count the bytes of the payload `sent` to clients `ids`, without the parts that clients already have."""
-        return sent.traffic()
-
-    def bytes_up(self, state: ServerState, ids: Tensor, uploads: Payload) -> Traffic:
-        """Count the bytes of the uploads of clients `ids`; `state` is the state after aggregation."""
-        return uploads.traffic()
-
-    def global_model(self, state: ServerState) -> Params | None:
-        """Return the model that all clients share, or None."""
+    def global_model(self, state: StateT) -> Params | None:
+        """Return the model that all clients share, or None; by default the entry `w`."""
         w = state.get("w")
         return w if isinstance(w, Params) and w else None
 
+
+class SumsOnly(ABC):
+    """A server rule that needs only sums of uploads, so that it can work under secure aggregation."""
+
     @property
+    @abstractmethod
     def needed_sums(self) -> Mapping[str, SumWeighting] | None:
         """The sums of uploads that `aggregate` needs: `params` or extra -> weighting; None for single uploads.
 
-        A rule with sums gives the same state, up to rounding, if each upload is replaced by the mean (or, for `sum`, by
-        the sum over their number). Then it can work under secure aggregation. State it in the class that defines
-        `aggregate`: a subclass with an `aggregate` of its own states it anew.
+        Such a rule gives the same state, up to rounding, if each upload is replaced by the mean (or, for `sum`, by the
+        sum over their number). State it in the class that defines `aggregate`: a subclass with an `aggregate` of its
+        own states it anew.
         """
-        return None
 
-    @property
-    def sends_models(self) -> bool:
-        """True if the model in a payload is one to train from; differential privacy clips the distance from it."""
-        return True
 
-    should_update: ClassVar[bool] = True
-    """True if uploads change what the server sends to other clients."""
+class Measurable(ABC):
+    """A server rule that measures the effect of its mechanisms at the end of a run."""
 
-    per_client: ClassVar[tuple[str, ...]] = ()
-    """Names of the entries of the state that have one row per client."""
+    @abstractmethod
+    def measure_effects(self, state: Any, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+        """Measure the mechanisms from the state and the last mixing matrices, if any."""
 
-    def newcomer_model(self, state: ServerState) -> Params:
-        """Return the first model of a client that joins after training; by default the global model."""
-        return cast(Params, state["w"])
 
-    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+class Joinable(ServerUpdate[StateT]):
+    """A server rule with special treatment of clients that join after training."""
+
+    def newcomer_model(self, state: StateT) -> Params:
+        """Return the first model of a client that joins; by default the global model."""
+        return find_shared_model(state)
+
+    def add_clients(self, state: StateT, n_new: int) -> StateT:
         """Return the state with `n_new` more clients, numbered after the present clients."""
-        new = self.init(self.newcomer_model(state), n_new)
-        return {k: _append_rows(v, new[k]) if k in self.per_client else v for k, v in state.items()}
+        return append_clients(self, state, self.newcomer_model(state), n_new)
 
     def aggregate_newcomers(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
-        """Return the state after a round of clients `ids` that joined after training; nothing changes for others."""
+        self, state: StateT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> StateT:
+        """Return the state after a round of clients `ids` that joined; nothing changes for others."""
         return state
 
 
-def find_needed_sums(rule: ServerUpdate) -> Mapping[str, SumWeighting] | None:
+class Discardable(ABC):
+    """A server rule that keeps uploads after their round."""
+
+    @abstractmethod
+    def discard_uploads(self, state: Any, ids: Tensor) -> Any:
+        """Return the state in which the last uploads of clients `ids` (E,) no longer act on what others receive.
+
+        The server calls it when it rejects uploads of these clients. The next accepted upload of a client acts again.
+        """
+
+
+class Skippable(ABC):
+    """A server rule whose state changes in a round in which no upload arrived."""
+
+    @abstractmethod
+    def skip_round(self, state: Any) -> Any:
+        """Return the state after such a round."""
+
+
+class Quarantining(ABC):
+    """A server rule that can give clients their own models, and nobody else theirs."""
+
+    @abstractmethod
+    def quarantine(self, state: Any, ids: Tensor) -> Any:
+        """Return the state in which clients `ids` (S,) are in quarantine from now on.
+
+        The server calls it after `aggregate`, for clients whose labels contradict the others'.
+        """
+
+
+class TrafficCounting:
+    """A server rule whose payloads or uploads have parts that need not travel."""
+
+    def bytes_down(self, state: Any, ids: Tensor, sent: Payload) -> Traffic:
+        """Count the bytes of the payload `sent` to clients `ids`, without the parts that clients already have."""
+        return sent.traffic()
+
+    def bytes_up(self, state: Any, ids: Tensor, uploads: Payload) -> Traffic:
+        """Count the bytes of the uploads of clients `ids`; `state` is the state after aggregation."""
+        return uploads.traffic()
+
+
+class Advisory(ABC):
+    """A server rule that has something to say about a round."""
+
+    @abstractmethod
+    def warnings(self, state: Any, ids: Tensor) -> tuple[str, ...]:
+        """Return sentences for the user about the last round, in which clients `ids` took part."""
+
+
+def change(state: StateT, **entries: Params | Tensor) -> StateT:
+    """Return a state with new values of some entries."""
+    return cast(StateT, {**state, **entries})
+
+
+def find_needed_sums(rule: ServerUpdate[Any]) -> Mapping[str, SumWeighting] | None:
     """Return the sums that a server rule needs, if the class that states them has no subclass with other arithmetic."""
     for cls in type(rule).__mro__:
-        if "needed_sums" in vars(cls):
+        if "needed_sums" in vars(cls) and isinstance(rule, SumsOnly):
             return rule.needed_sums
         if "aggregate" in vars(cls):
             return None
     return None
 
 
-def _append_rows(old: Params | Tensor, new: Params | Tensor) -> Params | Tensor:
+def find_shared_model(state: Mapping[str, Any]) -> Params:
+    """Return the entry `w` of the state of a rule with one model for all."""
+    w: Params = state["w"]
+    return w
+
+
+def append_clients(rule: ServerUpdate[StateT], state: StateT, model: Params, n_new: int) -> StateT:
+    """Return the state with the rows of `n_new` more clients, as they are before the first round of `model`."""
+    new = rule.init(model, n_new)
+    return change(state, **{k: _append_rows(state[k], new[k]) for k in rule.traits.per_client if k in state})
+
+
+def _append_rows(old: Params | Tensor, new: Any) -> Params | Tensor:
     if isinstance(old, Params):
-        return old.map(lambda a, b: torch.cat([a, b.to(a)]), cast(Params, new))
-    return torch.cat([old, cast(Tensor, new).to(old)])
+        return old.map(lambda a, b: torch.cat([a, b.to(a)]), new)
+    return torch.cat([old, new.to(old)])
 
 
 class Participation(NamedTuple):
@@ -360,7 +456,7 @@ class Algorithm:
     """
 
     client: ClientUpdate
-    server: ServerUpdate
+    server: ServerUpdate[Any]
     personal: Selector = field(default_factory=NoParameters)
     participation: Participation = field(default_factory=Participation)
     network: Network | None = None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.algorithm import ClientUpdate
+from ..core.algorithm import ClientUpdate, Probing
 from ..core.payload import LocalState, RoundContext
 from ..core.streams import Stream
 from ..data.types import Index
@@ -98,26 +98,27 @@ class LocalTraining:
         Returns:
             The batches of its local steps, and the batches that it probes before (None if the rule never probes).
         """
-        probes = rule.probe_passes(local_state)
-        probed = held_out if rule.probe_part == "validation" else samples
+        plan, probe = rule.plan, rule.plan.probe
+        probed = held_out if probe and probe.rows == "validation" else samples
         least = 2 if self.drop_last else 1  # a single sample has no batch statistics
-        if rule.validation_share and len(samples) > least:
+        if probe and probe.rows == "held_out" and len(samples) > least:
             order = np.random.default_rng([self.seed, Stream.PROBE_SPLIT, client]).permutation(samples)
-            cut = max(1, min(len(samples) - least, round(rule.validation_share * len(samples))))
+            cut = max(1, min(len(samples) - least, round(probe.share * len(samples))))
             probed, samples = order[:cut], order[cut:]
-        repeat, more = rule.passes, self
+        repeat, more = plan.passes, self
         if repeat > 1:
             more = replace(
                 self,
                 steps=None if self.steps is None else self.steps * repeat,
                 epochs=None if self.epochs is None else self.epochs * repeat,
             )
-        batches = more.draw_batches(client, samples, rule.batches_per_step)
-        if probes is None:
+        batches = more.draw_batches(client, samples, plan.batches_per_step)
+        if probe is None or not isinstance(rule, Probing):
             return batches, None
-        if rule.probe_share < 1:
+        if probe.rows == "train" and probe.share < 1:
             rng = np.random.default_rng([self.seed, Stream.PROBE, self.round, client])
-            probed = rng.permutation(probed)[: max(least, round(rule.probe_share * len(probed)))]
+            probed = rng.permutation(probed)[: max(least, round(probe.share * len(probed)))]
+        probes = rule.probe_passes(local_state)
         stream = Stream.PROBE + self.stream
         pass_ = replace(self, steps=None, epochs=int(probes), stream=stream)
         return batches, pass_.draw_batches(client, probed, 1) if probes else batches[:0]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ..core.algorithm import ClientUpdate
+from ..core.algorithm import ClientUpdate, Probing
 from ..core.hardware import seed_rng
 from ..core.params import Params
 from ..core.payload import Batch
@@ -53,8 +53,9 @@ class SequentialEngine(Engine):
         noise = training.make_noise(client, len(samples), self.task.params.numel())
         gradient = self._gradient(buffer_cell, training)
         probe_gradient = partial(gradient, statistics=False)
-        for index in [] if probed is None else probed:
-            carry = rule.probe(carry, self._at(index), probe_gradient, self._loss(buffer_cell), context)
+        if isinstance(rule, Probing) and probed is not None:
+            for index in probed:
+                carry = rule.probe(carry, self._at(index), probe_gradient, self._loss(buffer_cell), context)
         for index in batches:
             batch = self._at(index)
             if noise is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from ..core.algorithm import ClientUpdate
+from ..core.algorithm import ClientUpdate, Probing
 from ..core.hardware import count_parallel_groups, keep_freed_memory, run_parallel, seed_rng, use_threads
 from ..core.measured import choose_threads
 from ..core.params import Params
@@ -135,13 +135,13 @@ class VectorizedEngine(Engine):
             (*key, "begin", repr(start_spec)), begin, [round_, *clients, *start]
         )
 
-        def probe_client(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
-            grad = partial(self._gradient([own], training), statistics=False)
-            return rule.probe(
-                carry, batch, grad, self._loss([own]), training.make_round_context(n, u, round_)
-            )
+        if probed and isinstance(rule, Probing):
+            probe = rule.probe
 
-        if probed:
+            def probe_client(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
+                grad = partial(self._gradient([own], training), statistics=False)
+                return probe(carry, batch, grad, self._loss([own]), training.make_round_context(n, u, round_))
+
             with use_threads(self._cores):
                 carry = tree_unflatten(carries, carry_spec)
                 probed_carry = self._probe(probe_client, probed, clients, carry, inputs.buffers)

@@ -2,14 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Literal, TypedDict, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from ..core.algorithm import ServerUpdate, SumWeighting
+from ..core.algorithm import (
+    Joinable,
+    PerClient,
+    ServerTraits,
+    ServerUpdate,
+    SumsOnly,
+    SumWeighting,
+    change,
+)
 from ..core.params import Params
-from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
+from ..core.payload import Broadcast, MixingMatrices, Payload
 
 Weighting = Literal["samples", "uniform"]
 
@@ -35,42 +43,53 @@ def mean_update(p: Tensor, sent: Params, uploads: Params) -> Params:
     return uploads.map(lambda a, b: torch.tensordot(p.to(a.dtype), a - b, 1), sent)
 
 
-def store_weights(state: ServerState, ids: Tensor, p: Tensor) -> Tensor:
-    """Write the weights of all clients (N,) in place: `p` (C,) for clients `ids`, 0 for all others."""
-    return cast(Tensor, state["p"]).to(p).zero_().index_copy_(0, ids, p)
+def store_weights(old: Tensor, ids: Tensor, p: Tensor) -> Tensor:
+    """Write the weights of all clients `old` (N,) in place: `p` (C,) for clients `ids`, 0 for all others."""
+    return old.to(p).zero_().index_copy_(0, ids, p)
+
+
+class AverageState(TypedDict):
+    """The global model, and the weights (N,) of the last cohort."""
+
+    w: Params
+    p: PerClient[Tensor]
+
+
+AverageT = TypeVar("AverageT", bound=AverageState)
 
 
 @dataclass(frozen=True)
-class Average(ServerUpdate):
+class Average(ServerUpdate[AverageT], SumsOnly):
     """w <- (1 - beta) w + beta sum_k p_k theta_k over the cohort, p_k = n_k / sum_j n_j, or 1/C if uniform."""
-
-    per_client: ClassVar[tuple[str, ...]] = ("p",)
 
     weighting: Weighting = "samples"
     beta: float = 1.0
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
-        """Return the initial model, and weights p (N,) of the last cohort, all zero."""
-        return {"w": w0, "p": torch.zeros(n_clients, dtype=torch.float64)}
+    @property
+    def traits(self) -> ServerTraits:
+        """The state has weights per client."""
+        return ServerTraits(AverageState)
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def init(self, w0: Params, n_clients: int) -> AverageT:
+        """Return the initial model, and weights p (N,) of the last cohort, all zero."""
+        return cast(AverageT, {"w": w0, "p": torch.zeros(n_clients, dtype=torch.float64)})
+
+    def broadcast(self, state: AverageT, ids: Tensor) -> Broadcast:
         """Send the same global model to everybody; all rows of its mixing matrix are p, after the first aggregation."""
-        w, p = cast(Params, state["w"]), cast(Tensor, state["p"])
+        w, p = state["w"], state["p"]
         columns = p.nonzero().flatten()
         mixing = None
         if len(columns) and w:
             mixing = MixingMatrices(ids, columns, {"model": p[columns].expand(len(ids), -1)})
         return Broadcast(Payload(w.repeat(len(ids))), mixing)
 
-    def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+    def aggregate(self, state: AverageT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> AverageT:
         """Average the uploads."""
-        w = cast(Params, state["w"])
+        w = state["w"]
         p = client_weights(n, self.weighting)
         mean = weighted_sum(p, uploads.params)
         new = mean if self.beta == 1 else (1 - self.beta) * w + self.beta * mean
-        return {"w": new, "p": store_weights(state, ids, p)}
+        return change(state, w=new, p=store_weights(state["p"], ids, p))
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting]:
@@ -79,7 +98,7 @@ class Average(ServerUpdate):
 
 
 @dataclass(frozen=True)
-class PartAverage(Average):
+class PartAverage(Average[AverageState], Joinable[AverageState]):
     """FedAvg for networks with personal parts; a newcomer's personal parts start as copies of shared parts.
 
     `copies` has pairs of names: a personal part, and the shared part to copy.
@@ -87,9 +106,9 @@ class PartAverage(Average):
 
     copies: tuple[tuple[str, str], ...] = ()
 
-    def newcomer_model(self, state: ServerState) -> Params:
+    def newcomer_model(self, state: AverageState) -> Params:
         """Return the global model, with personal parts copied from its shared parts."""
-        w = cast(Params, state["w"])
+        w = state["w"]
         more = {
             own + name.removeprefix(shared): value
             for own, shared in self.copies

@@ -4,17 +4,25 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Literal, cast
+from typing import Literal, TypedDict, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.algorithm import ServerUpdate
+from ..core.algorithm import (
+    Discardable,
+    Joinable,
+    Measurable,
+    PerClient,
+    Quarantining,
+    ServerTraits,
+    change,
+)
 from ..core.effect import Effect, measure_mixing
 from ..core.errors import ConfigError
 from ..core.params import Params, as_slice
-from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
+from ..core.payload import Broadcast, MixingMatrices, Payload
 from ..core.selectors import Unit, group_names
 from .products import TensorLoader, dots, flatten, mix
 from .rows import MixtureLimits
@@ -23,124 +31,140 @@ BLOCK_CLIENTS = 256
 """Maximum number of clients to mix at a time, unless the pool is larger."""
 
 
+class StoreState(TypedDict):
+    """Every client's last upload `theta`, two flags, and the sample count `n` behind it."""
+
+    theta: PerClient[Params]
+    in_pool: PerClient[Tensor]
+    has_uploaded: PerClient[Tensor]
+    n: PerClient[Tensor]
+
+
+StoreT = TypeVar("StoreT", bound=StoreState)
+
+
 @dataclass(frozen=True)
-class UploadStore(ServerUpdate):
+class UploadStore(Joinable[StoreT], Measurable, Discardable):
     """Base of rules that keep every client's last upload."""
 
-    per_client: ClassVar[tuple[str, ...]] = ("theta", "in_pool", "has_uploaded", "n")
+    @property
+    def traits(self) -> ServerTraits:
+        """The state has uploads per client."""
+        return ServerTraits(StoreState)
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    def init(self, w0: Params, n_clients: int) -> StoreT:
         """Return the last uploads `theta`, at first the initial model; two flags per client; and sample counts `n`."""
         device = next(iter(w0.values())).device if w0 else torch.device("cpu")
-        return {
+        state: StoreState = {
             "theta": w0.copies(n_clients),
             "in_pool": torch.zeros(n_clients, dtype=torch.bool, device=device),
             "has_uploaded": torch.zeros(n_clients, dtype=torch.bool, device=device),
             "n": torch.ones(n_clients, dtype=torch.int64, device=device),
         }
+        return cast(StoreT, state)
 
-    def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+    def aggregate(self, state: StoreT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> StoreT:
         """Store the uploads, in place: they are the largest part of the state. `broadcast` mixes them."""
-        cast(Params, state["theta"]).put_rows(ids, uploads.params)
+        state["theta"].put_rows(ids, uploads.params)
         return self.mark_uploaded(state, ids, n)
 
-    def mark_uploaded(self, state: ServerState, ids: Tensor, n: Tensor) -> ServerState:
+    def mark_uploaded(self, state: StoreT, ids: Tensor, n: Tensor) -> StoreT:
         """Mark clients `ids` in place: they uploaded models trained on `n` (C,) samples."""
-        for flag in ("in_pool", "has_uploaded"):
-            cast(Tensor, state[flag]).index_fill_(0, ids, True)
-        cast(Tensor, state["n"]).index_copy_(0, ids, n)
+        for flags in (state["in_pool"], state["has_uploaded"]):
+            flags.index_fill_(0, ids, True)
+        state["n"].index_copy_(0, ids, n)
         return state
 
-    def discard_uploads(self, state: ServerState, ids: Tensor) -> ServerState:
+    def discard_uploads(self, state: StoreT, ids: Tensor) -> StoreT:
         """Take the uploads of clients `ids` out of the pool, in place, until their next accepted upload."""
-        for flag in ("in_pool", "has_uploaded"):
-            cast(Tensor, state[flag]).index_fill_(0, ids, False)
+        for flags in (state["in_pool"], state["has_uploaded"]):
+            flags.index_fill_(0, ids, False)
         return state
 
-    def find_pool(self, state: ServerState) -> Tensor:
+    def find_pool(self, state: StoreT) -> Tensor:
         """Return whose models (N,) others may receive."""
-        return cast(Tensor, state["in_pool"])
+        return state["in_pool"]
 
-    def forget(self, state: ServerState, ids: Tensor) -> ServerState:
+    def forget(self, state: StoreT, ids: Tensor) -> StoreT:
         """Evict clients `ids`, and put the mean model of the others in place of their uploads.
 
         It is for rules that compare all stored models, whoever may receive them.
         """
         state = UploadStore.discard_uploads(self, state, ids)
         others = self.find_pool(state).nonzero().flatten()
-        theta = cast(Params, state["theta"])
+        theta = state["theta"]
         if len(others):
             for name in theta:
                 one = theta.only([name])
                 one.put_rows(ids, Params({name: one.rows(others)[name].mean(0)}).copies(len(ids)))
         return state
 
-    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+    def measure_effects(self, state: StoreT, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
         """Measure the mixing weights."""
         return measure_mixing(mixing)
 
-    def newcomer_model(self, state: ServerState) -> Params:
+    def newcomer_model(self, state: StoreT) -> Params:
         """Return the mean of the last uploads of all clients that ever uploaded, or the initial model."""
-        theta, has_uploaded = cast(Params, state["theta"]), cast(Tensor, state["has_uploaded"])
+        theta, has_uploaded = state["theta"], state["has_uploaded"]
         rows = as_slice(has_uploaded.nonzero().flatten()) if has_uploaded.any() else slice(None)
         return Params({name: theta.only([name]).rows(rows)[name].mean(0) for name in theta})
 
-    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+    def add_clients(self, state: StoreT, n_new: int) -> StoreT:
         """Return the state with `n_new` more clients, whose models no other client receives."""
-        in_pool = cast(Tensor, state["in_pool"])
-        return {
-            **super().add_clients(state, n_new),
-            "in_pool": torch.cat([in_pool, in_pool.new_zeros(n_new)]),
-        }
+        in_pool = state["in_pool"]
+        in_pool = torch.cat([in_pool, in_pool.new_zeros(n_new)])
+        return change(super().add_clients(state, n_new), in_pool=in_pool)
 
     def aggregate_newcomers(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: StoreT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> StoreT:
         """Store the uploads of newcomers. Newcomers receive the models of others, but not the reverse."""
-        new = self.aggregate(
-            {**state, "in_pool": cast(Tensor, state["in_pool"]).clone()}, ids, sent, uploads, n
-        )
-        return {**new, "in_pool": state["in_pool"]}
+        pool = state["in_pool"]
+        new = self.aggregate(change(state, in_pool=pool.clone()), ids, sent, uploads, n)
+        return change(new, in_pool=pool)
 
 
-class SeparableStore(UploadStore):
+class QuarantineState(StoreState):
+    """A store with a flag for clients in quarantine."""
+
+    quarantined: PerClient[Tensor]
+
+
+QuarantineT = TypeVar("QuarantineT", bound=QuarantineState)
+
+
+class QuarantineStore(UploadStore[QuarantineT], Quarantining):
     """A store whose rule can quarantine clients, by `find_pool` and the flag `quarantined`."""
 
-    per_client: ClassVar[tuple[str, ...]] = (*UploadStore.per_client, "quarantined")
-
     @property
-    def can_quarantine(self) -> bool:
-        """True."""
-        return True
+    def traits(self) -> ServerTraits:
+        """The state has uploads and a flag per client."""
+        return ServerTraits(QuarantineState)
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    def init(self, w0: Params, n_clients: int) -> QuarantineT:
         """Return the store, with nobody in quarantine."""
         state = super().init(w0, n_clients)
-        return {**state, "quarantined": torch.zeros_like(cast(Tensor, state["in_pool"]))}
+        return change(state, quarantined=torch.zeros_like(state["in_pool"]))
 
-    def quarantine(self, state: ServerState, ids: Tensor) -> ServerState:
+    def quarantine(self, state: QuarantineT, ids: Tensor) -> QuarantineT:
         """Quarantine clients `ids`, in place."""
-        cast(Tensor, state["quarantined"]).index_fill_(0, ids, True)
+        state["quarantined"].index_fill_(0, ids, True)
         return state
 
-    def find_pool(self, state: ServerState) -> Tensor:
+    def find_pool(self, state: QuarantineT) -> Tensor:
         """Return whose models (N,) others may receive: of the pool, those who are not in quarantine."""
-        return super().find_pool(state) & ~cast(Tensor, state["quarantined"])
+        return super().find_pool(state) & ~state["quarantined"]
 
-    def newcomer_model(self, state: ServerState) -> Params:
+    def newcomer_model(self, state: QuarantineT) -> Params:
         """Return the mean of the last uploads of all clients that ever uploaded and are not in quarantine."""
-        others = cast(Tensor, state["has_uploaded"]) & ~cast(Tensor, state["quarantined"])
-        return super().newcomer_model({**state, "has_uploaded": others})
+        others = state["has_uploaded"] & ~state["quarantined"]
+        return super().newcomer_model(change(state, has_uploaded=others))
 
-    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+    def add_clients(self, state: QuarantineT, n_new: int) -> QuarantineT:
         """Return the state with `n_new` more clients, who are not in quarantine."""
-        old = cast(Tensor, state["quarantined"])
-        return {
-            **super().add_clients(state, n_new),
-            "quarantined": torch.cat([old, old.new_zeros(n_new)]),
-        }
+        old = state["quarantined"]
+        quarantined = torch.cat([old, old.new_zeros(n_new)])
+        return change(super().add_clients(state, n_new), quarantined=quarantined)
 
 
 @dataclass(frozen=True)
@@ -186,7 +210,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Mixing(UploadStore):
+class Mixing(UploadStore[StoreState]):
     """Base of rules that send sum_k M_l[i, k] theta_l[k] to client i for every component l; `weights` makes M_l.
 
     Attributes:
@@ -214,25 +238,25 @@ class Mixing(UploadStore):
         return self.weights(pool), {}
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: StoreState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> StoreState:
         """Store the uploads. If the pool is the cohort, empty it first."""
         if self.pool == "cohort":
-            cast(Tensor, state["in_pool"]).zero_()
+            state["in_pool"].zero_()
         return super().aggregate(state, ids, sent, uploads, n)
 
-    def pool_for(self, state: ServerState, ids: Tensor, members: Tensor) -> Pool:
+    def pool_for(self, state: StoreState, ids: Tensor, members: Tensor) -> Pool:
         """Return the models to mix for clients `ids`, if clients `members` are in the pool: all components together."""
         rows = torch.unique(torch.cat([members, ids]))
         own = torch.searchsorted(rows, ids)
         # A client that never uploaded has nothing to compare with: it only receives its own (initial) model.
-        member = cast(Tensor, state["in_pool"])[rows]
-        allowed = (member & cast(Tensor, state["has_uploaded"])[ids][:, None]).scatter_(1, own[:, None], True)
-        return Pool(cast(Params, state["theta"]), rows, own, member, allowed, cast(Tensor, state["n"])[rows])
+        member = state["in_pool"][rows]
+        allowed = (member & state["has_uploaded"][ids][:, None]).scatter_(1, own[:, None], True)
+        return Pool(state["theta"], rows, own, member, allowed, state["n"][rows])
 
     def split_pool(self, pool: Pool) -> Iterator[tuple[str, Pool]]:
         """Yield each component and its part of a pool. A layer is gathered now, a whole model tensor by tensor."""
-        rows = as_slice(cast(Tensor, pool.rows))
+        rows = as_slice(pool.rows) if isinstance(pool.rows, Tensor) else pool.rows
         for component, names in group_names(pool.models, self.unit).items():
             models = pool.models.only(names)
             if self.unit == "model":
@@ -240,13 +264,13 @@ class Mixing(UploadStore):
             else:
                 yield component, replace(pool, models=models.rows(rows), rows=slice(None))
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: StoreState, ids: Tensor) -> Broadcast:
         """Mix a model for each of clients `ids`.
 
         Up to `BLOCK_CLIENTS` clients (or the size of the pool) are mixed in one block, and the broadcast has its
         matrices. More clients are mixed in blocks without matrices, which would grow with the square of the clients.
         """
-        theta, members = cast(Params, state["theta"]), find_members(state)
+        theta, members = state["theta"], find_members(state)
         # A client outside the pool is compared with the pool and itself. In one block, all would be compared with all.
         blocks = torch.split(ids, max(BLOCK_CLIENTS, len(members)))
         new: dict[str, Tensor] = {}
@@ -264,7 +288,8 @@ class Mixing(UploadStore):
                     like = new[next(iter(pool.models))]
                     extra.setdefault(name, Params())[component] = number.to(like.dtype).repeat(len(ids))
                 del weights, pool  # before the next component is gathered
-        mixing = MixingMatrices(ids, cast(Tensor, whole.rows), matrices) if len(blocks) == 1 else None
+        assert isinstance(whole.rows, Tensor)
+        mixing = MixingMatrices(ids, whole.rows, matrices) if len(blocks) == 1 else None
         return Broadcast(Payload(Params({name: new[name] for name in theta}), extra), mixing)
 
     def _limit(self, weights: Tensor, pool: Pool) -> Tensor:
@@ -294,9 +319,9 @@ def _load_flat(pool: Pool, name: str) -> Tensor:
     return flatten(pool.tensor(name))
 
 
-def find_members(state: ServerState) -> Tensor:
+def find_members(state: StoreState) -> Tensor:
     """Return the clients (K,) in the pool."""
-    in_pool = cast(Tensor, state["in_pool"])
+    in_pool = state["in_pool"]
     if in_pool.device.type == "cpu":  # several times as fast for a million clients
         return torch.from_numpy(np.flatnonzero(in_pool.numpy()))
     return in_pool.nonzero().flatten()

@@ -3,22 +3,22 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.algorithm import ServerUpdate, SumWeighting
+from ..core.algorithm import Measurable, ServerUpdate, SumsOnly, SumWeighting
 from ..core.effect import Effect, Mechanism
 from ..core.params import Params, squared_norm
-from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
+from ..core.payload import Broadcast, MixingMatrices, Payload
 from .average import Weighting, client_weights, mean_update
 
 OPTIMIZER = Mechanism("updates", "the clients' mean updates", "FedAvg")
 
 
 @dataclass(frozen=True)
-class ServerOptimizer(ServerUpdate):
+class ServerOptimizer(ServerUpdate[dict[str, Any]], SumsOnly, Measurable):
     """w <- w + server_lr * direction, from the mean update D = sum_i p_i (upload_i - sent_i) and moments."""
 
     weighting: Weighting = "uniform"
@@ -32,30 +32,29 @@ class ServerOptimizer(ServerUpdate):
     def direction(self, mean: Params, moments: dict[str, Params]) -> tuple[Params, dict[str, Params]]:
         """Return the direction and the new moments, from the mean update D."""
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    def init(self, w0: Params, n_clients: int) -> dict[str, Any]:
         """Return the initial model, moments, and the effect of the last round."""
         return {"w": w0, **self.init_moments(w0), "effect": torch.zeros((), dtype=torch.float64)}
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: dict[str, Any], ids: Tensor) -> Broadcast:
         """Send the same global model to everybody."""
-        return Broadcast(Payload(cast(Params, state["w"]).repeat(len(ids))))
+        return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+        self, state: dict[str, Any], ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> dict[str, Any]:
         """Take one step of the optimizer."""
-        moments = cast(dict[str, Params], state)
         mean = mean_update(client_weights(n, self.weighting), sent.params, uploads.params)
-        step, moments = self.direction(mean, moments)
+        step, moments = self.direction(mean, state)
         update = self.server_lr * step
         effect = (squared_norm(update - mean) / squared_norm(mean).clamp_min(1e-30)).sqrt()
-        return {"w": cast(Params, state["w"]) + update, **moments, "effect": effect.double().cpu()}
+        return {"w": state["w"] + update, **moments, "effect": effect.double().cpu()}
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting]:
         """The mean of the models; all clients are sent the same one."""
         return {"params": self.weighting}
 
-    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+    def measure_effects(self, state: dict[str, Any], mixing: MixingMatrices | None) -> tuple[Effect, ...]:
         """Measure the distance of the last update of the global model from the mean update."""
-        return (Effect(OPTIMIZER, float(cast(Tensor, state["effect"]))),)
+        return (Effect(OPTIMIZER, float(state["effect"])),)

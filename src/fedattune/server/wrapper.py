@@ -1,112 +1,140 @@
-"""Wrap a server rule, to send an extra beside its payload."""
+"""Wrap a server rule, to send an extra beside its payload, or to ask for abilities that it may lack."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 from torch import Tensor
 
-from ..core.algorithm import ServerUpdate, SumWeighting, find_needed_sums
+from ..core.algorithm import (
+    Advisory,
+    Discardable,
+    Joinable,
+    Measurable,
+    Quarantining,
+    ServerTraits,
+    ServerUpdate,
+    Skippable,
+    StateT,
+    SumsOnly,
+    SumWeighting,
+    TrafficCounting,
+    append_clients,
+    change,
+    find_needed_sums,
+    find_shared_model,
+)
 from ..core.effect import Effect
 from ..core.params import Params
-from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState, Traffic
+from ..core.payload import Broadcast, MixingMatrices, Payload, Traffic
 
 
 @dataclass(frozen=True)
-class ServerWrapper(ServerUpdate):
-    """Base of rules that extend the rule `inner`; by itself, it forwards every method to `inner`.
+class ServerWrapper(
+    Joinable[StateT],
+    SumsOnly,
+    Measurable,
+    Discardable,
+    Skippable,
+    Quarantining,
+    TrafficCounting,
+    Advisory,
+):
+    """Base of rules that extend the rule `inner`; by itself, it forwards everything to `inner`.
 
-    The state is the state of `inner` with more entries. These have no row per client.
+    What `inner` lacks does nothing. The state is the state of `inner` with more entries. These have no row per client.
     """
 
-    inner: ServerUpdate
+    inner: ServerUpdate[Any]
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    @property
+    def traits(self) -> ServerTraits:
+        """The declarations of `inner`."""
+        return self.inner.traits
+
+    def init(self, w0: Params, n_clients: int) -> StateT:
         """Return the state of `inner`."""
-        return self.inner.init(w0, n_clients)
+        state: StateT = self.inner.init(w0, n_clients)
+        return state
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: StateT, ids: Tensor) -> Broadcast:
         """Return the broadcast of `inner`."""
         return self.inner.broadcast(state, ids)
 
-    def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+    def aggregate(self, state: StateT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> StateT:
         """Return the state after the aggregation of `inner`."""
-        return {**state, **self.inner.aggregate(state, ids, sent, uploads, n)}
+        return change(state, **self.inner.aggregate(state, ids, sent, uploads, n))
+
+    def global_model(self, state: StateT) -> Params | None:
+        """Return the global model of `inner`."""
+        return self.inner.global_model(state)
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting] | None:
         """The sums that `inner` needs."""
         return find_needed_sums(self.inner)
 
-    @property
-    def sends_models(self) -> bool:
-        """True if `inner` sends models."""
-        return self.inner.sends_models
+    def measure_effects(self, state: StateT, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+        """Measure the mechanisms of `inner`."""
+        return self.inner.measure_effects(state, mixing) if isinstance(self.inner, Measurable) else ()
 
-    def skip_round(self, state: ServerState) -> ServerState:
-        """Return the state after a round without uploads, which `inner` skips."""
-        return {**state, **self.inner.skip_round(state)}
+    def newcomer_model(self, state: StateT) -> Params:
+        """Return the first model of a newcomer under `inner`."""
+        inner = self.inner
+        return inner.newcomer_model(state) if isinstance(inner, Joinable) else find_shared_model(state)
 
-    def discard_uploads(self, state: ServerState, ids: Tensor) -> ServerState:
+    def add_clients(self, state: StateT, n_new: int) -> StateT:
+        """Return the state of `inner` with `n_new` more clients."""
+        if isinstance(self.inner, Joinable):
+            return change(state, **self.inner.add_clients(state, n_new))
+        return change(state, **append_clients(self.inner, state, self.newcomer_model(state), n_new))
+
+    def aggregate_newcomers(
+        self, state: StateT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> StateT:
+        """Return the state after `inner` took in newcomers; the entries of the wrapper stay."""
+        if not isinstance(self.inner, Joinable):
+            return state
+        return change(state, **self.inner.aggregate_newcomers(state, ids, sent, uploads, n))
+
+    def discard_uploads(self, state: StateT, ids: Tensor) -> StateT:
         """Return the state after `inner` discarded uploads."""
-        return {**state, **self.inner.discard_uploads(state, ids)}
+        inner = self.inner
+        return change(state, **inner.discard_uploads(state, ids)) if isinstance(inner, Discardable) else state
+
+    def skip_round(self, state: StateT) -> StateT:
+        """Return the state after a round without uploads, which `inner` skips."""
+        return change(state, **self.inner.skip_round(state)) if isinstance(self.inner, Skippable) else state
 
     @property
     def can_quarantine(self) -> bool:
-        """True if `inner` can."""
-        return self.inner.can_quarantine
+        """True if `inner` can, or what it wraps."""
+        inner = self.inner
+        return inner.can_quarantine if isinstance(inner, ServerWrapper) else isinstance(inner, Quarantining)
 
-    def quarantine(self, state: ServerState, ids: Tensor) -> ServerState:
+    def quarantine(self, state: StateT, ids: Tensor) -> StateT:
         """Return the state after `inner` quarantined clients."""
-        return {**state, **self.inner.quarantine(state, ids)}
+        inner = self.inner
+        return change(state, **inner.quarantine(state, ids)) if isinstance(inner, Quarantining) else state
 
-    def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
+    def bytes_down(self, state: StateT, ids: Tensor, sent: Payload) -> Traffic:
+        """Count as `inner` does."""
+        inner = self.inner
+        return inner.bytes_down(state, ids, sent) if isinstance(inner, TrafficCounting) else sent.traffic()
+
+    def bytes_up(self, state: StateT, ids: Tensor, uploads: Payload) -> Traffic:
+        """Count as `inner` does."""
+        inner = self.inner
+        return (
+            inner.bytes_up(state, ids, uploads) if isinstance(inner, TrafficCounting) else uploads.traffic()
+        )
+
+    def warnings(self, state: StateT, ids: Tensor) -> tuple[str, ...]:
         """Return the warnings of `inner`."""
-        return self.inner.warnings(state, ids)
-
-    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
-        """Measure the mechanisms of `inner`."""
-        return self.inner.measure_effects(state, mixing)
-
-    def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
-        """Count as `inner` does."""
-        return self.inner.bytes_down(state, ids, sent)
-
-    def bytes_up(self, state: ServerState, ids: Tensor, uploads: Payload) -> Traffic:
-        """Count as `inner` does."""
-        return self.inner.bytes_up(state, ids, uploads)
-
-    def global_model(self, state: ServerState) -> Params | None:
-        """Return the global model of `inner`."""
-        return self.inner.global_model(state)
-
-    def newcomer_model(self, state: ServerState) -> Params:
-        """Return the first model of a newcomer under `inner`."""
-        return self.inner.newcomer_model(state)
-
-    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
-        """Return the state of `inner` with `n_new` more clients."""
-        return {**state, **self.inner.add_clients(state, n_new)}
-
-    def aggregate_newcomers(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
-        """Return the state after `inner` took in newcomers; the entries of the wrapper stay."""
-        return {**state, **self.inner.aggregate_newcomers(state, ids, sent, uploads, n)}
+        return self.inner.warnings(state, ids) if isinstance(self.inner, Advisory) else ()
 
 
-def attach_extra(broadcast: Broadcast, name: str, state: ServerState, ids: Tensor) -> Broadcast:
-    """Add an extra to the payload of a broadcast, one row per client.
-
-    Args:
-        broadcast: the broadcast.
-        name: name of the extra, and of its entry in the state.
-        state: the state of the server.
-        ids: (R,) the receiving clients.
-
-    """
-    more = cast(Params, state[name]).repeat(len(ids))
+def attach_extra(broadcast: Broadcast, name: str, value: Params, ids: Tensor) -> Broadcast:
+    """Add an extra to the payload of a broadcast: the same for all clients `ids` (R,)."""
     payload = broadcast.payload
-    return broadcast._replace(payload=payload._replace(extra={**payload.extra, name: more}))
+    return broadcast._replace(payload=payload._replace(extra={**payload.extra, name: value.repeat(len(ids))}))

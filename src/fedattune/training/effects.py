@@ -41,22 +41,16 @@ class MeasuredUpdate(ClientWrapper):
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Begin as the rule does, with sums of zero."""
-        zeros = tuple(torch.zeros_like(context.n_steps) for _ in self.inner.mechanisms)
+        zeros = tuple(torch.zeros_like(context.n_steps) for _ in self.mechanisms)
         return _Carry(self.inner.begin(sent, local_state, fresh, context), zeros, zeros)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Probe as the rule does."""
-        return carry._replace(inner=self.inner.probe(carry.inner, batch, grad, loss, context))
-
-    def measure_step(
-        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Measure the rule's mechanisms."""
-        return self.inner.measure_step(carry.inner, batch, grad, context)
+        return carry._replace(inner=super().probe(carry.inner, batch, grad, loss, context))
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """Add the squared norms of the step; then take it."""
-        measured = self.measure_step(carry, batch, grad, context)
+        measured = self.measure_step(carry.inner, batch, grad, context)
         changes = tuple(a + b for a, (b, _) in zip(carry.changes, measured, strict=True))
         norms = tuple(a + b for a, (_, b) in zip(carry.norms, measured, strict=True))
         return _Carry(self.inner.step(carry.inner, batch, grad, context), changes, norms)
@@ -85,9 +79,10 @@ def measure_training(
         training: the batches of the round.
 
     """
-    values = engine.train(MeasuredUpdate(rule), ids, inputs, training).upload.params["effects"].double()
+    measured = MeasuredUpdate(rule)
+    values = engine.train(measured, ids, inputs, training).upload.params["effects"].double()
     return [
-        [Effect(mechanism, value) for mechanism, value in zip(rule.mechanisms, row, strict=True)]
+        [Effect(mechanism, value) for mechanism, value in zip(measured.mechanisms, row, strict=True)]
         for row in values.tolist()
     ]
 

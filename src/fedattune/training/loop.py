@@ -185,7 +185,7 @@ class RoundLoop:
         """Sample, broadcast, train, aggregate, record."""
         backend, server = self.backend, self.server
         request = TrainRequest.draw(
-            self.context, r, update_server=server.rule.should_update, should_evaluate=should_evaluate
+            self.context, r, update_server=server.rule.traits.should_update, should_evaluate=should_evaluate
         )
         reply = self._train(request)
         self.ledger.add_round(request.ids, request.dropouts)

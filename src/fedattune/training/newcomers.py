@@ -3,13 +3,13 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..algorithms.local import local
-from ..core.algorithm import Algorithm, ServerUpdate
+from ..core.algorithm import Algorithm, ServerTraits, ServerUpdate
 from ..core.errors import DataError, RunError
 from ..core.hardware import find_usable_device
 from ..core.own_code import is_reference, make_portable
@@ -23,12 +23,13 @@ from ..runs.folder import RunFolder
 from ..runs.metrics import score_clients
 from ..runs.result import Result, TrainedServer
 from ..runs.rows import RowStorage, count_row_bytes, load_server_rows
+from ..server.wrapper import ServerWrapper
 from .loop import RoundLoop
 from .setup import build_trained_module, init_server, make_run_context
 
 
 @dataclass(frozen=True)
-class NewcomerServer(ServerUpdate):
+class NewcomerServer(ServerUpdate[Any]):
     """Serve clients that join after training; the state of the trained clients stays.
 
     Attributes:
@@ -38,28 +39,24 @@ class NewcomerServer(ServerUpdate):
 
     """
 
-    should_update: ClassVar[bool] = False
-
-    rule: ServerUpdate
+    rule: ServerWrapper[Any]
     trained_state: ServerState
     n_before: int
 
     @property
-    def sends_models(self) -> bool:
-        """True if `rule` sends models."""
-        return self.rule.sends_models
+    def traits(self) -> ServerTraits:
+        """Uploads change nothing for others."""
+        return replace(self.rule.traits, should_update=False)
 
-    def init(self, w0: Params, n_clients: int) -> ServerState:
+    def init(self, w0: Params, n_clients: int) -> Any:
         """Add the new clients to the trained state."""
         return self.rule.add_clients(self.trained_state, n_clients)
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: Any, ids: Tensor) -> Broadcast:
         """Return the payload of `rule` for newcomers, without matrices, which would be about all clients."""
         return Broadcast(self.rule.broadcast(state, ids + self.n_before).payload)
 
-    def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+    def aggregate(self, state: Any, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> Any:
         """Aggregate for the newcomers alone."""
         return self.rule.aggregate_newcomers(state, ids + self.n_before, sent, uploads, n)
 
@@ -145,7 +142,8 @@ def train_newcomers(
     }
     settings = Settings.from_keywords(**{**before, **changed})
     config = {**config, "data": clients.name, **settings.model_dump()}
-    rule, state = trained_server.algorithm.server, load_server_rows(trained_server.state)
+    rule: ServerWrapper[Any] = ServerWrapper(trained_server.algorithm.server)
+    state = load_server_rows(trained_server.state)
     method = replace(
         trained_server.algorithm,
         server=NewcomerServer(rule, state, trained_server.n_clients),

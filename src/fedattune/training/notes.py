@@ -17,6 +17,7 @@ from ..runs.context import RunContext
 from ..runs.metrics import MERGED_NAME
 from ..runs.rows import RowStack
 from ..runs.store import RoundRecord, RunStore
+from ..server.wrapper import ServerWrapper
 from .sampling import EVALUATE_ALL_UP_TO, sample_cohort
 from .setup import resolve_weight_decay
 
@@ -136,7 +137,8 @@ def collect_notes(
     """
     algorithm, records = context.algorithm, store.rounds()
     ids = sample_cohort(context.settings, context.n_clients, records[-1].round).to(context.device)
-    notes = list(algorithm.server.warnings(server_state, ids))
+    rule: ServerWrapper[Any] = ServerWrapper(algorithm.server)
+    notes = list(rule.warnings(server_state, ids))
     if algorithm.personal not in (NoParameters(), AllParameters()) and set(personal) == set(
         context.task.params
     ):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 from ..runs.checkpoint import restore_tree
 from ..runs.context import RunContext
 from ..runs.rows import RowStorage, check_newcomer_memory, count_row_bytes
+from ..server.wrapper import ServerWrapper
 from .setup import check_compatible, init_server
 from .uploads.step import RoundUploads
 
@@ -30,7 +32,7 @@ class Server:
     next round share it if they concern the same clients, so mixing matrices are computed once.
 
     Attributes:
-        rule: the method's server rule.
+        rule: the method's server rule, which does nothing by the abilities that it lacks.
         state: the rule's state between rounds.
         storage: where rows of all clients are kept.
 
@@ -49,7 +51,8 @@ class Server:
         is_small = settings.cohort_size(n) * task.params.numel() < MIN_SHARED_VALUES
         size = count_row_bytes(context.algorithm, task, state)
         self.storage = RowStorage.choose(settings, n, size, folder, is_small=is_small)
-        self.rule, self.state = context.algorithm.server, self.storage.allocate_server(state)
+        self.rule: ServerWrapper[Any] = ServerWrapper(context.algorithm.server)
+        self.state = self.storage.allocate_server(state)
         self._last: tuple[Tensor, Broadcast] | None = None
         if settings.held_out:
             check_newcomer_memory(self.state)
@@ -89,11 +92,10 @@ class Server:
         size = count_row_bytes(algorithm, task, init_server(algorithm, task, 1, settings.seed))
         if RowStorage.choose(settings, n_before + n_new, size, None).is_on_disk:
             raise RunError("clients cannot join a run whose clients are on disk; start a new run")
-        rule, device = algorithm.server, self._context.device
         with torch.random.fork_rng():
             torch.manual_seed(settings.seed + n_before)
-            larger = rule.add_clients(state, n_new)
-        rule.broadcast(larger, torch.arange(n_before, n_before + n_new, device=device))
+            larger: ServerState = self.rule.add_clients(state, n_new)
+        self.rule.broadcast(larger, torch.arange(n_before, n_before + n_new, device=self._context.device))
         return larger
 
     @property

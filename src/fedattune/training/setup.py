@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def limit_mixtures(algorithm: Algorithm, settings: Settings) -> Algorithm:
     )
 
 
-def _limit(rule: ServerUpdate, limits: MixtureLimits) -> ServerUpdate:
+def _limit(rule: ServerUpdate[Any], limits: MixtureLimits) -> ServerUpdate[Any]:
     if isinstance(rule, ServerWrapper):
         return replace(rule, inner=_limit(rule.inner, limits))
     return replace(rule, limits=limits) if isinstance(rule, Mixing) else rule
@@ -118,9 +119,7 @@ def check_compatible(algorithm: Algorithm, server_state: ServerState, ids: Tenso
             "return Broadcast(payload), or Broadcast(payload, mixing) if the payload is a mixture of client models"
         )
     extras = broadcast.payload.extra
-    missing = sorted(
-        {rule for extra, rule in algorithm.client.required_extras.items() if extra not in extras}
-    )
+    missing = sorted({rule for extra, rule in algorithm.client.plan.extras.items() if extra not in extras})
     if missing:
         raise ConfigError(
             f"{type(algorithm.client).__name__} cannot go with {type(algorithm.server).__name__}, which does not send "

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.algorithm import StepMeasuring
 from ...core.effect import Effect
 from ...core.network import MethodModule
 from ...core.params import Params, select_prefix
@@ -256,7 +257,7 @@ class LocalBackend(Backend):
         rule, states = self.context.algorithm.client, self.client_states
         effects: list[list[Effect]] = [[] for _ in ids]
         self.round = r + 1
-        if rule.mechanisms:
+        if isinstance(rule, StepMeasuring) and rule.mechanisms:
             kept, every = states.sent, torch.ones_like(ids, dtype=torch.bool)
             payload = make_payload(ids) if kept is None else kept.rows(states.rows_of(ids))
             inputs = states.training_inputs(ids, payload, every, every if kept is None else None)

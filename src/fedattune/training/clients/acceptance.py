@@ -3,7 +3,7 @@
 `--accept better` wraps the client rule of any method, so that it works wherever the client is: `AcceptBetter` keeps the
 model of the client's last upload, and a judge compares it with what a new payload offers, before the client trains with
 it or is evaluated with it. After a refusal the client goes on as if it had been sent its own model: by
-`ClientUpdate.decline`, and without corrections by what other clients did.
+`Declining.decline`, and without corrections by what other clients did.
 
 The offered model is that of the payload, with the tensors that never left the client; or the start that the rule makes
 of the payload by a look at data. Losses are compared, as few rows say more by their losses than by their classes; an
@@ -60,14 +60,14 @@ class AcceptBetter(ClientWrapper):
         )
         return _Carry(inner, refused)
 
-    def probe_passes(self, local_state: LocalState) -> Tensor | None:
+    def probe_passes(self, local_state: LocalState) -> Tensor:
         """Probe as the rule does."""
-        return self.inner.probe_passes(_strip(local_state))
+        return super().probe_passes(_strip(local_state))
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Probe as the rule does."""
         context = _restrict(context, carry.refused)
-        return carry._replace(inner=self.inner.probe(carry.inner, batch, grad, loss, context))
+        return carry._replace(inner=super().probe(carry.inner, batch, grad, loss, context))
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """Take a step of the rule; after a refusal, one without corrections by other clients."""
@@ -78,7 +78,7 @@ class AcceptBetter(ClientWrapper):
         self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
     ) -> tuple[tuple[Tensor, Tensor], ...]:
         """Measure the rule's mechanisms."""
-        return self.inner.measure_step(carry.inner, batch, grad, _restrict(context, carry.refused))
+        return super().measure_step(carry.inner, batch, grad, _restrict(context, carry.refused))
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
@@ -102,11 +102,11 @@ class AcceptBetter(ClientWrapper):
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the rule's model, from the payload or from the own model in its place."""
-        return self.inner.resting_model(self._choose(sent, local_state), _strip(local_state), fresh)
+        return super().resting_model(self._choose(sent, local_state), _strip(local_state), fresh)
 
     def _choose(self, sent: Payload, local_state: LocalState) -> Payload:
         refused = _is_refused(local_state)
-        own = self.inner.decline(sent, local_state[OWN])
+        own = self.decline(sent, local_state[OWN])
         extra = {k: choose(refused, own.extra[k], v) for k, v in sent.extra.items()}
         return Payload(choose(refused, own.params, sent.params), extra)
 
@@ -159,7 +159,7 @@ class Judge:
     def _make_offered(self, ids: Tensor, inputs: ClientInputs) -> Params:
         """Return the models (C, ...) that the payloads offer, with the clients' own personal tensors."""
         own = inputs.local_state[OWN]
-        if self.rule.is_ready_after_probe:
+        if (probe := self.rule.plan.probe) and probe.makes_received_model:
             tried = _replace_refusals(inputs, torch.zeros_like(inputs.local_state[REFUSAL]["refused"]))
             training = replace(self.plan(), steps=0, epochs=None)
             outputs = self.engine.train(self.rule, ids, tried, training)

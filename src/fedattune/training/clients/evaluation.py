@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...client import SGD
+from ...client import SGD, find_resting_model
 from ...core.algorithm import Algorithm, FineTune
 from ...core.params import Params, concatenate
 from ...core.payload import Payload
@@ -102,7 +102,9 @@ class LocalEvaluation:
             pieces = [_select_clients(mine, ids) for mine in trained_models]
             busy = torch.cat([mine.ids for mine in pieces]) if pieces else ids[:0]
             if len(resting := ids[~torch.isin(ids, busy)]):
-                params = self.client_states.models(self.algorithm.client.resting_model, resting, make_payload)
+                params = self.client_states.models(
+                    find_resting_model(self.algorithm.client), resting, make_payload
+                )
                 pieces.append(ClientModels(resting, params, self.client_states.held_buffers(resting)))
             params, buffers = (
                 like.map(lambda v: v.new_empty(len(ids), *v.shape[1:]))
@@ -135,20 +137,17 @@ class LocalEvaluation:
 
         """
         fine_tune, rule = self.algorithm.fine_tune, self.algorithm.client
+        needs_probe = (probe := rule.plan.probe) is not None and probe.makes_received_model
 
         def models(ids: Tensor) -> ClientModels:
             buffers = self.client_states.received_buffers(ids)
-            if rule.is_ready_after_probe:
+            if needs_probe:
                 return ClientModels(ids, self._probe(make_payload, training, ids, buffers), buffers)
             params = self.client_states.models(rule.received_model, ids, make_payload)
             return ClientModels(ids, params, buffers)
 
         chunks = received_chunks = self._chunks()
-        if (
-            len(chunks) > 1
-            and not rule.is_ready_after_probe
-            and _is_one_model(models(self.eval_ids[:2]).params)
-        ):
+        if len(chunks) > 1 and not needs_probe and _is_one_model(models(self.eval_ids[:2]).params):
             received_chunks = [self.eval_ids]  # one model for all takes no memory
         all_models = [models(self.eval_ids)] if len(received_chunks) == 1 else []
         scores = self._score("received", all_models or map(models, received_chunks))

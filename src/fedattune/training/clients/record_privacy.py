@@ -79,7 +79,7 @@ def _find_obstacle(algorithm: Algorithm, module: nn.Module) -> str | None:
             "the method reads the exact number of rows of each class of a client, which has no noise; choose a "
             "method without class counts, such as fedper or ditto"
         )
-    if algorithm.client.probe_passes(algorithm.client.init_local_state(task.params)) is not None:
+    if algorithm.client.plan.probe is not None:
         return (
             "the method reads rows before its local steps (it scores models on them, or passes over them with "
             "gradients of its own), which the accounting does not cover; choose a method that only takes local steps, "
@@ -139,7 +139,7 @@ def _count_in_step(
     context: RoundContext,
     input_shape: Sequence[int],
 ) -> tuple[int, ...]:
-    calls = [0] * rule.batches_per_step
+    calls = [0] * rule.plan.batches_per_step
 
     def count(w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:  # noqa: ARG001 (as `Grad` has it)
         number = round(float(batch[1].reshape(-1)[0]))
@@ -230,11 +230,11 @@ class RecordPlan:
 
         k gradients of one batch are one Gaussian mechanism with the noise over sqrt(k), on one Poisson sample.
         """
-        settings, rule = self.context.settings, self.context.algorithm.client
+        settings, plan = self.context.settings, self.context.algorithm.client.plan
         rows = max(1, min(n, _round_down(n)))
         rate = min(1.0, settings.batch_size / rows)
         steps = count_steps(
-            settings.local_steps, settings.epochs, n, settings.batch_size, rule.batches_per_step, rule.passes
+            settings.local_steps, settings.epochs, n, settings.batch_size, plan.batches_per_step, plan.passes
         )
         parts = [Sampled(1 / sqrt(k), rate, rounds * steps) for k in self.calls if k and rounds]
         if (tuned := self.context.algorithm.fine_tune) and evaluations:

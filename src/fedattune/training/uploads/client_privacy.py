@@ -169,7 +169,7 @@ class ClientNoise(UploadStep[None]):
         """Clip and noise what C clients upload."""
         context, settings = self.context, self.context.settings
         start = context.task.params.only(uploads.upload.params)
-        if context.algorithm.server.sends_models:
+        if context.algorithm.server.traits.sends_models:
             start = Params({k: uploads.sent.params.get(k, v) for k, v in start.items()})
         # Independent noise on C uploads, each with 1/sqrt(C) of the deviation, is the noise on their sum.
         share = sqrt(len(uploads.ids)) if self.is_sum else 1.0

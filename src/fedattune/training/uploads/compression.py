@@ -89,7 +89,7 @@ class Compression(UploadStep[None]):
 
     def acts(self, run: RunContext) -> bool:
         """Tell whether clients upload models, whose updates can be compressed."""
-        return run.has_shared_parameters and run.algorithm.server.sends_models
+        return run.has_shared_parameters and run.algorithm.server.traits.sends_models
 
     def init_memory(self, context: StepContext) -> Params:
         """Return zeros for every value that leaves the client."""

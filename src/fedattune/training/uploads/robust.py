@@ -1,7 +1,7 @@
 """The step that aggregates robustly: the robust aggregate takes the place of every upload of an average."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ...core.algorithm import ServerUpdate, find_needed_sums
 from ...core.errors import ConfigError, list_some
@@ -17,7 +17,7 @@ KEEPS_UPLOADS = ("off", "rows")
 """Values of `robust` that replace no upload."""
 
 
-def is_mixing(rule: ServerUpdate) -> bool:
+def is_mixing(rule: ServerUpdate[Any]) -> bool:
     """Tell whether a server rule mixes a model for every client by a matrix."""
     return is_mixing(rule.inner) if isinstance(rule, ServerWrapper) else isinstance(rule, Mixing)
 

@@ -34,6 +34,7 @@ from torch import Tensor
 from ...core.errors import list_some
 from ...core.faults import Fault
 from ...server.products import flatten
+from ...server.wrapper import ServerWrapper
 from .labels import LabelCheck, find_last_layers
 from .layer_measures import LayerMeasures, compare_directions, measure_layers
 from .step import PastRounds, Report, RoundUploads, StepContext, UploadStep
@@ -129,7 +130,7 @@ class Screening(UploadStep[ScreenState]):
         self._max_count = max_weight * max(1.0, float(run.n_train.double().median()))
         self._is_on = self.mode != "off" and context.sees_uploads
         self._compares = self.mode == "on" and context.sees_uploads
-        self._can_quarantine = run.algorithm.server.can_quarantine
+        self._can_quarantine = ServerWrapper(run.algorithm.server).can_quarantine
         has_labels = self._compares and (context.has_one_model or self._can_quarantine)
         layers = find_last_layers(run.task, len(run.federation.classes)) if has_labels else []
         self._labels = LabelCheck(layers) if layers else None
@@ -152,7 +153,7 @@ class Screening(UploadStep[ScreenState]):
                 uploads.sent,
                 uploads.round if self._compares else None,
                 state.disagreeing,
-                are_models_sent=self._context.run.algorithm.server.sends_models,
+                are_models_sent=self._context.run.algorithm.server.traits.sends_models,
             )
         is_finite = find_finite(uploads, layers)
         faults = dict.fromkeys((~is_finite).nonzero().flatten().tolist(), NOT_FINITE)
