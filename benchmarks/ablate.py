@@ -24,8 +24,9 @@ from fedattune.algorithms.pfedme import pfedme
 from fedattune.client import SGD, Proximal
 from fedattune.core import dense, hardware
 from fedattune.engine import base, evaluator, kernels, runner, vectorized
-from fedattune.engine.compiler import recorder, rewrites
-from fedattune.engine.compiler.recorder import record_call as recorder_of_calls
+from fedattune.engine.compiler import compile as compiler
+from fedattune.engine.compiler import rewrites
+from fedattune.engine.compiler.compile import PASSES, compile_call
 from fedattune.engine.runner import Lanes
 
 from . import evaluating, machine, mixing
@@ -63,7 +64,12 @@ class Rule:
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing: a rewriting rule that never applies."""
+    """Do nothing: a pass that never applies."""
+
+
+def _is_operation(node: Any) -> bool:
+    """Keep every operation in the step, as one that draws random numbers."""
+    return bool(node.op == "call_function")
 
 
 def _lane_each(counts: Sequence[int], at_once: int = 1) -> list[Lanes]:
@@ -81,28 +87,30 @@ def _one_group(counts: Sequence[int], at_once: int = 1) -> list[Lanes]:
 
 def _call_eagerly(function: Callable[..., Any], tensors: Sequence[Any], *_: bool) -> Any:
     """Call what precedes and follows the steps, and predictions of blocks, through `vmap` each time."""
-    return recorder_of_calls(function, tensors, False)
+    return compile_call(function, tensors, False)
 
 
-def _rewrite(name: str, what: str, *where: str) -> Rule:
-    return Rule(what, ((rewrites, name, _nothing),), where)
+def _pass(name: str, *where: str) -> Rule:
+    return Rule(name, ((compiler, "PASSES", {**PASSES, name: _nothing}),), where)
 
 
 SMALL = ("W1", "W2", "W3", "W4", "pfedme", "fedprox")
 TRAINED = (*SMALL, "W5")
 
 RULES = (
-    _rewrite("_detach_constants", "constants made once", *TRAINED),
-    _rewrite("_drop_same_views", "views that change nothing", *TRAINED),
-    _rewrite("_drop_double_transposes", "double transposes", *TRAINED),
-    _rewrite("_fuse_scale", "a + c b in one pass", *TRAINED),
-    _rewrite("_fuse_pull", "pull and step in one pass", "pfedme", "fedprox"),
-    _rewrite("_fuse_product", "products that add", *TRAINED),
-    Rule("writing over inputs", ((rewrites, "IN_PLACE", {}),), TRAINED),
-    Rule("product reuse", ((recorder, "reuse_products", _nothing),), ("pfedme",)),
-    _rewrite("_turn_product", "products in the measured order", *SMALL),
-    Rule("TorchScript loop", ((recorder, "_script", lambda step, *_: step),), SMALL),
-    Rule("calls around steps recorded", ((recorder, "record_call", _call_eagerly),), (*SMALL, "W6")),
+    _pass("constants", *TRAINED),
+    _pass("views", *TRAINED),
+    _pass("transposes", *TRAINED),
+    _pass("scaled sums", *TRAINED),
+    _pass("pulls", "pfedme", "fedprox"),
+    _pass("product reuse", "pfedme"),
+    _pass("product order", *SMALL),
+    _pass("adding products", *TRAINED),
+    _pass("pooling", "W5"),
+    Rule("before the first step", ((rewrites, "draws_random", _is_operation),), TRAINED),
+    Rule("in place", ((rewrites, "IN_PLACE", {}),), TRAINED),
+    Rule("TorchScript loop", ((compiler, "_script", lambda step, *_: step),), SMALL),
+    Rule("calls around the steps", ((compiler, "compile_call", _call_eagerly),), (*SMALL, "W6")),
     Rule("groups in threads", ((vectorized, "pack_lanes", _one_group),), SMALL),
     Rule("several clients in a lane", ((vectorized, "pack_lanes", _lane_each),), ("W3", "W4")),
     Rule("channels-last pooling", ((kernels, "_channels_last", lambda x: x),), ("W5",)),

@@ -63,13 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps({"start": time.time() - given.born}))
         return
     from fedattune.cli import main as run
-    from fedattune.engine.compiler.recorder import StepRecorder
+    from fedattune.engine.compiler.compile import Compiler
     from fedattune.engine.vectorized import VectorizedEngine
 
     training, recording, evaluation = _Clock(), _Clock(), _Clock()
     VectorizedEngine.train = training.around(VectorizedEngine.train)  # type: ignore[method-assign]
     VectorizedEngine.evaluate = evaluation.around(VectorizedEngine.evaluate)  # type: ignore[method-assign]
-    StepRecorder.step = recording.around(StepRecorder.step)  # type: ignore[method-assign]
+    Compiler.step = recording.around(Compiler.step)  # type: ignore[method-assign]
     code = run(command)
     if code:
         raise SystemExit(code)

@@ -80,7 +80,7 @@ def test_recorded_steps_agree(
 ) -> None:
     """Steps recorded and replayed, with a client axis and without, give what the reference gives."""
     reference = fit_once(ragged, case.name, engine="sequential", options=case.same, **work)
-    monkeypatch.setattr(engines, "MIN_RECORDED_STEPS", 0)
+    monkeypatch.setattr(engines, "MIN_COMPILED_STEPS", 0)
     assert distance(reference, fit(ragged, case.name, engine="vectorized", options=case.same, **work)) < 1e-12
     monkeypatch.setattr(engines, "_supports_batching", lambda *_: False)
     assert distance(reference, fit(ragged, case.name, engine="auto", options=case.same, **work)) < 1e-12

@@ -37,7 +37,7 @@ def test_recorded_steps_give_what_the_reference_gives(kind: str, name: str, work
     for rule in (SGD((Proximal(0.1),)), SGD(momentum=0.9, clip=1.0)):
         reference, engine = SequentialEngine(task, data), VectorizedEngine(task, data, **EACH[kind])
         want, got = (train_round(e, task, 5, rule, **work) for e in (reference, engine))
-        assert all(step.operations for step in engine._recorder._steps.values())
+        assert all(step.operations for step in engine._compiler._steps.values())
         assert torch.equal(want.n_steps, got.n_steps)
         for a, b in ((want.upload.params, got.upload.params), (want.buffers, got.buffers)):
             for k in a:
@@ -62,7 +62,7 @@ def test_several_steps_on_one_batch_give_what_the_reference_gives(
     want, got = (
         train_round(e, task, 3, rule, steps=7, batch_size=10) for e in (SequentialEngine(task, data), engine)
     )
-    assert all(step.operations for step in engine._recorder._steps.values())
+    assert all(step.operations for step in engine._compiler._steps.values())
     for a, b in (
         (want.upload.params, got.upload.params),
         (want.local_state["theta"], got.local_state["theta"]),
@@ -100,7 +100,7 @@ def test_the_number_of_threads_does_not_change_the_result(name: str, kind: str) 
             results.append(train_round(engine, task, 7, SGD((Proximal(0.1),), momentum=0.9), epochs=2))
             assert torch.get_num_threads() == n
         # PyTorch cannot trace the gradient of a convolution, which is large enough to be called from Python.
-        assert all(step.is_scripted == (kind == "wide") for step in engine._recorder._steps.values())
+        assert all(step.is_scripted == (kind == "wide") for step in engine._compiler._steps.values())
     for k in task.params:
         torch.testing.assert_close(
             results[0].upload.params[k], results[1].upload.params[k], rtol=1e-6, atol=1e-7
@@ -166,7 +166,7 @@ def test_among_equal_logits_the_first_class_is_predicted(classes_first: bool) ->
     torch.testing.assert_close(losses.flatten(), expected)
 
 
-def test_training_does_without_the_compiler() -> None:
+def test_training_does_not_import_the_compiler_of_pytorch() -> None:
     """A node of a network starts a process for each message: the import would take longer than a short message."""
     code = """
 import sys
@@ -178,7 +178,7 @@ task, data = Task(NETWORKS["mlp"]()), make_clients([40, 30])
 for steps in (3, 2000):
     engine = make_engine("auto", task, data, steps=steps)
     train_round(engine, task, 2, SGD(), steps=3)
-    recorded = [step.operations > 0 for step in engine._recorder._steps.values()]
+    recorded = [step.operations > 0 for step in engine._compiler._steps.values()]
     print(recorded, {"torch._dynamo", "sympy"} & {*sys.modules})
 """
     found = subprocess.run(
@@ -187,7 +187,7 @@ for steps in (3, 2000):
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), *sys.path))},
     )
     assert found.stdout.splitlines() == ["[False] set()", "[True] set()"]
 

@@ -10,7 +10,7 @@ from fedattune.core.hardware import use_threads
 from fedattune.core.params import Params
 from fedattune.core.task import Task
 from fedattune.engine import evaluator
-from fedattune.engine.compiler.recorder import StepRecorder
+from fedattune.engine.compiler.compile import Compiler
 from fedattune.engine.evaluator import Evaluator, _group_by_size
 
 SIZES = [900, 60, 500, 20, 61]
@@ -20,7 +20,7 @@ def _make(is_serial: bool = False) -> tuple[Evaluator, Params]:
     task = Task(NETWORKS["mlp"]())
     generator = torch.Generator().manual_seed(1)
     models = task.params.repeat(len(SIZES)).map(lambda a: torch.randn(a.shape, generator=generator))
-    recorder = StepRecorder()
+    recorder = Compiler()
     return Evaluator(task, make_clients(SIZES), torch.float32, recorder, is_serial=is_serial), models
 
 
@@ -55,13 +55,13 @@ def test_every_way_gives_the_scores_of_one_model_after_the_other(
     monkeypatch.setattr(Evaluator, "_samples_per_call", 5)
     with use_threads(2):
         quick, _ = _make()
-    monkeypatch.setattr(evaluator, "MAX_RECORDED_BLOCKS", limit)
+    monkeypatch.setattr(evaluator, "MAX_COMPILED_BLOCKS", limit)
     for _ in range(2):  # the second time, the samples are in memory
         (scores,) = quick.evaluate(models, Params(), ("test",), ids)
         assert torch.equal(scores.n, expected.n)
         assert torch.equal(scores.correct, expected.correct)
         torch.testing.assert_close(scores.loss, expected.loss, rtol=1e-5, atol=0)
-        assert bool(quick._recorder._calls) == (limit > 0)
+        assert bool(quick._compiler._calls) == (limit > 0)
     assert asked == [WAYS]
     gathered = quick._cache["test",]
     assert bool(gathered.large_parts) == way.startswith("large parts alone")

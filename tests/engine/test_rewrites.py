@@ -1,4 +1,4 @@
-"""Rewriting rules of recorded steps: fewer operations, the same numbers."""
+"""Rewriting rules of compiled steps: fewer operations, the same numbers."""
 
 from collections import Counter
 from typing import Any
@@ -10,8 +10,8 @@ from torch.func import grad, vmap
 
 from fedattune import Params
 from fedattune.core.task import Task, compute_sample_losses
-from fedattune.engine.compiler.product_reuse import reuse_products
-from fedattune.engine.compiler.rewrites import _multiply_turned, fuse, simplify
+from fedattune.engine.compiler.compile import apply_passes
+from fedattune.engine.compiler.rewrites import _multiply_turned
 from fedattune.engine.compiler.tracing import trace
 
 aten = torch.ops.aten
@@ -20,10 +20,7 @@ aten = torch.ops.aten
 def _targets(function: Any, *given_: Tensor) -> tuple[Counter[Any], Tensor, Tensor]:
     """The operations of a simplified function, what it gives, and what the function gives."""
     traced = trace(lambda *tensors: [function(*tensors)], [t.view_as(t) for t in given_])
-    traced.graph.eliminate_dead_code()
-    simplify(traced.graph)
-    reuse_products(traced.graph)
-    fuse(traced.graph)
+    apply_passes(traced.graph)
     traced.recompile()
     return (
         Counter(n.target for n in traced.graph.nodes if n.op == "call_function"),
@@ -157,9 +154,7 @@ def test_a_rewritten_step_stays_on_the_device_of_its_tensors(device: str) -> Non
     x = torch.zeros(2, 4, 1, 8, 8, device=device)
     batch = [x, torch.zeros(2, 4, dtype=torch.int64, device=device), torch.ones(2, 4, device=device)]
     traced = trace(step, [*params, *batch])
-    simplify(traced.graph)
-    reuse_products(traced.graph)
-    fuse(traced.graph)
+    apply_passes(traced.graph)
     traced.recompile()
     assert [(new.shape, new.device.type) for new in traced(*params, *batch)] == [
         (p.shape, device) for p in params

@@ -50,4 +50,4 @@ def test_all_steps_of_a_group_are_one_call(monkeypatch: pytest.MonkeyPatch) -> N
         engine = VectorizedEngine(task, data)
         train_round(engine, task, 6, SGD(), steps=50)
     assert calls == [(0, 50)] * 2
-    assert all(step.is_scripted for step in engine._recorder._steps.values())
+    assert all(step.is_scripted for step in engine._compiler._steps.values())

@@ -27,7 +27,7 @@ ENGINES: dict[str, Callable[[Task, Federation], Engine]] = {
     "sequential": SequentialEngine,
     "wide": VectorizedEngine,
     "serial": lambda task, data: VectorizedEngine(task, data, is_serial=True),
-    "eager": lambda task, data: VectorizedEngine(task, data, should_record=False),
+    "eager": lambda task, data: VectorizedEngine(task, data, should_compile=False),
 }
 every_engine = pytest.mark.parametrize("make", ENGINES.values(), ids=ENGINES)
 
@@ -148,7 +148,7 @@ def test_engines_agree(
     want, got = (train(one, rule, privacy, **work) for one in (SequentialEngine(task, data), engine))
     assert isinstance(engine, VectorizedEngine)
     if name != "eager":
-        assert all(step.operations for step in engine._recorder._steps.values())
+        assert all(step.operations for step in engine._compiler._steps.values())
     for k, v in want.upload.params.items():
         torch.testing.assert_close(got.upload.params[k], v, rtol=1e-10, atol=1e-12)
 

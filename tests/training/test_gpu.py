@@ -33,7 +33,7 @@ def test_methods_agree_with_the_cpu(
     case: Case, engine: str, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps are captured as graphs, however few they are."""
-    monkeypatch.setattr(engines, "MIN_RECORDED_STEPS", 0)
+    monkeypatch.setattr(engines, "MIN_COMPILED_STEPS", 0)
     on_cpu = fit_once(ragged, case.name, engine="sequential", options=case.same, device="cpu")
     on_gpu = fit(ragged, case.name, engine=engine, options=case.same, device="cuda")
     assert distance(on_cpu, on_gpu) < 1e-9
@@ -45,7 +45,7 @@ def test_methods_agree_with_the_cpu(
 def test_every_method_trains_everybody(
     case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "MIN_RECORDED_STEPS", 0)
+    monkeypatch.setattr(engines, "MIN_COMPILED_STEPS", 0)
     runs: dict[str, Any] = {"train": "all", "steps": None, "epochs": 2, "options": case.same}
     on_cpu = fit_once(ragged, case.name, engine="sequential", device="cpu", **runs)
     assert distance(on_cpu, fit(ragged, case.name, device="cuda", **runs)) < 1e-9
@@ -56,7 +56,7 @@ def test_every_method_trains_everybody(
 def test_convolutions_and_batch_normalisation(
     method: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "MIN_RECORDED_STEPS", 0)
+    monkeypatch.setattr(engines, "MIN_COMPILED_STEPS", 0)
     options = {"batch_norm": True} if model == "lenet" else {"width": 2, "stem": "3x3"}
     runs: dict[str, Any] = {"rounds": 2, "steps": 2, "batch_size": 6, "lr": 0.05, "dtype": "float64"}
     federation = picture_clients()

@@ -185,3 +185,8 @@ _pytree.register_pytree_node(
     lambda p: (list(p.values()), tuple(p)),
     lambda values, names: Params(zip(names, values, strict=True)),
 )
+
+
+def copy_dense(tensor: Tensor) -> Tensor:
+    """Copy a tensor, also an expanded one, into memory of its own."""
+    return tensor.clone(memory_format=torch.contiguous_format)

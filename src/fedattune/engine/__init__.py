@@ -10,8 +10,8 @@ from .base import Engine
 from .sequential import SequentialEngine
 from .vectorized import VectorizedEngine
 
-MIN_RECORDED_STEPS = 64
-"""Steps of a run from which recording pays: to record a step takes about as long as 40 eager steps.
+MIN_COMPILED_STEPS = 64
+"""Steps of a run from which compiling pays: to compile a step takes about as long as 40 eager steps.
 
 Both are work of Python's interpreter, so their ratio depends little on the processor.
 """
@@ -22,7 +22,7 @@ def make_engine(
     task: Task,
     federation: Federation,
     *,
-    steps: int = MIN_RECORDED_STEPS,
+    steps: int = MIN_COMPILED_STEPS,
     cohort_size: int = 1,
 ) -> Engine:
     """Make the engine for a run.
@@ -39,7 +39,7 @@ def make_engine(
         cohort_size: clients of a round.
 
     Returns:
-        The engine. It records its steps if there are at least MIN_RECORDED_STEPS of them.
+        The engine. It compiles its steps if there are at least MIN_COMPILED_STEPS of them.
     """
     if name == "sequential":
         return SequentialEngine(task, federation)
@@ -47,7 +47,7 @@ def make_engine(
     is_serial = name != "vectorized" and (slow or not _supports_batching(task, federation))
     separate = steps * (cohort_size if is_serial else 1)
     return VectorizedEngine(
-        task, federation, is_serial=is_serial, should_record=separate >= MIN_RECORDED_STEPS
+        task, federation, is_serial=is_serial, should_compile=separate >= MIN_COMPILED_STEPS
     )
 
 

@@ -52,10 +52,10 @@ class LocalTraining:
         return RoundContext(self.lr, n_steps, round_, self.cohort_size, self.personal_names, is_uploaded)
 
     def round_tensor(self, like: Tensor) -> Tensor:
-        """Return the round's number as a scalar tensor, so that one recorded step serves all rounds."""
+        """Return the round's number as a scalar tensor, so that one compiled step serves all rounds."""
         return torch.tensor(float(self.round), dtype=like.dtype, device=like.device)
 
-    def recording_key(self, rule: ClientUpdate) -> tuple[Hashable, ...]:
+    def compiler_key(self, rule: ClientUpdate) -> tuple[Hashable, ...]:
         """Return everything that a local step depends on besides its tensors."""
         privacy = self.privacy and (self.privacy.clip, self.privacy.calls)
         return (
@@ -168,7 +168,7 @@ class LocalTraining:
 
 
 def _hashable_rule(rule: ClientUpdate) -> Hashable:
-    """Return the rule if it can be compared, so that equal rules share recorded steps; else wrap it."""
+    """Return the rule if it can be compared, so that equal rules share compiled steps; else wrap it."""
     try:
         hash(rule)
     except TypeError:

@@ -17,7 +17,7 @@ from ..core.task import Task
 from ..data import Federation
 from ..data.types import Index
 from .base import EvalPart, Scores, keeps_inputs, score_samples
-from .compiler.recorder import StepRecorder
+from .compiler import Compiler
 from .kernels import FastPrediction
 
 EVAL_CHUNK_BYTES = 1 << 28
@@ -32,8 +32,8 @@ MIN_LARGE_CALLS = 2
 """Calls whose time a client's part must take to be evaluated alone: one call costs half of it at most."""
 
 
-MAX_RECORDED_BLOCKS = 16
-"""Blocks whose predictions are recorded; of more, the recorder would forget some before they are evaluated again."""
+MAX_COMPILED_BLOCKS = 16
+"""Blocks whose predictions are compiled; of more, the compiler would forget some before they are evaluated again."""
 
 
 MAX_MEASURED_WORK = 1 << 34
@@ -56,7 +56,7 @@ class Evaluator:
         task: Task,
         federation: Federation,
         dtype: torch.dtype,
-        recorder: StepRecorder,
+        compiler: Compiler,
         *,
         is_serial: bool = False,
     ) -> None:
@@ -66,7 +66,7 @@ class Evaluator:
         values = max(1, math.prod(federation.input_shape))
         self._at_once = task.limit_samples(max(64, min(4096, EVAL_CHUNK_BYTES // (64 * values))), values)
         self._cache: dict[Sequence[EvalPart], _EvalSamples] = {}
-        self._recorder = recorder
+        self._compiler = compiler
 
     def evaluate(
         self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
@@ -78,11 +78,11 @@ class Evaluator:
     def _evaluate_samples(self, params: Params, buffers: Params, samples: "_EvalSamples") -> Scores:
         scores = Scores.zeros(samples.sizes)
         self._evaluate_alone(params, buffers, samples.large_parts, scores)
-        # All clients come again, cohorts seldom. A resumed run records what the whole run recorded.
+        # All clients come again, cohorts seldom. A resumed run compiles what the whole run compiled.
         is_all = len(samples.ids) == self.federation.n_clients
-        should_record = is_all and len(samples.blocks) <= MAX_RECORDED_BLOCKS
+        should_compile = is_all and len(samples.blocks) <= MAX_COMPILED_BLOCKS
         with use_threads(samples.threads):
-            self._evaluate_blocks(params, buffers, samples.blocks, scores, should_record)
+            self._evaluate_blocks(params, buffers, samples.blocks, scores, should_compile)
         return scores
 
     def _evaluate_alone(
@@ -128,7 +128,7 @@ class Evaluator:
         buffers: Params,
         blocks: list["_PaddedBlock"],
         scores: Scores,
-        should_record: bool = False,
+        should_compile: bool = False,
     ) -> None:
         """Evaluate clients with small parts: clients with similar numbers of samples form one batch of models."""
         names, states = [*params], [*buffers]
@@ -142,8 +142,8 @@ class Evaluator:
         for block in blocks:
             x = self.federation.features(block.samples, self.dtype) if block.x is None else block.x
             tensors = [x, *(v[block.clients] for v in (*params.values(), *buffers.values()))]
-            if should_record:
-                (logits,), _ = self._recorder.call(("predict", *names, *states), predict, tensors)
+            if should_compile:
+                (logits,), _ = self._compiler.call(("predict", *names, *states), predict, tensors)
             else:
                 logits = predict(*tensors)
             correct, losses = score_samples(logits, block.y)

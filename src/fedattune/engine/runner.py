@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..core.hardware import balance
-from ..core.params import as_slice
+from ..core.params import as_slice, copy_dense
 from ..data import Federation
 from ..data.types import Index
 from ..privacy.dp_sgd import ClientNoise, StepNoise
-from .compiler.recorder import RecordedStep, copy_dense, replay
+from .compiler import CompiledStep, StepBatches
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ MAX_STEPS_PER_CALL = 1 << 10
 """Steps of one call; a second Ctrl-C waits for the end of a call."""
 
 
-StepFactory = Callable[[Sequence[Tensor], Sequence[Tensor]], RecordedStep]
-"""Makes a recorded step for leaves and a batch like the given ones."""
+StepFactory = Callable[[Sequence[Tensor], Sequence[Tensor]], CompiledStep]
+"""Makes a compiled step for leaves and a batch like the given ones."""
 
 
 class BatchSequence:
@@ -139,16 +139,15 @@ class BatchSequence:
         return x, y, self._weights[t], example if self._has_lanes else example[0]
 
     def run(
-        self, step: RecordedStep, ready: list[Tensor], moving: list[Tensor], first: int, last: int
+        self, step: CompiledStep, ready: list[Tensor], moving: list[Tensor], first: int, last: int
     ) -> list[Tensor]:
         """Run the steps `first` to `last` - 1, which either all have padding or all have none."""
         weights = self._weights if self.padded[first] else None
         noise = None if self._noise is None else self._noise.draw(first, last)
         if noise is not None and not self._has_lanes:
             noise = noise[:, 0]
-        moved: list[Tensor] = step.run_steps(
-            first, last, ready, moving, self._samples, self._index, self._labels, weights, noise
-        )
+        batches = StepBatches(*self._samples, self._index, self._labels, weights, noise)
+        moved: list[Tensor] = step.run_steps(first, last, ready, moving, batches)
         return moved
 
     def uniform_spans(self, cuts: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
@@ -183,8 +182,8 @@ class BatchedRunner:
         noise = StepNoise(noises, owners, dtype, device) if noises else None
         self._batches = BatchSequence(batch_indices(lanes, batches), federation, dtype, noise)
 
-    def prepare(self, maker: StepFactory) -> list[RecordedStep]:
-        """Record the steps that `run` needs, one for batches with padding, one for batches without.
+    def prepare(self, maker: StepFactory) -> list[CompiledStep]:
+        """Compile the steps that `run` needs, one for batches with padding, one for batches without.
 
         Their constant inputs are computed here: threads of several groups would wait for the interpreter's lock.
         """
@@ -206,7 +205,7 @@ class BatchedRunner:
         with torch.random.fork_rng(devices=[]):
             for padded, step in self._steps.items():
                 batch = self._batches.gather(self._batches.padded.index(padded))
-                replay(step, self._fixed, self.leaves, batch)
+                step.run_twice(self._fixed, self.leaves, batch)
 
     def run(self, start: Sequence[Tensor], out: Sequence[Tensor]) -> None:
         """Run all steps from `start` (C, ...), and write the moving leaves to the clients' rows of `out`.
@@ -289,9 +288,9 @@ class SerialRunner:
         self._batches = {i: BatchSequence(batches[i], federation, dtype, noise(i)) for i in clients}
         self._sizes = {i: batches[i].shape[2] for i in clients}
 
-    def prepare(self, maker: StepFactory) -> list[RecordedStep]:
-        """Record the steps that `run` needs: one for every batch size, with padding and without."""
-        self._steps: dict[tuple[int, bool], RecordedStep] = {}
+    def prepare(self, maker: StepFactory) -> list[CompiledStep]:
+        """Compile the steps that `run` needs: one for every batch size, with padding and without."""
+        self._steps: dict[tuple[int, bool], CompiledStep] = {}
         for client, batches in self._batches.items():
             for t, padded in enumerate(batches.padded):
                 if (kind := (self._sizes[client], padded)) not in self._steps:

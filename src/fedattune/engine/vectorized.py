@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from ..core.algorithm import ClientUpdate, Probing
 from ..core.hardware import count_parallel_groups, keep_freed_memory, run_parallel, seed_rng, use_threads
 from ..core.measured import choose_threads
-from ..core.params import Params
+from ..core.params import Params, copy_dense
 from ..core.payload import Batch, LocalState, Payload
 from ..core.task import Task
 from ..data import Federation
@@ -23,7 +23,7 @@ from ..data.types import Index
 from ..privacy.dp_sgd import ClientNoise
 from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores
 from .batches import LocalTraining
-from .compiler.recorder import StepFunction, StepRecorder, copy_dense
+from .compiler import Compiler
 from .evaluator import Evaluator
 from .runner import BatchedRunner, Lanes, SerialRunner, batch_indices, pack_lanes
 
@@ -32,19 +32,19 @@ ENGINE_CHUNK_BYTES = 1 << 30
 
 
 class VectorizedEngine(Engine):
-    """Run clients together, in chunks that fit into memory; record each step once and replay it.
+    """Run clients together, in chunks that fit into memory; compile each step once and replay it.
 
     `is_serial` runs the models without a client axis, one client after the other on every core.
     """
 
     def __init__(
-        self, task: Task, federation: Federation, *, is_serial: bool = False, should_record: bool = True
+        self, task: Task, federation: Federation, *, is_serial: bool = False, should_compile: bool = True
     ) -> None:
         super().__init__(task, federation)
         self.is_serial = is_serial
-        self._recorder = StepRecorder(should_record)
+        self._compiler = Compiler(should_compile)
         self._cores, self._undivided = count_parallel_groups(self.device), set[Hashable]()
-        self._evaluator = Evaluator(task, federation, self.dtype, self._recorder, is_serial=is_serial)
+        self._evaluator = Evaluator(task, federation, self.dtype, self._compiler, is_serial=is_serial)
         if self.device.type == "cpu":
             keep_freed_memory()
 
@@ -123,7 +123,7 @@ class VectorizedEngine(Engine):
         round_ = training.round_tensor(n_steps)
         clients = (n_steps, inputs.is_uploaded)
         start, start_spec = tree_flatten((inputs.sent, inputs.local_state, inputs.fresh))
-        key = training.recording_key(rule)
+        key = training.compiler_key(rule)
 
         def begin(round_: Tensor, n: Tensor, u: Tensor, *start: Tensor) -> Any:
             def one(n: Tensor, u: Tensor, s: Payload, m: LocalState, f: Tensor) -> Any:
@@ -131,7 +131,7 @@ class VectorizedEngine(Engine):
 
             return vmap(one)(n, u, *tree_unflatten(start, start_spec))
 
-        carries, carry_spec = self._recorder.call(
+        carries, carry_spec = self._compiler.call(
             (*key, "begin", repr(start_spec)), begin, [round_, *clients, *start]
         )
 
@@ -180,7 +180,7 @@ class VectorizedEngine(Engine):
             sent, local_state, _ = tree_unflatten(tensors[n_carries:], start_spec)
             return vmap(one)(n, u, tree_unflatten(tensors[:n_carries], carry_spec), sent, local_state)
 
-        ends, end_spec = self._recorder.call(
+        ends, end_spec = self._compiler.call(
             (*key, "finish", repr((carry_spec, start_spec))), finish, [round_, *clients, *carries, *start]
         )
         upload, new_state = tree_unflatten(ends, end_spec)
@@ -188,7 +188,7 @@ class VectorizedEngine(Engine):
 
     def _steps(
         self,
-        function: StepFunction,
+        function: Callable[..., list[Tensor]],
         key: tuple[Any, ...],
         fixed: list[Tensor],
         leaves: list[Tensor],
@@ -196,7 +196,7 @@ class VectorizedEngine(Engine):
         noises: list[ClientNoise],
     ) -> list[Tensor]:
         """Run all local steps of clients with carries and buffers `leaves` (C, ...)."""
-        maker = partial(self._recorder.step, key, function, fixed)
+        maker = partial(self._compiler.step, key, function, fixed)
         for at_once in (1,) if key in self._undivided else (self._cores, 1):
             groups = self._groups(at_once, batches, fixed, leaves, noises)
             steps = [step for group in groups for step in group.prepare(maker)]

@@ -22,7 +22,7 @@ from .noise import draw_secret
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 WIDTH_STEP = 8
-"""Widths of batches are multiples of this, so that few widths occur: a step is recorded once for each."""
+"""Widths of batches are multiples of this, so that few widths occur: a step is compiled once for each."""
 
 NOISE_BYTES = 1 << 24
 """Bytes of noise that are drawn before the steps that use it."""
@@ -170,7 +170,7 @@ class StepNoise:
         return max(1, NOISE_BYTES // (int(np.prod(self._shape)) * self._dtype.itemsize))
 
     def example(self) -> Tensor:
-        """Return numbers in place of the noise of one step (lanes, calls, values), to record and measure steps."""
+        """Return numbers in place of the noise of one step (lanes, calls, values), to compile and measure steps."""
         size = max(client.deviation for client in self._clients)
         values = torch.linspace(-size, size, int(np.prod(self._shape)), dtype=self._dtype)
         return values.view(self._shape).to(self._device)

@@ -1,4 +1,4 @@
-"""Run several recorded steps in one call: as a loop, or on a GPU as replays of one CUDA graph.
+"""Run several compiled steps in one call: as a loop, or on a GPU as replays of one CUDA graph.
 
 Small models of a few clients keep a GPU busy for less time than Python takes to launch their operations.
 """
@@ -12,8 +12,26 @@ from torch import Tensor, nn
 
 from ...data.federated import gather
 
-StoredSamples = tuple[Tensor, Tensor | None, Tensor | None]
-"""All samples as stored, the shift to subtract, and the scale to multiply with."""
+
+class StepBatches(NamedTuple):
+    """The batches of several steps.
+
+    Attributes:
+        x: all samples as stored, from which a step gathers its own.
+        shift, scale: what is subtracted from samples, then multiplied with them.
+        index: sample numbers of all batches (steps, ...).
+        labels: labels of all batches (steps, ...).
+        weights: weights of all batches (steps, ...), for batches with padding.
+        noise: noise of the steps of one call (its steps, ...), for private gradients.
+    """
+
+    x: Tensor
+    shift: Tensor | None
+    scale: Tensor | None
+    index: Tensor
+    labels: Tensor
+    weights: Tensor | None
+    noise: Tensor | None
 
 
 StepBody = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
@@ -28,16 +46,7 @@ class StepLoop(nn.Module):
         self.body, self.dtype = body, dtype
 
     def forward(
-        self,
-        first: int,
-        last: int,
-        ready: list[Tensor],
-        moving: list[Tensor],
-        samples: StoredSamples,
-        index: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        noise: Tensor | None,
+        self, first: int, last: int, ready: list[Tensor], moving: list[Tensor], batches: StepBatches
     ) -> list[Tensor]:
         """Run the steps `first` to `last` - 1.
 
@@ -46,16 +55,12 @@ class StepLoop(nn.Module):
             last: number after the last step.
             ready: constant inputs of the body.
             moving: leaves that the steps change.
-            samples: all samples.
-            index: sample numbers of all batches (steps, ...).
-            labels: labels of all batches (steps, ...).
-            weights: weights of all batches (steps, ...), for batches with padding.
-            noise: noise of the steps from `first` on (steps, ...), for private gradients.
+            batches: the batches of all steps.
 
         Returns:
             The moving leaves after the last step.
         """
-        x, shift, scale = samples
+        x, shift, scale, index, labels, weights, noise = batches
         for t in range(first, last):
             batch = [gather(x, index[t], shift, scale, self.dtype), labels[t]]
             if weights is not None:
@@ -103,25 +108,21 @@ class GraphLoop(nn.Module):
         self._can_capture = True
 
     def forward(
-        self,
-        first: int,
-        last: int,
-        ready: list[Tensor],
-        moving: list[Tensor],
-        samples: StoredSamples,
-        index: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        noise: Tensor | None,
+        self, first: int, last: int, ready: list[Tensor], moving: list[Tensor], batches: StepBatches
     ) -> list[Tensor]:
         """Run the steps `first` to `last` - 1; the arguments are those of `StepLoop`.
 
         Returns:
             The moving leaves after the last step, in memory that the next call writes over.
         """
+        samples, noise = batches[:3], batches.noise
 
         def batch(t: int) -> list[Tensor]:
-            rows = [all_rows[t] for all_rows in (index, labels, weights) if all_rows is not None]
+            rows = [
+                all_rows[t]
+                for all_rows in (batches.index, batches.labels, batches.weights)
+                if all_rows is not None
+            ]
             return rows if noise is None else [*rows, noise[t - first]]
 
         places = tuple(None if t is None else t.data_ptr() for t in samples)
@@ -129,12 +130,12 @@ class GraphLoop(nn.Module):
         if self._can_capture and (self._captured is None or self._captured.key != key):
             self._captured = None  # before the next one takes memory
             try:
-                self._captured = self._capture(key, ready, moving, samples, batch(first))
+                self._captured = self._capture(key, ready, moving, batches, batch(first))
             except RuntimeError:
                 self._can_capture = False
         if self._captured is None:
             loop: Any = StepLoop(self._body, self._dtype)
-            moved: list[Tensor] = loop(first, last, ready, moving, samples, index, labels, weights, noise)
+            moved: list[Tensor] = loop(first, last, ready, moving, batches)
             return moved
         step = self._captured
         for target, source in zip((*step.ready, *step.moving), (*ready, *moving), strict=True):
@@ -150,14 +151,14 @@ class GraphLoop(nn.Module):
         key: tuple[Any, ...],
         ready: list[Tensor],
         moving: list[Tensor],
-        samples: StoredSamples,
+        batches: StepBatches,
         batch: list[Tensor],
     ) -> CapturedStep:
         """Capture a step in memory of its own; the given tensors keep their values."""
         self._make_room()
         ready, moving, batch = ([t.clone() for t in group] for group in (ready, moving, batch))
         owned = {t.untyped_storage().data_ptr() for t in moving}
-        x, shift, scale = samples
+        x, shift, scale = batches[:3]
 
         def run() -> None:
             inputs = gather(x, batch[0], shift, scale, self._dtype)

@@ -1,6 +1,6 @@
 """Make a traced step cheaper without changing its result: fewer operations, fewer passes over memory.
 
-PyTorch records a step under `vmap` and `grad` in a general form: views that change nothing, products with one, an
+PyTorch traces a step under `vmap` and `grad` in a general form: views that change nothing, products with one, an
 update in three passes over the parameters. Each rule below removes one such thing. Results stay the same up to the
 rounding of fused multiply-adds.
 """
@@ -18,6 +18,10 @@ from ..kernels import max_pool_with_indices
 from .tracing import draws_random
 
 aten = torch.ops.aten
+
+
+Rule = Callable[[Graph, Node], Node | None]
+"""rule(graph, node) -> the node to take its place, or None."""
 
 
 ADD, SUB, MUL = aten.add.Tensor, aten.sub.Tensor, (aten.mul.Tensor, aten.mul.Scalar)
@@ -45,22 +49,16 @@ IN_PLACE = {
 """Operations that can write their result over their first argument."""
 
 
-def simplify(graph: Graph) -> None:
-    """Remove operations that do nothing, and combine operations that read parameters more than once."""
-    _apply(graph, _detach_constants, _drop_same_views, _drop_double_transposes, _fuse_scale, _fuse_pull)
+def each_node(rule: Rule) -> Callable[[Graph], None]:
+    """Make a pass that replaces every operation for which `rule` gives another node, then drops unused operations."""
 
-
-def fuse(graph: Graph) -> None:
-    """Make calls that take less time, and let the other matrix products add into the tensor that they are added to."""
-    _apply(graph, _turn_product, _fuse_product, _pool_by_channels)
-
-
-def _apply(graph: Graph, *rules: Callable[[Graph, Node], Node | None]) -> None:
-    for rule in rules:
+    def apply(graph: Graph) -> None:
         for node in list(graph.nodes):
             if node.op == "call_function" and (new := rule(graph, node)) is not None:
                 node.replace_all_uses_with(new)
         graph.eliminate_dead_code()
+
+    return apply
 
 
 def is_view(node: Node) -> bool:
@@ -91,7 +89,7 @@ def same_layout(a: Any, b: Any) -> bool:
     return x is not None and y is not None and (x.shape, x.stride, x.dtype) == (y.shape, y.stride, y.dtype)
 
 
-def _detach_constants(graph: Graph, node: Node) -> Node | None:
+def detach_constants(graph: Graph, node: Node) -> Node | None:
     """Make zeros and ones from a shape instead of another tensor, so that they are made once."""
     info = find_layout(node)
     if node.target not in CONSTANT_FILLS or info.stride != torch.empty(info.shape, device="meta").stride():
@@ -102,20 +100,20 @@ def _detach_constants(graph: Graph, node: Node) -> Node | None:
         return _insert_node(graph, node, aten.full.default, args, options)
 
 
-def _drop_same_views(_: Graph, node: Node) -> Node | None:
+def drop_same_views(_: Graph, node: Node) -> Node | None:
     """Drop a view that changes neither shape nor strides."""
     is_whole = is_view(node) and node.target is not operator.getitem
     return cast(Node, node.args[0]) if is_whole and same_layout(node, node.args[0]) else None
 
 
-def _drop_double_transposes(_: Graph, node: Node) -> Node | None:
+def drop_double_transposes(_: Graph, node: Node) -> Node | None:
     """Drop a transpose of the same transpose."""
     inner: Any = node.args[0] if node.args else None
     twice = node.target in TRANSPOSES and isinstance(inner, Node) and inner.target is node.target
     return cast(Node, inner.args[0]) if twice and set(inner.args[1:]) == set(node.args[1:]) else None
 
 
-def _fuse_scale(graph: Graph, node: Node) -> Node | None:
+def fuse_scale(graph: Graph, node: Node) -> Node | None:
     """Compute a +- c b in one pass."""
     if node.target not in (ADD, SUB) or node.kwargs:
         return None
@@ -129,7 +127,7 @@ def _fuse_scale(graph: Graph, node: Node) -> Node | None:
         return _insert_node(graph, node, node.target, (a, cast(Node, b).args[0]), {"alpha": c})
 
 
-def _fuse_pull(graph: Graph, node: Node) -> Node | None:
+def fuse_pull(graph: Graph, node: Node) -> Node | None:
     """Rewrite x - c (g + m (x - w)) and x - c (g + m x): move or shrink x, then subtract c g, which a product can do.
 
     Without g, only x moves.
@@ -187,7 +185,7 @@ def _result_dtype(node: Any) -> Any:
     return info and info.dtype
 
 
-def _fuse_product(graph: Graph, node: Node) -> Node | None:
+def fuse_product(graph: Graph, node: Node) -> Node | None:
     """Rewrite a +- c (matrix product): let the product add into a."""
     if node.target not in (ADD, SUB):
         return None
@@ -212,7 +210,7 @@ def _fuse_product(graph: Graph, node: Node) -> Node | None:
         return _insert_node(graph, node, target, (a, *cast(Node, b).args), options)
 
 
-def _turn_product(graph: Graph, node: Node) -> Node | None:
+def turn_product(graph: Graph, node: Node) -> Node | None:
     """Compute a b (C, m, n) as (b' a')' where that is faster on this machine: with MKL, for few columns in b."""
     if node.target is not aten.bmm.default:
         return None
@@ -231,7 +229,7 @@ def _multiply_turned(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2).contiguous()
 
 
-def _pool_by_channels(graph: Graph, node: Node) -> Node | None:
+def pool_by_channels(graph: Graph, node: Node) -> Node | None:
     """Pool maxima with adjacent channels."""
     if node.target is not aten.max_pool2d_with_indices.default:
         return None

@@ -1,4 +1,4 @@
-"""Recorded steps: the same numbers as eager steps, whatever their tensors share."""
+"""Compiled steps: the same numbers as eager steps, whatever their tensors share."""
 
 from typing import Any
 
@@ -10,9 +10,10 @@ from torch.utils._pytree import tree_unflatten
 
 from fedattune.client import SGD
 from fedattune.core.hardware import use_threads
+from fedattune.core.params import copy_dense
 from fedattune.core.task import Task
-from fedattune.engine.compiler.loops import GraphLoop, StepLoop
-from fedattune.engine.compiler.recorder import StepRecorder, copy_dense, record_call, record_step
+from fedattune.engine.compiler.compile import PASSES, Compiler, compile_call, compile_step
+from fedattune.engine.compiler.loops import GraphLoop, StepBatches, StepLoop
 from fedattune.engine.vectorized import VectorizedEngine
 
 aten = torch.ops.aten
@@ -21,9 +22,9 @@ Tensors = list[Tensor]
 
 
 def _replayed(function: Any, fixed: Tensors, leaves: Tensors, batches: list[Tensors]) -> Tensors:
-    """The leaves after all batches, by a recorded step."""
-    step = record_step(function, fixed, leaves, batches[0])
-    assert step.operations, "the step was not recorded"
+    """The leaves after all batches, by a compiled step."""
+    step = compile_step(function, fixed, leaves, batches[0])
+    assert step.operations, "the step was not compiled"
     here = [copy_dense(a) if i in step.moving else a for i, a in enumerate(leaves)]
     ready = step.precompute(*fixed, *step.select_constant(here))
     for batch in batches:
@@ -51,7 +52,7 @@ AWKWARD = {
 
 
 @pytest.mark.parametrize("name", AWKWARD)
-def test_a_recorded_step_may_share_swap_and_keep_its_tensors(name: str) -> None:
+def test_a_compiled_step_may_share_swap_and_keep_its_tensors(name: str) -> None:
     torch.manual_seed(0)
     leaves, fixed = [torch.randn(3, 3).double() for _ in range(2)], [torch.tensor(2.0).double()]
     batches = [[torch.randn(3, 3).double(), torch.zeros(3).long()] for _ in range(5)]
@@ -85,7 +86,7 @@ def test_what_does_not_move_is_computed_once_before_the_first_step() -> None:
         w, anchor = leaves
         return [w - (anchor.exp() / fixed[0]).sin() * batch[0], anchor]
 
-    step = record_step(
+    step = compile_step(
         function,
         [torch.tensor(2.0)],
         [torch.randn(4), torch.randn(4)],
@@ -95,11 +96,11 @@ def test_what_does_not_move_is_computed_once_before_the_first_step() -> None:
     assert step.operations == 2  # the product and the difference
 
 
-def test_a_step_that_cannot_be_recorded_runs_as_it_is() -> None:
+def test_a_step_that_cannot_be_compiled_runs_as_it_is() -> None:
     def function(fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
         return [leaves[0] + (1.0 if batch[0].sum() > 0 else -1.0)]
 
-    step = record_step(function, [], [torch.zeros(2)], [torch.ones(2), torch.zeros(2).long()])
+    step = compile_step(function, [], [torch.zeros(2)], [torch.ones(2), torch.zeros(2).long()])
     assert not step.operations
     assert step.body([], [torch.zeros(2)], [-torch.ones(2)])[0].tolist() == [-1, -1]
 
@@ -110,31 +111,31 @@ def test_a_recording_that_computes_something_else_is_not_used(monkeypatch: pytes
             if node.target is aten.sub.Tensor:
                 node.target = aten.add.Tensor
 
-    monkeypatch.setattr("fedattune.engine.compiler.recorder.simplify", wrong)
+    monkeypatch.setitem(PASSES, "wrong", wrong)
     batch = [torch.ones(2), torch.zeros(2).long()]
-    step = record_step(lambda f, leaves, b: [leaves[0] - b[0]], [], [torch.ones(2)], batch)
+    step = compile_step(lambda f, leaves, b: [leaves[0] - b[0]], [], [torch.ones(2)], batch)
     assert not step.operations
     assert step.body([], [torch.ones(2)], [torch.ones(2)])[0].tolist() == [0, 0]
 
 
-def test_recorded_steps_are_kept_by_what_they_depend_on() -> None:
-    recorder, calls, labels = StepRecorder(), [], torch.zeros(2).long()
+def test_compiled_steps_are_kept_by_what_they_depend_on() -> None:
+    compiler, calls, labels = Compiler(), [], torch.zeros(2).long()
 
     def function(fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
         calls.append(1)
         return [leaves[0] * batch[0]]
 
     for _ in range(3):
-        recorder.step("a", function, [], [torch.ones(2)], [torch.ones(2), labels])
+        compiler.step("a", function, [], [torch.ones(2)], [torch.ones(2), labels])
     once = len(calls)
-    recorder.step("a", function, [], [torch.ones(3)], [torch.ones(3), labels])
+    compiler.step("a", function, [], [torch.ones(3)], [torch.ones(3), labels])
     assert len(calls) == 2 * once
-    recorder.step("b", function, [], [torch.ones(3)], [torch.ones(3), labels])
+    compiler.step("b", function, [], [torch.ones(3)], [torch.ones(3), labels])
     assert len(calls) == 3 * once
 
 
-def test_a_recorded_call_runs_without_its_function() -> None:
-    recorder, made = StepRecorder(), []
+def test_a_compiled_call_runs_without_its_function() -> None:
+    compiler, made = Compiler(), []
 
     def function(a: Tensor, b: Tensor) -> dict[str, Any]:
         made.append(1)
@@ -143,15 +144,15 @@ def test_a_recorded_call_runs_without_its_function() -> None:
     for seed in range(4):
         torch.manual_seed(seed)
         a, b = torch.randn(3), torch.randn(3, 2)
-        tensors, structure = recorder.call("a", function, [a, b])
+        tensors, structure = compiler.call("a", function, [a, b])
         found = tree_unflatten(tensors, structure)
         torch.testing.assert_close(found["sum"], a + b.sum(1))
         assert torch.equal(found["same"][0], a)
     once = len(made)
     assert once <= 2  # one result, one trace
-    recorder.call("a", function, [torch.ones(4), torch.ones(4, 2)])
+    compiler.call("a", function, [torch.ones(4), torch.ones(4, 2)])
     assert len(made) == 2 * once
-    recorder.call("b", function, [torch.ones(4), torch.ones(4, 2)])
+    compiler.call("b", function, [torch.ones(4), torch.ones(4, 2)])
     assert len(made) == 3 * once
 
 
@@ -165,9 +166,9 @@ def test_a_recorded_call_runs_without_its_function() -> None:
     ],
     ids=["reads values", "writes over its input", "draws random numbers", "takes values out as a list"],
 )
-def test_a_call_that_cannot_be_recorded_runs_each_time(function: Any) -> None:
+def test_a_call_that_cannot_be_compiled_runs_each_time(function: Any) -> None:
     given = torch.ones(2)
-    call = record_call(function, [given])
+    call = compile_call(function, [given])
     assert given.tolist() == [1, 1]
     torch.manual_seed(3)
     want = function(torch.tensor([1.0, 2.0]))[0]
@@ -186,7 +187,7 @@ def test_without_torchscript_steps_are_replayed_by_python(monkeypatch: pytest.Mo
     with use_threads(2):
         engine = VectorizedEngine(task, data)
         got = train_round(engine, task, 3, SGD(), epochs=1)
-    assert all(step.operations and not step.is_scripted for step in engine._recorder._steps.values())
+    assert all(step.operations and not step.is_scripted for step in engine._compiler._steps.values())
     for k in task.params:
         torch.testing.assert_close(want.upload.params[k], got.upload.params[k], rtol=1e-12, atol=1e-12)
 
@@ -201,12 +202,11 @@ def test_steps_run_without_a_graph_where_none_can_be_captured(monkeypatch: pytes
 
     failed: list[int] = []
     monkeypatch.setattr(GraphLoop, "_capture", fail)
-    samples = torch.arange(6.0).view(3, 2), None, None
     index, labels = torch.tensor([[0], [2], [1]]), torch.tensor([[1], [0], [1]])
+    batches = StepBatches(torch.arange(6.0).view(3, 2), None, None, index, labels, None, None)
     plain, graph = StepLoop(body, torch.float32), GraphLoop(body, torch.float32)
     results = [
-        loop(0, 3, [torch.tensor(2.0)], [torch.tensor(0.0)], samples, index, labels, None, None)
-        for loop in (plain, graph, graph)
+        loop(0, 3, [torch.tensor(2.0)], [torch.tensor(0.0)], batches) for loop in (plain, graph, graph)
     ]
     assert [float(result[0]) for result in results] == [32, 32, 32]  # 2 x (0 + 1 + ... + 5) + 2
     assert failed == [1]

@@ -1,13 +1,8 @@
-"""Record a client's work as flat lists of tensor operations, and replay them.
+"""Compile a client's work into flat lists of tensor operations.
 
-An eager step under `vmap` and `grad` spends most of its time in Python. `record_step` traces the step once, computes
-constants before the first step, and lets the other operations write over their inputs. `record_call` traces what comes
-before the first step and after the last.
-
-TorchScript, where available, runs several steps in one call without Python. It spends less on every operation and does
-not hold the interpreter's lock, so groups of clients run side by side in threads. PyTorch deprecates TorchScript and
-offers no replacement for small operations. Without TorchScript, the same loop runs in Python, only slower. On a GPU,
-the step becomes a CUDA graph instead.
+An eager step under `vmap` and `grad` spends most of its time in Python. `compile_step` traces the step once, applies
+PASSES, computes constants before the first step, and lets operations write over their inputs. TorchScript or a CUDA
+graph then runs many steps in one call. `compile_call` does the first two for what precedes and follows the steps.
 """
 
 import warnings
@@ -17,12 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functionalize
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from .loops import GraphLoop, StepBody, StepLoop, tensor_layouts
+from ...core.params import copy_dense
+from . import rewrites
+from .loops import GraphLoop, StepBatches, StepBody, StepLoop, tensor_layouts
 from .product_reuse import reuse_products
-from .rewrites import fuse, reuse_memory, separate_outputs, simplify, split_graph
+from .rewrites import reuse_memory, separate_outputs, split_graph
 from .tracing import draws_random, trace
 
 Tensors = Sequence[Tensor]
@@ -32,12 +29,26 @@ StepFunction = Callable[[Tensors, Tensors, Tensors], list[Tensor]]
 """step(fixed, leaves, batch) -> leaves: constants of all clients, their carries and buffers, and their batch."""
 
 
-MAX_RECORDED_STEPS = 64
-"""Recorded steps that stay in memory; a size of cohort or batch that comes back need not be recorded again."""
+MAX_COMPILED_STEPS = 64
+"""Compiled steps that stay in memory, so that a size of cohort or batch that comes back is not compiled again."""
 
 
-class RecordedStep(NamedTuple):
-    """A step that is ready to run.
+PASSES: dict[str, Callable[[Graph], None]] = {
+    "constants": rewrites.each_node(rewrites.detach_constants),
+    "views": rewrites.each_node(rewrites.drop_same_views),
+    "transposes": rewrites.each_node(rewrites.drop_double_transposes),
+    "scaled sums": rewrites.each_node(rewrites.fuse_scale),
+    "pulls": rewrites.each_node(rewrites.fuse_pull),
+    "product reuse": reuse_products,
+    "product order": rewrites.each_node(rewrites.turn_product),
+    "adding products": rewrites.each_node(rewrites.fuse_product),
+    "pooling": rewrites.each_node(rewrites.pool_by_channels),
+}
+"""Passes over a traced graph, in order. Each keeps the result up to the rounding of fused multiply-adds."""
+
+
+class CompiledStep(NamedTuple):
+    """A step that is ready to run: compiled, or eager if it cannot be compiled.
 
     Attributes:
         precompute: runs once for all steps of the same clients, on the fixed tensors and the leaves that stay. It
@@ -64,23 +75,38 @@ class RecordedStep(NamedTuple):
         moving = set(self.moving)
         return [leaf for i, leaf in enumerate(leaves) if i not in moving]
 
+    def run_twice(self, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
+        """Run two steps on copies: the second shows if the first wrote over an input that is still needed."""
+        ready = self.precompute(*fixed, *self.select_constant(leaves))
+        current = [copy_dense(leaves[i]) for i in self.moving]
+        x, y, *rest = batch
+        index = torch.arange(y.numel(), device=y.device).view_as(y)
+        twice = [torch.stack([t, t]) for t in (index, y, *rest)]
+        weights, noise = (*twice[2:], None, None)[:2]
+        batches = StepBatches(x.flatten(0, y.dim() - 1), None, None, *twice[:2], weights, noise)
+        results: Tensors = self.run_steps(0, 2, ready, current, batches)
+        return results
 
-RecordedCall = Callable[..., tuple[list[Tensor], TreeSpec]]
+
+CompiledCall = Callable[..., tuple[list[Tensor], TreeSpec]]
 """call(*tensors) -> the tensors of a function's result, and the structure of the result."""
 
 
-class StepRecorder:
-    """Record steps and calls, and keep them by everything they depend on."""
+class Compiler:
+    """Compile the steps and calls of a run, and keep them by everything they depend on.
 
-    def __init__(self, should_record: bool = True) -> None:
-        self._steps: dict[Hashable, RecordedStep] = {}
-        self._calls: dict[Hashable, RecordedCall] = {}
-        self._should_record = should_record
+    With `should_compile=False`, everything runs eagerly.
+    """
+
+    def __init__(self, should_compile: bool = True) -> None:
+        self._steps: dict[Hashable, CompiledStep] = {}
+        self._calls: dict[Hashable, CompiledCall] = {}
+        self._should_compile = should_compile
 
     def call(
         self, key: Hashable, function: Callable[..., Any], tensors: Tensors
     ) -> tuple[list[Tensor], TreeSpec]:
-        """Call a function that draws no random numbers; record it at the first call with tensors like these.
+        """Call a function that draws no random numbers; compile it at the first call with tensors like these.
 
         Args:
             key: identifies the function.
@@ -93,13 +119,13 @@ class StepRecorder:
         full_key = key, tensor_layouts(tensors)
         if full_key not in self._calls:
             _make_room(self._calls)
-            self._calls[full_key] = record_call(function, tensors, self._should_record)
+            self._calls[full_key] = compile_call(function, tensors, self._should_compile)
         return self._calls[full_key](*tensors)
 
     def step(
         self, key: Hashable, function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors
-    ) -> RecordedStep:
-        """Return a recorded step for tensors of these shapes and types; record it if there is none.
+    ) -> CompiledStep:
+        """Return a compiled step for tensors of these shapes and types; compile it if there is none.
 
         Args:
             key: identifies the function.
@@ -112,30 +138,28 @@ class StepRecorder:
         full_key = key, *(tensor_layouts(group) for group in (fixed, leaves, batch))
         if full_key not in self._steps:
             _make_room(self._steps)
-            # Recording draws random numbers; the random numbers of the round must not shift.
+            # Compiling draws random numbers; the random numbers of the round must not shift.
             with torch.random.fork_rng(enabled=True):
-                self._steps[full_key] = record_step(function, fixed, leaves, batch, self._should_record)
+                self._steps[full_key] = compile_step(function, fixed, leaves, batch, self._should_compile)
         return self._steps[full_key]
 
 
-def _make_room(recorded: dict[Hashable, Any]) -> None:
-    if len(recorded) >= MAX_RECORDED_STEPS:
-        del recorded[next(iter(recorded))]
+def _make_room(compiled: dict[Hashable, Any]) -> None:
+    if len(compiled) >= MAX_COMPILED_STEPS:
+        del compiled[next(iter(compiled))]
 
 
-def record_call(function: Callable[..., Any], tensors: Tensors, should_record: bool = True) -> RecordedCall:
-    """Record a function for tensors like the given ones; return it eager if it cannot be recorded."""
+def compile_call(function: Callable[..., Any], tensors: Tensors, should_compile: bool = True) -> CompiledCall:
+    """Compile a function for tensors like the given ones; return it eager if it cannot be compiled."""
 
     def eager(*tensors: Tensor) -> tuple[list[Tensor], TreeSpec]:
         return tree_flatten(function(*tensors))
 
-    if should_record:
+    if should_compile:
         try:
             traced = trace(lambda *tensors: eager(*tensors)[0], [t.view_as(t) for t in tensors])
             if not any(_mutates(node) or draws_random(node) for node in traced.graph.nodes):
-                traced.graph.eliminate_dead_code()
-                simplify(traced.graph)
-                fuse(traced.graph)
+                apply_passes(traced.graph)
                 replay = GraphModule(traced, traced.graph).forward
                 # A value that the trace froze shows with other tensors only.
                 others = [t * 1.01 + 0.01 if t.is_floating_point() else t for t in tensors]
@@ -147,17 +171,17 @@ def record_call(function: Callable[..., Any], tensors: Tensors, should_record: b
     return eager
 
 
-def record_step(
-    function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors, should_record: bool = True
-) -> RecordedStep:
-    """Record `function` for tensors like the given ones; return it eager if it cannot be recorded.
+def compile_step(
+    function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors, should_compile: bool = True
+) -> CompiledStep:
+    """Compile `function` for tensors like the given ones; return it eager if it cannot be compiled.
 
     Args:
         function: the step.
         fixed: constants of all clients.
         leaves: carries and buffers.
         batch: one batch.
-        should_record: whether to record at all.
+        should_compile: whether to compile at all.
     """
     # Clone every leaf: a tensor that came twice would seem unchanged where it takes the value of the other leaf.
     apart = [leaf.clone() for leaf in leaves]
@@ -165,14 +189,14 @@ def record_step(
     moving = tuple(
         i for i, (old, new) in enumerate(zip(apart, eager, strict=True)) if not _shares_memory(old, new)
     )
-    if should_record:
+    if should_compile:
         try:
             step = _trace_step(function, fixed, leaves, batch, moving)
             # A wrong rewriting rule must not change results: use the step only if it agrees with the eager one.
             again = function(fixed, eager, batch)
             old, new = [leaves[i] for i in moving], [again[i] for i in moving]
             for one in (_script(step, fixed, leaves, batch), step):
-                result = replay(one, fixed, leaves, batch)
+                result = one.run_twice(fixed, leaves, batch)
                 if one.is_random or _agree(result, new, old):
                     return one
         except Exception:  # noqa: S110 (a trace cannot hold every rule or layer: run it eagerly)
@@ -185,20 +209,7 @@ def _shares_memory(old: Tensor, new: Tensor) -> bool:
     return is_same and old.dtype == new.dtype
 
 
-def replay(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Sequence[Tensor]:
-    """Run two steps on copies: the second shows if the first wrote over an input that is still needed."""
-    ready = step.precompute(*fixed, *step.select_constant(leaves))
-    current = [copy_dense(leaves[i]) for i in step.moving]
-    x, y, *rest = batch
-    index = torch.arange(y.numel(), device=y.device).view_as(y)
-    twice = [torch.stack([t, t]) for t in (index, y, *rest)]
-    weights, noise = (*twice[2:], None, None)[:2]
-    samples = (x.flatten(0, y.dim() - 1), None, None)
-    results: Sequence[Tensor] = step.run_steps(0, 2, ready, current, samples, *twice[:2], weights, noise)
-    return results
-
-
-def _script(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> RecordedStep:
+def _script(step: CompiledStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> CompiledStep:
     """Turn the step into TorchScript where possible, and on a GPU into a CUDA graph.
 
     A graph would repeat its random numbers.
@@ -218,11 +229,6 @@ def _script(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors)
         return step._replace(body=body, run_steps=run_steps, is_scripted=True)
     except Exception:  # undocumented exceptions; the step runs without TorchScript
         return step
-
-
-def copy_dense(leaf: Tensor) -> Tensor:
-    """Copy a leaf into memory of its own that can be written."""
-    return leaf.clone(memory_format=torch.contiguous_format)
 
 
 def _agree(result: Sequence[Tensor], reference: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
@@ -247,7 +253,7 @@ def _magnitude(tensor: Tensor) -> float:
 
 def _eager_step(
     function: StepFunction, n_fixed: int, n_leaves: int, moving: tuple[int, ...], dtype: torch.dtype
-) -> RecordedStep:
+) -> CompiledStep:
     stay = [i for i in range(n_leaves) if i not in set(moving)]
 
     def body(ready: list[Tensor], current: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
@@ -257,12 +263,12 @@ def _eager_step(
         new = function(ready[:n_fixed], leaves, batch)
         return [copy_dense(new[i]) for i in moving]  # a rule's results may share memory
 
-    return RecordedStep(lambda *tensors: list(tensors), body, StepLoop(body, dtype), False, moving, True, 0)
+    return CompiledStep(lambda *tensors: list(tensors), body, StepLoop(body, dtype), False, moving, True, 0)
 
 
 def _trace_step(
     function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors, moving: tuple[int, ...]
-) -> RecordedStep:
+) -> CompiledStep:
     # Every argument needs its own tensor: tracing cannot tell two uses of one tensor from each other.
     arguments = [t.view_as(t) for t in (*fixed, *leaves, *batch)]
     n, m = len(fixed), len(leaves)
@@ -277,10 +283,7 @@ def _trace_step(
     if any(_mutates(node) for node in traced.graph.nodes):
         traced = trace(functionalize(flat), arguments)
     graph = traced.graph
-    graph.eliminate_dead_code()
-    simplify(graph)
-    reuse_products(graph)
-    fuse(graph)
+    apply_passes(graph)
     is_random = any(draws_random(node) for node in graph.nodes)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     carried = [inputs[n + i] for i in moving]
@@ -301,7 +304,13 @@ def _trace_step(
     def each(ready: list[Tensor], current: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
         return list(replay(*ready[:-1], *current, *batch))
 
-    return RecordedStep(once, each, StepLoop(each, batch[0].dtype), False, moving, is_random, operations)
+    return CompiledStep(once, each, StepLoop(each, batch[0].dtype), False, moving, is_random, operations)
+
+
+def apply_passes(graph: Graph) -> None:
+    """Apply PASSES to a traced graph."""
+    for apply in (Graph.eliminate_dead_code, *PASSES.values()):
+        apply(graph)
 
 
 def _mutates(node: Node) -> bool:
