@@ -85,7 +85,7 @@ def _one_group(counts: Sequence[int], at_once: int = 1) -> list[Lanes]:
     return runner.pack_lanes(counts)
 
 
-def _call_eagerly(function: Callable[..., Any], tensors: Sequence[Any], *_: bool) -> Any:
+def call_eagerly(function: Callable[..., Any], tensors: Sequence[Any], *_: bool) -> Any:
     """Call what precedes and follows the steps, and predictions of blocks, through `vmap` each time."""
     return compile_call(function, tensors, False)
 
@@ -97,7 +97,7 @@ def _pass(name: str, *where: str) -> Rule:
 SMALL = ("W1", "W2", "W3", "W4", "pfedme", "fedprox")
 TRAINED = (*SMALL, "W5")
 
-RULES = (
+COMPILER_RULES = (
     _pass("constants", *TRAINED),
     _pass("views", *TRAINED),
     _pass("transposes", *TRAINED),
@@ -110,7 +110,12 @@ RULES = (
     Rule("before the first step", ((rewrites, "draws_random", _is_operation),), TRAINED),
     Rule("in place", ((rewrites, "IN_PLACE", {}),), TRAINED),
     Rule("TorchScript loop", ((compiler, "_script", lambda step, *_: step),), SMALL),
-    Rule("calls around the steps", ((compiler, "compile_call", _call_eagerly),), (*SMALL, "W6")),
+    Rule("calls around the steps", ((compiler, "compile_call", call_eagerly),), (*SMALL, "W6")),
+)
+"""Passes of the compiler of local steps, in order, and what it does with a step after them."""
+
+RULES = (
+    *COMPILER_RULES,
     Rule("groups in threads", ((vectorized, "pack_lanes", _one_group),), SMALL),
     Rule("several clients in a lane", ((vectorized, "pack_lanes", _lane_each),), ("W3", "W4")),
     Rule("channels-last pooling", ((kernels, "_channels_last", lambda x: x),), ("W5",)),

@@ -15,9 +15,11 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import ablate, in_jax, problems, robustness, show
+from benchmarks import ablate, compiler, in_jax, problems, robustness, show
 from benchmarks.__main__ import all_cases, main, select_cases
 from benchmarks.measure import Figures, Setting, Target
+
+from fedattune.engine.compiler.compile import PASSES
 
 
 def run(*arguments: str) -> str:
@@ -91,6 +93,14 @@ def test_every_rule_can_be_switched_off(tmp_path: Path) -> None:
     lanes = "several clients in a lane"  # workloads with clients of unequal size
     assert {rule.name for rule in ablate.RULES} | set(ablate.PROCESS_RULES) | {ablate.ALL} == ways | {lanes}
     assert not [case for case in select_cases(all_cases(), []) if case.name.startswith("ablate")]
+
+
+def test_the_page_of_the_compiler_has_a_row_per_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "NETWORKS", {"DNN": compiler.NETWORKS["DNN"]})
+    measured = compiler.measure_passes(quick=True)
+    page = (ROOT / "docs" / "compiler.md").read_text("utf-8")
+    assert list(measured) == re.findall(r"^\| ([\w ]+) \|", page.partition("---|\n")[2], re.MULTILINE)
+    assert set(PASSES) < set(measured)
 
 
 @pytest.mark.deployed

@@ -150,6 +150,15 @@ def test_nothing_imports_cli_from_outside() -> None:
     assert {one.source for one in outside} == {"__main__"}
 
 
+def test_the_compiler_of_local_steps_has_one_entry_point() -> None:
+    inside = "engine.compiler."
+    assert not [
+        str(one)
+        for one in IMPORTS
+        if one.target.startswith(inside) and not f"{one.source}.".startswith(inside)
+    ]
+
+
 def layer_name(module: str) -> str:
     """Return the entry that a module belongs to."""
     return module.partition(".")[0]

@@ -14,7 +14,6 @@ from fedattune.analysis.citations import FEDATTUNE, UsedItem, format_bibtex, loa
 from fedattune.data import PARTITIONS, SOURCES
 from fedattune.models import MODELS
 
-BIB = Path(citations.__file__).with_suffix(".bib")
 VENUES = {"inproceedings": "booktitle", "article": "journal", "techreport": "institution"}
 
 
@@ -37,8 +36,12 @@ def parse(entry: str) -> tuple[str, str, dict[str, str]]:
 
 
 def test_no_key_is_defined_twice() -> None:
-    files = [BIB, *Path(citations.__file__).parents[1].glob("algorithms/*.py")]
-    keys = re.findall(r"^ *@\w+\{(\w+),$", "\n".join(file.read_text("utf-8") for file in files), re.MULTILINE)
+    files = Path(citations.__file__).parents[1].rglob("*.py")
+    keys = re.findall(
+        r"^ *(?:\w+ = \"\"\")?@\w+\{(\w+),$",
+        "\n".join(file.read_text("utf-8") for file in files),
+        re.MULTILINE,
+    )
     assert sorted(keys) == sorted(load_entries())
 
 

@@ -1,62 +1,32 @@
 """Cite the papers behind methods, data, partitions and models, as BibTeX.
 
-The entries of methods stand in the docstrings of the methods' files; all other entries stand in `citations.bib`.
+The entries of methods stand in the docstrings of the methods' files, those of data sets, partitions and models at their
+functions: `core.citing.cite`.
 """
 
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._version import __version__
+from ..core.citing import ENTRY, find_sources
 from ..core.errors import RunError
 
 Keys = tuple[str, ...]
 
-ENTRY = re.compile(r"^@\w+\{(\w+),\n.*?^\}$", re.DOTALL | re.MULTILINE)
-
 FEDATTUNE = "fedattune"
 """Key of the entry of FedAttune itself."""
 
-SOURCE_PAPERS: dict[str, Keys] = {
-    "synthetic": ("li2020federated",),
-    "digits": ("alpaydin1998optical",),
-    "mnist": ("lecun1998gradient",),
-    "fashion_mnist": ("xiao2017fashion",),
-    "cifar10": ("krizhevsky2009learning",),
-    "cifar100": ("krizhevsky2009learning",),
-    "emnist": ("cohen2017emnist",),
-    "femnist": ("caldas2018leaf", "cohen2017emnist"),
-    "tiny_imagenet": ("le2015tiny",),
-}
-
-PARTITION_PAPERS: dict[str, Keys] = {
-    "iid": (),
-    "by_column": (),
-    "dirichlet": ("li2022federated",),
-    "two_class": ("dinh2020personalized", "guo2023fedmcsa"),
-    "shards": ("mcmahan2017communication", "huang2021behavior"),
-    "dirichlet_clients": ("hsu2019measuring",),
-    "pfedla": ("ma2022layer",),
-    "pfedla_similarity": ("ma2022layer",),
-}
-
-MODEL_PAPERS: dict[str, Keys] = {
-    "mlr": (),
-    "dnn": (),
-    "cnn": ("zhang2023fedcp",),
-    "lenet": ("shamsian2021personalized",),
-    "tf_cnn": ("zhang2021personalized",),
-    "mcmahan_cnn": ("mcmahan2017communication",),
-    "reddi_cnn": ("reddi2021adaptive",),
-    "digit_model": ("li2021fedbn",),
-    "resnet18": ("he2016deep",),
-    "char_lstm": ("caldas2018leaf",),
-    "hf": ("wolf2020transformers", "hu2022lora"),
-}
+FEDATTUNE_ENTRY = """@software{fedattune,
+  author = {{The FedAttune developers}},
+  title = {{FedAttune}: Personalized Federated Learning},
+  version = {VERSION},
+  year = {2026}
+}"""
 
 
 class UsedItem(NamedTuple):
@@ -69,12 +39,13 @@ class UsedItem(NamedTuple):
 @cache
 def load_entries() -> dict[str, str]:
     """Return the text of every BibTeX entry, by key."""
-    file = Path(__file__).with_suffix(".bib").read_text(encoding="utf-8")
-    return {
-        match[1]: match[0]
-        for text in (file, *_read_method_texts().values())
-        for match in ENTRY.finditer(text)
-    }
+    entries = {FEDATTUNE: FEDATTUNE_ENTRY}
+    for table in _factories().values():
+        for factory in table.values():
+            entries |= {key: entry for key, entry in find_sources(factory).items() if entry}
+    for text in _read_method_texts().values():
+        entries |= {match[1]: match[0] for match in ENTRY.finditer(text)}
+    return entries
 
 
 @cache
@@ -91,13 +62,18 @@ def load_tables() -> dict[str, dict[str, Keys]]:
         for name, entry in METHODS.items()
     }
     parts = {part: methods[name] for part, name in PART_METHODS.items()}
-    return {
-        "method": methods,
-        "part": parts,
-        "data": SOURCE_PAPERS,
-        "partition": PARTITION_PAPERS,
-        "model": MODEL_PAPERS,
+    rest = {
+        kind: {name: tuple(find_sources(factory)) for name, factory in table.items()}
+        for kind, table in _factories().items()
     }
+    return {"method": methods, "part": parts, **rest}
+
+
+def _factories() -> dict[str, Mapping[str, Callable[..., Any]]]:
+    from ..data import PARTITIONS, SOURCES
+    from ..models import MODELS
+
+    return {"data": SOURCES, "partition": PARTITIONS, "model": MODELS}
 
 
 def _read_method_texts() -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from ..core.citing import cite
 from ..core.errors import ConfigError, did_you_mean
 from ..core.options import Count, build
 from .dataset import Dataset
@@ -20,6 +21,7 @@ from .types import Array
 Deviation = Annotated[float, Field(ge=0, le=100)]
 
 
+@cite("li2020federated")
 def synthetic(
     _data_dir: Path | None,
     *,
@@ -67,6 +69,14 @@ def synthetic(
     )
 
 
+@cite("""
+@misc{alpaydin1998optical,
+  author = {Alpaydin, Ethem and Kaynak, Cenk},
+  title = {Optical Recognition of Handwritten Digits},
+  howpublished = {UCI Machine Learning Repository},
+  year = {1998}
+}
+""")
 def digits(_data_dir: Path | None) -> Dataset:
     """Handwritten digits, 1,797 images of 8x8, that come with scikit-learn; nothing to download.
 

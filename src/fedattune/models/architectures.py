@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
+from ..core.citing import cite
 from ..core.options import Count
 
 DropoutRate = Annotated[float, Field(ge=0, lt=1)]
@@ -31,6 +32,7 @@ def dnn(input_shape: tuple[int, ...], n_classes: int, *, hidden: Count = 100) ->
     return nn.Sequential(*_stack_linear(math.prod(input_shape), hidden, n_classes))
 
 
+@cite("zhang2023fedcp")
 def cnn(
     input_shape: tuple[int, ...], n_classes: int, *, width: Count = 32, features: Count = 512
 ) -> nn.Module:
@@ -54,6 +56,7 @@ def cnn(
     )
 
 
+@cite("shamsian2021personalized")
 def lenet(
     input_shape: tuple[int, ...],
     n_classes: int,
@@ -83,6 +86,7 @@ def lenet(
     )
 
 
+@cite("zhang2021personalized")
 def tf_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
     """The `tf_cnn` of FedFomo: three 3x3 convolutions, pooling after two of them, and 64 linear units."""
     channels, *size = check_image_shape(input_shape, smallest=18)
@@ -97,6 +101,7 @@ def tf_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
     )
 
 
+@cite("mcmahan2017communication")
 def mcmahan_cnn(input_shape: tuple[int, ...], n_classes: int, *, lrn: bool = False) -> nn.Module:
     """The CIFAR network of the FedAvg paper, which IGFL trains: two 5x5 convolutions, three linear layers.
 
@@ -123,6 +128,7 @@ def mcmahan_cnn(input_shape: tuple[int, ...], n_classes: int, *, lrn: bool = Fal
     )
 
 
+@cite("reddi2021adaptive")
 def reddi_cnn(
     input_shape: tuple[int, ...],
     n_classes: int,
@@ -163,6 +169,7 @@ def reddi_cnn(
     return model
 
 
+@cite("li2021fedbn")
 def digit_model(
     input_shape: tuple[int, ...], n_classes: int, *, batch_norm: Literal["all", "conv", "none"] = "all"
 ) -> nn.Module:
@@ -189,6 +196,16 @@ def digit_model(
     )
 
 
+@cite("""
+@inproceedings{he2016deep,
+  author = {He, Kaiming and Zhang, Xiangyu and Ren, Shaoqing and Sun, Jian},
+  title = {Deep Residual Learning for Image Recognition},
+  booktitle = {IEEE Conference on Computer Vision and Pattern Recognition (CVPR)},
+  year = {2016},
+  eprint = {1512.03385},
+  archiveprefix = {arXiv}
+}
+""")
 def resnet18(
     input_shape: tuple[int, ...], n_classes: int, *, stem: Literal["7x7", "3x3"] = "7x7", width: Count = 64
 ) -> nn.Module:

@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..core.citing import cite
 from ..core.errors import ConfigError, ModelError, summarize_error
 from ..core.options import Count
 from ..data.tables.tokens import require_transformers
@@ -31,6 +32,33 @@ MASK_TOLERANCE = 1e-4
 """Largest relative difference of outputs at which two forms of the attention mask count as the same."""
 
 
+@cite(
+    """
+@inproceedings{wolf2020transformers,
+  author = {Wolf, Thomas and Debut, Lysandre and Sanh, Victor and Chaumond, Julien and Delangue, Clement and
+    Moi, Anthony and Cistac, Pierric and Rault, Tim and Louf, Rémi and Funtowicz, Morgan and Davison, Joe
+    and Shleifer, Sam and von Platen, Patrick and Ma, Clara and Jernite, Yacine and Plu, Julien and Xu,
+    Canwen and Le Scao, Teven and Gugger, Sylvain and Drame, Mariama and Lhoest, Quentin and Rush, Alexander
+    M.},
+  title = {Transformers: State-of-the-Art Natural Language Processing},
+  booktitle = {Conference on Empirical Methods in Natural Language Processing: System Demonstrations},
+  year = {2020},
+  eprint = {1910.03771},
+  archiveprefix = {arXiv}
+}
+""",
+    """
+@inproceedings{hu2022lora,
+  author = {Hu, Edward J. and Shen, Yelong and Wallis, Phillip and Allen-Zhu, Zeyuan and Li, Yuanzhi and
+    Wang, Shean and Wang, Lu and Chen, Weizhu},
+  title = {LoRA: Low-Rank Adaptation of Large Language Models},
+  booktitle = {International Conference on Learning Representations (ICLR)},
+  year = {2022},
+  eprint = {2106.09685},
+  archiveprefix = {arXiv}
+}
+""",
+)
 def hf(
     input_shape: tuple[int, ...],
     n_classes: int,

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..core.citing import cite
 from ..core.errors import ModelError
 from ..core.options import Count
 from ..data.tables.tokens import N_CHARACTERS
 
 
+@cite("caldas2018leaf")
 def char_lstm(
     input_shape: tuple[int, ...],
     n_classes: int,

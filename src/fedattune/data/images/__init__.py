@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from ...core.citing import cite
 from ...core.options import Count
 from ..dataset import Dataset
 from ..types import Array
@@ -31,6 +32,17 @@ CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2023, 0.1994, 0.2010)
 
 
+@cite(r"""
+@article{lecun1998gradient,
+  author = {LeCun, Yann and Bottou, L{\'e}on and Bengio, Yoshua and Haffner, Patrick},
+  title = {Gradient-Based Learning Applied to Document Recognition},
+  journal = {Proceedings of the IEEE},
+  year = {1998},
+  volume = {86},
+  number = {11},
+  pages = {2278--2324}
+}
+""")
 def mnist(
     data_dir: Path | None,
     *,
@@ -47,6 +59,15 @@ def mnist(
     return _build_dataset("mnist", _draw_images(images, samples), scaling)
 
 
+@cite("""
+@misc{xiao2017fashion,
+  author = {Xiao, Han and Rasul, Kashif and Vollgraf, Roland},
+  title = {{Fashion-MNIST}: A Novel Image Dataset for Benchmarking Machine Learning Algorithms},
+  year = {2017},
+  eprint = {1708.07747},
+  archiveprefix = {arXiv}
+}
+""")
 def fashion_mnist(
     data_dir: Path | None,
     *,
@@ -63,6 +84,14 @@ def fashion_mnist(
     return _build_dataset("fashion_mnist", _draw_images(images, samples), scaling)
 
 
+@cite("""
+@techreport{krizhevsky2009learning,
+  author = {Krizhevsky, Alex},
+  title = {Learning Multiple Layers of Features from Tiny Images},
+  institution = {University of Toronto},
+  year = {2009}
+}
+""")
 def cifar10(
     data_dir: Path | None,
     *,
@@ -79,6 +108,7 @@ def cifar10(
     return _build_dataset("cifar10", _draw_images(images, samples), scaling)
 
 
+@cite("krizhevsky2009learning")
 def cifar100(
     data_dir: Path | None,
     *,
@@ -95,6 +125,16 @@ def cifar100(
     return _build_dataset("cifar100", _draw_images(images, samples), scaling)
 
 
+@cite(r"""
+@inproceedings{cohen2017emnist,
+  author = {Cohen, Gregory and Afshar, Saeed and Tapson, Jonathan and {van Schaik}, Andr{\'e}},
+  title = {{EMNIST}: Extending {MNIST} to Handwritten Letters},
+  booktitle = {International Joint Conference on Neural Networks (IJCNN)},
+  year = {2017},
+  eprint = {1702.05373},
+  archiveprefix = {arXiv}
+}
+""")
 def emnist(
     data_dir: Path | None,
     *,
@@ -110,6 +150,19 @@ def emnist(
     return _build_dataset("emnist", _draw_images(read_emnist(split, data_dir, rows), samples), scaling)
 
 
+@cite(
+    r"""
+@misc{caldas2018leaf,
+  author = {Caldas, Sebastian and Duddu, Sai Meher Karthik and Wu, Peter and Li, Tian and Kone{\v{c}}n{\'y},
+    Jakub and McMahan, H. Brendan and Smith, Virginia and Talwalkar, Ameet},
+  title = {{LEAF}: A Benchmark for Federated Settings},
+  year = {2018},
+  eprint = {1812.01097},
+  archiveprefix = {arXiv}
+}
+""",
+    "cohen2017emnist",
+)
 def femnist(
     data_dir: Path | None,
     *,
@@ -135,6 +188,14 @@ def femnist(
     return _build_dataset("femnist", images, scaling)
 
 
+@cite("""
+@misc{le2015tiny,
+  author = {Le, Ya and Yang, Xuan S.},
+  title = {Tiny {ImageNet} Visual Recognition Challenge},
+  howpublished = {Course project, CS 231N, Stanford University},
+  year = {2015}
+}
+""")
 def tiny_imagenet(
     data_dir: Path | None,
     *,

@@ -4,12 +4,23 @@ from typing import Literal
 
 import numpy as np
 
+from ...core.citing import cite
 from ...core.errors import DataError
 from ...core.options import Count, Positive
 from ..splits import group_rows
 from ..types import Array, Index
 
 
+@cite("""
+@inproceedings{li2022federated,
+  author = {Li, Qinbin and Diao, Yiqun and Chen, Quan and He, Bingsheng},
+  title = {Federated Learning on Non-{IID} Data Silos: An Experimental Study},
+  booktitle = {IEEE International Conference on Data Engineering (ICDE)},
+  year = {2022},
+  eprint = {2102.02079},
+  archiveprefix = {arXiv}
+}
+""")
 def dirichlet(
     labels: Array,
     n_clients: int,
@@ -85,6 +96,7 @@ def _dirichlet_counts(
     return counts
 
 
+@cite("hsu2019measuring")
 def dirichlet_clients(
     labels: Array,
     n_clients: int,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from ...core.citing import cite
 from ...core.errors import DataError
 from ...core.options import Count
 from ..splits import group_rows
@@ -21,6 +22,7 @@ MANY_CLASSES = 100  # from here on clients have three times as many classes
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
+@cite("ma2022layer")
 def pfedla(
     labels: Array,
     n_clients: int,
@@ -80,6 +82,7 @@ def pfedla(
     return _deal(by_class, dealt, random)
 
 
+@cite("ma2022layer")
 def pfedla_similarity(
     labels: Array,
     n_clients: int,

@@ -4,6 +4,7 @@ from typing import Literal
 
 import numpy as np
 
+from ...core.citing import cite
 from ...core.errors import DataError
 from ...core.options import Count
 from ..types import Array, Index
@@ -12,6 +13,7 @@ MAX_SWAPS = 100
 """Number of swaps to try per shard or class that is dealt."""
 
 
+@cite("mcmahan2017communication", "huang2021behavior")
 def shards(
     labels: Array,
     n_clients: int,

@@ -4,6 +4,7 @@ from typing import Literal
 
 import numpy as np
 
+from ...core.citing import cite
 from ...core.errors import DataError
 from ..splits import group_rows
 from ..types import Array, Index
@@ -12,6 +13,7 @@ LEGACY_SEEDS = 2**32
 """Number of seeds of NumPy's legacy generator."""
 
 
+@cite("dinh2020personalized", "guo2023fedmcsa")
 def two_class(labels: Array, n_clients: int, seed: int, *, protocol: Literal["A", "B"] = "A") -> list[Index]:
     """Two classes per client, with chunks of very unequal size (pFedMe, FedMCSA).
 
