@@ -19,7 +19,7 @@ class StepBatches(NamedTuple):
     Attributes:
         x: all samples as stored, from which a step gathers its own.
         shift, scale: what is subtracted from samples, then multiplied with them.
-        index: sample numbers of all batches (steps, ...).
+        rows: sample numbers of all batches (steps, ...).
         labels: labels of all batches (steps, ...).
         weights: weights of all batches (steps, ...), for batches with padding.
         noise: noise of the steps of one call (its steps, ...), for private gradients.
@@ -28,7 +28,7 @@ class StepBatches(NamedTuple):
     x: Tensor
     shift: Tensor | None
     scale: Tensor | None
-    index: Tensor
+    rows: Tensor
     labels: Tensor
     weights: Tensor | None
     noise: Tensor | None
@@ -60,9 +60,9 @@ class StepLoop(nn.Module):
         Returns:
             The moving leaves after the last step.
         """
-        x, shift, scale, index, labels, weights, noise = batches
+        x, shift, scale, rows, labels, weights, noise = batches
         for t in range(first, last):
-            batch = [gather(x, index[t], shift, scale, self.dtype), labels[t]]
+            batch = [gather(x, rows[t], shift, scale, self.dtype), labels[t]]
             if weights is not None:
                 batch.append(weights[t])
             if noise is not None:
@@ -120,7 +120,7 @@ class GraphLoop(nn.Module):
         def batch(t: int) -> list[Tensor]:
             rows = [
                 all_rows[t]
-                for all_rows in (batches.index, batches.labels, batches.weights)
+                for all_rows in (batches.rows, batches.labels, batches.weights)
                 if all_rows is not None
             ]
             return rows if noise is None else [*rows, noise[t - first]]
