@@ -81,9 +81,9 @@ class CompiledStep(NamedTuple):
         current = [copy_dense(leaves[i]) for i in self.moving]
         x, y, *rest = batch
         index = torch.arange(y.numel(), device=y.device).view_as(y)
-        twice = [torch.stack([t, t]) for t in (index, y, *rest)]
-        weights, noise = (*twice[2:], None, None)[:2]
-        batches = StepBatches(x.flatten(0, y.dim() - 1), None, None, *twice[:2], weights, noise)
+        index, labels, *more = (torch.stack([t, t]) for t in (index, y, *rest))
+        weights, noise = (*more, None, None)[:2]
+        batches = StepBatches(x.flatten(0, y.dim() - 1), None, None, index, labels, weights, noise)
         results: Tensors = self.run_steps(0, 2, ready, current, batches)
         return results
 
@@ -309,7 +309,8 @@ def _trace_step(
 
 def apply_passes(graph: Graph) -> None:
     """Apply PASSES to a traced graph."""
-    for apply in (Graph.eliminate_dead_code, *PASSES.values()):
+    graph.eliminate_dead_code()
+    for apply in PASSES.values():
         apply(graph)
 
 

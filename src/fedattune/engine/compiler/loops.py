@@ -118,12 +118,8 @@ class GraphLoop(nn.Module):
         samples, noise = batches[:3], batches.noise
 
         def batch(t: int) -> list[Tensor]:
-            rows = [
-                all_rows[t]
-                for all_rows in (batches.rows, batches.labels, batches.weights)
-                if all_rows is not None
-            ]
-            return rows if noise is None else [*rows, noise[t - first]]
+            one = [of_all[t] for of_all in batches[3:6] if of_all is not None]
+            return one if noise is None else [*one, noise[t - first]]
 
         places = tuple(None if t is None else t.data_ptr() for t in samples)
         key = places, *(tensor_layouts(group) for group in (ready, moving, batch(first)))
