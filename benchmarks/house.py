@@ -14,15 +14,21 @@ from pathlib import Path
 CONCEPTS = {
     "secure aggregation": (r"secagg|secure", r"secagg|secure"),
     "attack": (r"attack|adversar", r"attack|adversary|poisoning"),
-    "acceptance": (r"acceptance|AcceptBetter|accept ==|refusal|\bdecline", r"acceptance"),
+    "acceptance": (r"acceptance|AcceptBetter|accept ==|--accept|\bdeclin", r"acceptance"),
     "client privacy": (
         r"dp_client|client_priva|ClientPrivacy|client-level",
         r"client_privacy|privacy/clients",
     ),
-    "record privacy": (r"dp_record|record_priva|RecordPriv|record-level", r"record|dp_sgd"),
+    "record privacy": (
+        r"dp_record|record_priva|RecordPriv|RecordPlan|record-level",
+        r"record|dp_sgd|calibration",
+    ),
     "screening": (r"screen(?!shot|\.)", r"screening|labels\.py|layer_measures"),
     "robust rules": (r"robust", r"robust|defence"),
-    "compression": (r"compress", r"compression"),
+    "compression": (
+        r"\.compress\b(?!\()|\.compression import|compress:|compress uploads",
+        r"uploads/compression",
+    ),
 }
 """Concept -> pattern of its words in a module, and pattern of the paths of its own modules."""
 

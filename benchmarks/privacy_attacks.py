@@ -29,7 +29,7 @@ from fedattune.engine.base import ClientInputs
 from fedattune.engine.batches import LocalTraining
 from fedattune.engine.sequential import SequentialEngine
 from fedattune.privacy.accounting import noise_for
-from fedattune.privacy.dp_sgd import RecordPrivacy
+from fedattune.privacy.dp_sgd import GradientNoise
 
 EPSILONS = (inf, 50.0, 10.0, 1.0)
 CANARY_SHARE = 0.3
@@ -121,7 +121,7 @@ def upload_one_row(model: nn.Module, x: Tensor, y: Tensor, epsilon: float, seed:
     privacy = None
     if not isinf(epsilon):
         noise = noise_for(epsilon, DELTA, 1.0, 1)
-        privacy = RecordPrivacy(1.0, (1,), lambda _: noise)
+        privacy = GradientNoise(1.0, (1,), lambda _: noise)
     inputs = ClientInputs(Payload(task.params.repeat(1)), {}, task.buffers.copies(1), yes, yes)
     training = LocalTraining(seed, 2, 1, LR, batch_size=1, steps=1, privacy=privacy)
     outputs = SequentialEngine(task, data).train(SGD(), torch.arange(1), inputs, training)

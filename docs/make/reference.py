@@ -52,12 +52,12 @@ REFERENCE = {
         "fedattune.models", "Networks by name; [Data](../data.md#models) lists the papers that use them."
     ),
     "verdict": ReferencePage(
-        "fedattune.analysis.verdict.verdict",
+        "fedattune.analysis.verdict",
         "[The verdict](../results.md#the-verdict) of a comparison.",
         ("reach_verdict", "Verdict", "bootstrap_interval"),
     ),
     "mixing": ReferencePage(
-        "fedattune.analysis.mixing.mixing",
+        "fedattune.analysis.mixing",
         "The mixing matrices of a run, and their agreement with labels.",
         (
             "MixingAnalysis",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from crafted import LABELS, LATE
-from fedattune.analysis.mixing.mixing import compute_label_similarity, measure_agreement
+from fedattune.analysis.mixing import compute_label_similarity, measure_agreement
 
 
 def test_label_similarity_by_hand() -> None:

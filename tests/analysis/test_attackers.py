@@ -7,10 +7,9 @@ import pytest
 
 import fedattune
 from fedattune import Result
-from fedattune.analysis.mixing.mixing import MixingAnalysis
+from fedattune.analysis.mixing import MixingAnalysis
 from fedattune.analysis.output.plots import plot_heatmap
-from fedattune.analysis.output.report import render_report
-from fedattune.analysis.output.report.content import build_mixing
+from fedattune.analysis.output.report import build_mixing, render_report
 from fedattune.cli import main
 
 

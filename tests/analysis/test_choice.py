@@ -5,8 +5,7 @@ import pytest
 
 from fake_results import Fake, results
 from fedattune.analysis.compare import group_by_algorithm
-from fedattune.analysis.verdict.choice import score_methods
-from fedattune.analysis.verdict.verdict import reach_verdict
+from fedattune.analysis.verdict import reach_verdict, score_methods
 from fedattune.runs.predictions import RowPredictions
 
 LARGE, SMALL = 4, 16

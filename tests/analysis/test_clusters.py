@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedattune.analysis.mixing.mixing import arrange_clients, seriate
+from fedattune.analysis.mixing import arrange_clients, seriate
 
 
 def test_seriation_puts_groups_together() -> None:

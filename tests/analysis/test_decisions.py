@@ -12,7 +12,7 @@ from fake_results import Fake, results
 from fedattune import Federation, read_runs
 from fedattune.analysis.load import read_run
 from fedattune.analysis.mixing.decisions import Decisions, find_groups, read_decisions
-from fedattune.analysis.verdict.verdict import reach_verdict
+from fedattune.analysis.verdict import reach_verdict
 from fedattune.cli import main
 
 PAIRS = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0.2, 0.8], [0, 0, 0.2, 0.8]]

@@ -8,7 +8,7 @@ import pytest
 from crafted import ALL, EARLY, SAME, compared, craft
 from fedattune import read_runs
 from fedattune.analysis.compare import compute_gains_over_local, group_by_algorithm
-from fedattune.analysis.mixing.mixing import MixingAnalysis
+from fedattune.analysis.mixing import MixingAnalysis
 
 
 def analyse(folder: Path, algorithm: str = "fedmcsa") -> MixingAnalysis:

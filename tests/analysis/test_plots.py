@@ -8,7 +8,7 @@ import pytest
 
 from crafted import ALL, LABELS, LATE, craft
 from fedattune import read_runs
-from fedattune.analysis.mixing.mixing import MixingAnalysis
+from fedattune.analysis.mixing import MixingAnalysis
 from fedattune.analysis.output.plots import (
     CaptionedFigure,
     choose_line_styles,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fake_results import Fake, results
-from fedattune.analysis.verdict.predicted import write_prediction_notes
+from fedattune.analysis.verdict.notes import write_prediction_notes
 from fedattune.runs.predictions import RowPredictions
 
 RNG = np.random.default_rng(0)

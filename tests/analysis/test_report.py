@@ -16,7 +16,7 @@ import pytest
 import fedattune
 from crafted import craft_hostile, finish_comparison
 from fedattune import Federation, read_runs
-from fedattune.analysis.output.report import content as frames
+from fedattune.analysis.output import report as frames
 from fedattune.analysis.output.report import render_report
 from fedattune.cli import main
 from fedattune.runs.store import RoundRecord
@@ -134,7 +134,7 @@ def test_warnings_name_harm_divergence_lost_uploads_and_failures(folder: Path, t
     assert (
         "fedmcsa: 1 uploads were lost (the clients did not answer, or the server refused, 1 of them" in text
     )
-    found = fedattune.analysis.verdict.verdict.reach_verdict(runs.results)
+    found = fedattune.analysis.verdict.reach_verdict(runs.results)
     assert found.gains is not None
     harmed = int((found.gains < 0).sum())
     assert harmed

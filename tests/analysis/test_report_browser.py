@@ -13,7 +13,7 @@ import pytest
 import fedattune
 from crafted import craft_hostile
 from fedattune import read_runs, write_report
-from fedattune.analysis.mixing.mixing import MixingAnalysis
+from fedattune.analysis.mixing import MixingAnalysis
 from fedattune.analysis.output.plots import choose_scale
 from reports import train, train_odd
 

@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 from fake_results import Fake, results
+from fedattune.analysis.verdict import measure_harm
 from fedattune.analysis.verdict.statistics import (
     adjust_by_holm,
     compute_influences,
@@ -13,7 +14,6 @@ from fedattune.analysis.verdict.statistics import (
     compute_wilcoxon_p,
     resample_rows,
 )
-from fedattune.analysis.verdict.verdict import measure_harm
 from fedattune.core.metrics import METRICS, compute_metrics
 from fedattune.runs.predictions import RowPredictions
 

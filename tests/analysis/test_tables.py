@@ -33,7 +33,9 @@ def printed(
 def cells(fakes: Any, rounds_to: float | None = None) -> list[dict[str, str]]:
     """Of each line: head -> cell."""
     lines = build_rows(fakes, rounds_to)
-    heads = {title: cell for group in choose_columns(lines, rounds_to) for title, cell in group.items()}
+    heads = {
+        title: column.format for group in choose_columns(lines, rounds_to) for title, column in group.items()
+    }
     return [{title: cell(line) for title, cell in heads.items()} for line in lines]
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from fake_results import EIGHT, LOCAL, Fake, results
 from fedattune import Settings
-from fedattune.analysis.verdict.verdict import merge_notes, reach_verdict, write_fairness_notes
+from fedattune.analysis.verdict import reach_verdict
+from fedattune.analysis.verdict.notes import merge_notes, write_fairness_notes
 
 
 def test_verdict_helps() -> None:

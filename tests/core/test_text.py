@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from fedattune.analysis.output.formats import write_csv
 from fedattune.analysis.output.tables import fill_table, make_console, print_whole
-from fedattune.analysis.output.tidy import write_csv
 from fedattune.core.text import guard_cell, make_printable
 from fedattune.models.predict import Predictions
 

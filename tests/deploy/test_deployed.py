@@ -41,7 +41,7 @@ IMPORTS = (
     "fedattune.experiments.summary",
     "fedattune.analysis.compare",
     "fedattune.analysis.output.report",
-    "fedattune.analysis.verdict.verdict",
+    "fedattune.analysis.verdict",
 )
 
 

@@ -14,8 +14,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 import fedattune
 from cli_helpers import Done, refused
 from fedattune import ConfigError, RunError
+from fedattune.analysis.compare import read_baselines
 from fedattune.analysis.load import read_runs
-from fedattune.analysis.verdict.baseline import read_baselines
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import make_plan
 from fedattune.experiments.progress import ProgressDisplay

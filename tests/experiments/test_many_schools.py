@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedattune
-from fedattune.analysis.verdict.choice import weigh_clients
+from fedattune.analysis.verdict import weigh_clients
 
 N_SCHOOLS = 1802
 

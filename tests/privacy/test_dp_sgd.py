@@ -20,7 +20,7 @@ from fedattune.engine.base import ClientInputs, ClientOutputs, Engine
 from fedattune.engine.batches import LocalTraining
 from fedattune.engine.sequential import SequentialEngine
 from fedattune.engine.vectorized import VectorizedEngine
-from fedattune.privacy.dp_sgd import RecordPrivacy, draw_poisson_batches, make_generator
+from fedattune.privacy.dp_sgd import GradientNoise, draw_poisson_batches, make_generator
 
 SIZES = [40, 13, 90, 25, 9]
 ENGINES: dict[str, Callable[[Task, Federation], Engine]] = {
@@ -54,7 +54,7 @@ def make_task(*layers: nn.Module) -> Task:
     return Task(nn.Sequential(*(layers or (nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)))).double())
 
 
-def train(engine: Engine, rule: ClientUpdate, privacy: RecordPrivacy | None, **work: Any) -> ClientOutputs:
+def train(engine: Engine, rule: ClientUpdate, privacy: GradientNoise | None, **work: Any) -> ClientOutputs:
     n = engine.federation.n_clients
     yes, task = torch.ones(n, dtype=torch.bool), engine.task
     inputs = ClientInputs(
@@ -88,8 +88,8 @@ def test_a_step_without_noise_is_the_sum_of_clipped_gradients_over_the_expected_
     task, data = make_task(), make_clients(SIZES)
     clip, decay = 1.5, 0.1
     engine = make(task, data)
-    got = train(engine, SGD(), RecordPrivacy(clip, (1,), quiet), weight_decay=decay).upload.params
-    plan = LocalTraining(3, 2, 1, 0.05, 8, steps=1, privacy=RecordPrivacy(clip, (1,), quiet))
+    got = train(engine, SGD(), GradientNoise(clip, (1,), quiet), weight_decay=decay).upload.params
+    plan = LocalTraining(3, 2, 1, 0.05, 8, steps=1, privacy=GradientNoise(clip, (1,), quiet))
     was_clipped = []
     for client, samples in enumerate(data.part("train")):
         batch = plan.draw_batches(client, samples, 1)[0, 0]
@@ -110,7 +110,7 @@ def test_the_noise_has_its_deviation_and_mean(make: Any) -> None:
     task, data = make_task(nn.Linear(6, 900), nn.Linear(900, 3)), make_clients([40, 5])
     clip, noise = 2.0, 3.0
     with_noise, without = (
-        train(make(task, data), SGD(), RecordPrivacy(clip, (1,), multiplier)).upload.params
+        train(make(task, data), SGD(), GradientNoise(clip, (1,), multiplier)).upload.params
         for multiplier in (lambda client: noise * (1 + client), quiet)
     )
     for client, expected_size in enumerate(
@@ -143,7 +143,7 @@ def test_engines_agree(
     monkeypatch.setattr("fedattune.privacy.dp_sgd.NOISE_BYTES", 3 * 8 * 83 * 5 * 8)
     monkeypatch.setattr("fedattune.core.task.SAMPLE_GRADIENT_BYTES", 5 * 8 * 83)
     task, data = make_task(), make_clients(SIZES)
-    privacy = RecordPrivacy(0.5, calls, lambda client: 1.0 + client)
+    privacy = GradientNoise(0.5, calls, lambda client: 1.0 + client)
     engine = ENGINES[name](task, data)
     want, got = (train(one, rule, privacy, **work) for one in (SequentialEngine(task, data), engine))
     assert isinstance(engine, VectorizedEngine)
@@ -185,7 +185,7 @@ def test_poisson_batches_draw_every_row_by_itself() -> None:
 
 def test_real_nodes_draw_other_noise_and_other_batches_each_time() -> None:
     task, data = make_task(nn.Linear(6, 900), nn.Linear(900, 3)), make_clients([40, 20])
-    seeded = RecordPrivacy(1.0, (1,), lambda _: 1.0)
+    seeded = GradientNoise(1.0, (1,), lambda _: 1.0)
     engine = SequentialEngine(task, data)
     first, again = (train(engine, SGD(), seeded).upload.params for _ in range(2))
     assert all(torch.equal(first[k], again[k]) for k in first)
@@ -211,4 +211,4 @@ class Greedy(SGD):
 def test_a_rule_with_more_gradients_than_accounted_for_is_stopped(make: Any) -> None:
     engine = make(make_task(), make_clients([40, 13]))
     with pytest.raises(ConfigError, match="takes more gradients in a step than the 1 that are accounted for"):
-        train(engine, Greedy(), RecordPrivacy(1.0, (1,), lambda _: 1.0))
+        train(engine, Greedy(), GradientNoise(1.0, (1,), lambda _: 1.0))

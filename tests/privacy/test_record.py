@@ -28,6 +28,7 @@ RUN: dict[str, Any] = {"rounds": 3, "steps": 3, "batch_size": 8, "lr": 0.1, "dty
 REFUSED = {
     "fedfomo": "reads rows before its local steps",
     "fedala": "reads rows before its local steps",
+    "ifca": "reads rows before its local steps",
     "fedrod": "number of rows of each class",
     "attune": "number of rows of each class",
     "fedam": "compares the rows of a batch",

@@ -114,7 +114,6 @@ def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
 
 
 def _find_table(config: Path) -> str | None:
-    """Return the name of the custom table behind a run, which may have the name of a known data set."""
     from ..core.io import read_yaml
     from ..data import is_table
     from .folder import EXPERIMENT_FILE
@@ -140,7 +139,6 @@ def _list_config_items(config: Mapping[str, Any], table: str | None) -> list[Use
 
 
 def _list_method_items(name: str, options: Mapping[str, Any]) -> list[UsedItem]:
-    """Return the method, or the parts of `combined`."""
     if name != "combined":
         return [UsedItem("method", name)]
     from ..algorithms import combined

@@ -1,19 +1,26 @@
 """Methods side by side: their metric, gain over training alone and cost, over clients, seeds and splits."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.errors import ConfigError
+from ..core.io import read_json, write_json
 from ..core.metrics import METRICS, MetricName
 from ..runs.metrics import MERGED_NAME
+from .folder import list_parts, verify_experiment
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
     from ..runs.metrics import Part, Point, RunMetrics
     from ..runs.predictions import RowPredictions
-    from .verdict.baseline import Baseline
 
 BASELINE = "local"
 """The method that every other one is compared with: each client trains alone."""
@@ -48,6 +55,97 @@ class Contestant(Protocol):
         """Measure validation rows for the choice between methods: a value for each client (E,)."""
 
 
+BASELINE_FOLDER = "baselines"
+"""Folder of the baselines in the folder of an experiment: baselines/NAME/split-0."""
+
+Kind = Literal["alone", "pooled"]
+
+
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """One baseline on one split.
+
+    Attributes:
+        name: its name in tables.
+        kind: `alone` uses the rows of one client at a time; `pooled` uses everybody's rows, as no client can.
+        split: number of the split.
+        split_digest: digest of the split, the same as of runs on it.
+        seconds: time of its training.
+        predictions: part -> outputs for its rows.
+        notes: sentences for the user.
+    """
+
+    name: str
+    kind: Kind
+    split: int
+    split_digest: str
+    seconds: float
+    predictions: "Mapping[str, RowPredictions]"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def algorithm(self) -> str:
+        """Its name, as runs have it."""
+        return self.name
+
+    @property
+    def seed(self) -> None:
+        """None: it goes with the runs of all seeds."""
+
+    def measure_clients(self, metric: MetricName, part: "Part" = "test") -> FloatArray:
+        """Measure the baseline on one part: a value for each client (E,), NaN where it is not defined."""
+        if part not in self.predictions:
+            n = next(iter(self.predictions.values())).n_clients
+            return np.full(n, np.nan)
+        return self.predictions[part].by_client[metric]
+
+    def measure_for_choice(self, metric: MetricName) -> FloatArray:
+        """Measure validation rows; they chose nothing about a baseline."""
+        return self.measure_clients(metric, "validation")
+
+    def save(self, experiment: Path) -> None:
+        """Write the baseline into the folder of an experiment; the last file says that it is whole."""
+        from ..runs.predictions import save_predictions
+
+        folder = make_baseline_folder(experiment, self.name, self.split)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_predictions(folder / "predictions.safetensors", self.predictions)
+        facts = {
+            key: getattr(self, key) for key in ("name", "kind", "split", "split_digest", "seconds", "notes")
+        }
+        write_json(folder / "baseline.json", facts)
+
+
+def make_baseline_folder(experiment: Path, name: str, split: int) -> Path:
+    """Return the folder of one baseline on one split."""
+    return experiment / BASELINE_FOLDER / name.replace(" ", "-") / f"split-{split}"
+
+
+def read_baselines(experiments: Sequence[Path]) -> list[Baseline]:
+    """Read the baselines in folders of experiments, in the order in which they were trained.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    files = []
+    for path in experiments:
+        parts = [file for file in list_parts(path) if file.relative_to(path).parts[0] == BASELINE_FOLDER]
+        verify_experiment(path, *parts)
+        files += [file for file in parts if file.name == "baseline.json"]
+    found = [_read_baseline(file) for file in sorted(files, key=lambda file: file.stat().st_mtime_ns)]
+    return list({(one.name, one.split): one for one in found}.values())
+
+
+def _read_baseline(file: Path) -> Baseline:
+    from ..runs.predictions import load_predictions
+
+    facts: dict[str, Any] = read_json(file)
+    notes = tuple(facts.pop("notes"))
+    return Baseline(
+        **facts, notes=notes, predictions=load_predictions(file.with_name("predictions.safetensors"))
+    )
+
+
 AnyRun = TypeVar("AnyRun", bound=Contestant)
 
 
@@ -63,7 +161,7 @@ class MeanStd(NamedTuple):
     std: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MethodRow:
     """One method, or one baseline, in the table; numbers are over the seeds and splits.
 
@@ -100,22 +198,22 @@ class MethodRow:
     worst10: MeanStd | None
     metrics: dict[str, float]
     better_than_local: float | None
-    p_value: float | None
-    last: MeanStd | None
-    best_validation: MeanStd | None
-    bmta: MeanStd | None
-    bmta_pooled: MeanStd | None
-    mean_last_10pct: MeanStd | None
-    rounds_to: list[int | None] | None
-    global_accuracy: MeanStd | None
-    arrived: MeanStd | None
-    newcomers: MeanStd | None
-    epsilon: float | None
-    effects: dict[str, float]
-    bytes_up: float
-    bytes_down: float
+    p_value: float | None = None
+    last: MeanStd | None = None
+    best_validation: MeanStd | None = None
+    bmta: MeanStd | None = None
+    bmta_pooled: MeanStd | None = None
+    mean_last_10pct: MeanStd | None = None
+    rounds_to: list[int | None] | None = None
+    global_accuracy: MeanStd | None = None
+    arrived: MeanStd | None = None
+    newcomers: MeanStd | None = None
+    epsilon: float | None = None
+    effects: dict[str, float] = field(default_factory=dict)
+    bytes_up: float = 0.0
+    bytes_down: float = 0.0
     seconds: float
-    local_steps: float
+    local_steps: float = 0.0
     n_seeds: int
 
 
@@ -197,7 +295,8 @@ def build_rows(
     metric = metric or get_default_metric(results)
     rows = [_build_row(name, groups, rounds_to, metric) for name in groups]
     rows += [_build_baseline_row(group, groups, metric) for group in group_by_algorithm(baselines).values()]
-    everybody: dict[str, Sequence[Contestant]] = {**groups, **group_by_algorithm(baselines)}
+    contestants: list[Contestant] = [*results, *baselines]
+    everybody = group_by_algorithm(contestants)
     tests = {}
     for row in rows:
         gains = compute_gains_over_local(everybody, row.algorithm, metric)
@@ -221,7 +320,6 @@ def get_default_metric(results: "Sequence[RunMetrics]") -> MetricName:
 
 
 def _summarise_metric(runs: Sequence[Contestant], metric: MetricName) -> dict[str, MeanStd | None]:
-    """Summarise the metric over clients in each run, and the summaries over runs."""
     measure = METRICS[metric]
     summaries: dict[str, list[float]] = {"mean": [], "pooled": [], "std": [], "worst10": []}
     for run in runs:
@@ -263,7 +361,6 @@ def _build_row(
         metric=metric,
         metrics=_average_metrics(runs),
         better_than_local=None if gains is None else _compute_share_better(gains),
-        p_value=None,
         rounds_to=None if rounds_to is None else [run.rounds_to(rounds_to) for run in runs],
         epsilon=max((run.epsilon for run in runs if run.epsilon is not None), default=None),
         effects=_average_effects(runs),
@@ -281,16 +378,6 @@ def _build_baseline_row(
 ) -> MethodRow:
     name = runs[0].name
     gains = compute_gains_over_local({**groups, name: runs}, name, metric)
-    empty = (
-        "last",
-        "best_validation",
-        "bmta",
-        "bmta_pooled",
-        "mean_last_10pct",
-        "global_accuracy",
-        "arrived",
-    )
-    missing: dict[str, Any] = dict.fromkeys((*empty, "newcomers", "rounds_to", "p_value"))
     spreads: dict[str, Any] = _summarise_metric(runs, metric)
     return MethodRow(
         algorithm=name,
@@ -299,26 +386,18 @@ def _build_baseline_row(
         metric=metric,
         metrics=_average_metrics(runs),
         better_than_local=None if gains is None else _compute_share_better(gains),
-        epsilon=None,
-        effects={},
-        bytes_up=0.0,
-        bytes_down=0.0,
         seconds=float(np.mean([run.seconds for run in runs])),
-        local_steps=0.0,
         n_seeds=len(runs),
         **spreads,
-        **missing,
     )
 
 
 def _compute_share_better(gains: FloatArray) -> float | None:
-    """Return the share of clients with a gain, of the clients whose gain is known."""
     known = gains[np.isfinite(gains)]
     return float(np.mean(known > 0)) if len(known) else None
 
 
 def _average_metrics(runs: Sequence[Contestant]) -> dict[str, float]:
-    """Average every metric over clients and runs; metrics that nobody defines are left out."""
     means = {}
     for name in METRICS:
         try:
@@ -341,8 +420,6 @@ def _average_effects(runs: "Sequence[RunMetrics]") -> dict[str, float]:
 
 
 def _pick_numbers(run: "RunMetrics") -> dict[str, float | None]:
-    """Pick the accuracies, or RMSE, of one run that a row shows over the seeds."""
-
     def average_newcomers(point: "Point") -> float | None:
         accuracies = [getattr(newcomer, point) for newcomer in run.newcomers]
         return float(np.mean(accuracies)) if accuracies else None
@@ -368,3 +445,156 @@ def rows_to_json(table: Sequence[MethodRow]) -> list[dict[str, Any]]:
         {key: value._asdict() if isinstance(value, MeanStd) else value for key, value in vars(row).items()}
         for row in table
     ]
+
+
+SPREADS = (
+    "mean", "pooled", "std", "worst10", "last", "best_validation", "bmta", "bmta_pooled", "mean_last_10pct",
+    "global_accuracy", "arrived", "newcomers",
+)  # fmt: skip
+"""Columns that `MethodRow` has as mean and deviation; of a single run, the mean is its number."""
+
+NUMBERS = ("better_than_local", "bytes_up", "bytes_down", "seconds", "local_steps")
+
+
+def build_run_table(
+    results: "Sequence[RunMetrics]",
+    baselines: "Sequence[Baseline]" = (),
+    *,
+    metric: MetricName | None = None,
+    rounds_to: float | None = None,
+) -> "pa.Table":
+    """Build a table with one row for each method, seed and split, and one for each baseline and split."""
+    metric = metric or get_default_metric(results)
+    runs = {(run.algorithm, run.split, run.seed): run for run in results}
+    keys = list(dict.fromkeys((run.split, run.seed) for run in results))
+    rows: dict[tuple[str, int, int | None], dict[str, Any]] = {}
+    for split, seed in keys:
+        here = [run for run in results if (run.split, run.seed) == (split, seed)]
+        alone = [one for one in baselines if one.split == split]
+        for line in build_rows(here, rounds_to, metric=metric, baselines=alone):
+            run = runs.get((line.algorithm, split, seed))
+            key = (line.algorithm, split, None if run is None else seed)
+            rows.setdefault(key, _describe_run(line, run, split, rounds_to))
+    names = [run.algorithm for run in results] + [one.name for one in baselines]
+    order = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    ordered = sorted(rows.items(), key=lambda item: (order[item[0][0]], item[0][1], item[0][2] or 0))
+    return _make_table([row for _, row in ordered])
+
+
+def _describe_run(
+    line: MethodRow, run: "RunMetrics | None", split: int, rounds_to: float | None
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "method": line.algorithm,
+        "kind": line.kind,
+        "seed": None if run is None else run.seed,
+        "split": split,
+        "model": None if run is None else line.point,
+        "clients": None if run is None else run.n_clients,
+        "rounds": None if run is None else run.rounds,
+        "finished": True if run is None else run.is_finished,
+        "lr": None if run is None else run.settings.lr,
+        "metric": line.metric,
+    }
+    for name in SPREADS:
+        spread: MeanStd | None = getattr(line, name)
+        row[name] = None if spread is None else spread.mean
+    row |= {name: getattr(line, name) for name in NUMBERS}
+    if rounds_to is not None:
+        row["rounds_to"] = line.rounds_to[0] if line.rounds_to else None
+    return row | {name: line.metrics.get(name) for name in METRICS}
+
+
+def build_client_table(
+    results: "Sequence[RunMetrics]",
+    baselines: "Sequence[Baseline]" = (),
+    *,
+    metric: MetricName | None = None,
+) -> "pa.Table":
+    """Build a table with one row for each client of each run and baseline; arguments as for `build_run_table`.
+
+    `gain` is how much better the client is than under `local` with the same seed and split, in the metric.
+    """
+    metric = metric or get_default_metric(results)
+    local = {
+        (run.split, run.seed): run.measure_clients(metric) for run in results if run.algorithm == BASELINE
+    }
+    rows = [
+        row for run in results for row in _describe_clients(run, metric, local.get((run.split, run.seed)))
+    ]
+    names = [client["id"] for client in results[0].facts["clients"]] if results else []
+    for one in baselines:
+        known = {"method": one.name, "seed": None, "split": one.split, "metric": metric}
+        values = _measure_all(one)
+        rows += [
+            {
+                **dict.fromkeys(rows[0]),
+                **known,
+                "client": name,
+                **{key: each[i] for key, each in values.items()},
+            }
+            for i, name in enumerate(names)
+        ]
+    return _make_table(rows)
+
+
+def _describe_clients(
+    run: "RunMetrics", metric: MetricName, local: NDArray[np.float64] | None
+) -> list[dict[str, Any]]:
+    values = _measure_all(run)
+    gains = None
+    if local is not None and run.algorithm != BASELINE:
+        gains = METRICS[metric].sign * compute_gap(run.measure_clients(metric), local)
+    return [
+        {
+            "method": run.algorithm,
+            "seed": run.seed,
+            "split": run.split,
+            "client": client.id,
+            "n_train": client.n_train,
+            "n_test": client.n_test,
+            "metric": metric,
+            "gain": None if gains is None else gains[i],
+            **{name: values[name][i] if name in values else None for name in METRICS},
+            "received": client.received,
+            "trained": client.trained,
+        }
+        for i, client in enumerate(run.clients)
+    ]
+
+
+def _measure_all(one: Contestant) -> dict[str, NDArray[np.float64]]:
+    values = {}
+    for name, metric in METRICS.items():
+        with suppress(KeyError):  # a metric of numbers for classes, or the reverse
+            values[name] = one.measure_clients(metric.name)
+    return values
+
+
+def _make_table(rows: Sequence[Mapping[str, Any]]) -> "pa.Table":
+    """Make a table, without the columns that no row has; NaN counts as missing."""
+    import pyarrow as pa
+
+    columns = {
+        name: [None if isinstance(row[name], float) and np.isnan(row[name]) else row[name] for row in rows]
+        for name in (rows[0] if rows else ())
+    }
+    return pa.table(
+        {name: values for name, values in columns.items() if any(one is not None for one in values)}
+    )
+
+
+def to_pandas(table: "pa.Table") -> "pd.DataFrame":
+    """Return a tidy table as a data frame.
+
+    Raises:
+        ConfigError: pandas is not installed.
+    """
+    try:
+        import pandas as pd  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "to_pandas needs pandas, which is not installed: pip install 'fedattune[pandas]'; without it, "
+            "fedattune table RUN -o runs.csv writes the same table"
+        ) from error
+    return table.to_pandas()

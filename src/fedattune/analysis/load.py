@@ -14,7 +14,18 @@ from ..runs.folder import CONFIG_FILE, RESUMABLE_SETTINGS, RunFolder
 from ..runs.metrics import RunMetrics
 from ..runs.predictions import RowPredictions, load_predictions
 from ..runs.store import RunStore
-from .compare import BASELINE, MethodRow, build_rows, describe_failure, get_default_metric
+from .compare import (
+    BASELINE,
+    Baseline,
+    MethodRow,
+    build_client_table,
+    build_rows,
+    build_run_table,
+    describe_failure,
+    get_default_metric,
+    read_baselines,
+    to_pandas,
+)
 from .folder import (
     CHECKSUM_FILE,
     EXPERIMENT_FILE,
@@ -26,9 +37,7 @@ from .folder import (
     read_experiment_file,
     verify_experiment,
 )
-from .output.tidy import build_client_table, build_run_table, to_pandas
-from .verdict.baseline import Baseline, read_baselines
-from .verdict.verdict import Verdict, reach_verdict
+from .verdict import Verdict, reach_verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -229,7 +238,6 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
 
 
 def _strip_config(run: RunMetrics) -> dict[str, Any]:
-    """Return the configuration of a run without its seed and the settings that change no result."""
     hidden = {"algorithm", "seed", "split", *RESUMABLE_SETTINGS}
     config = {key: value for key, value in run.config.items() if key not in hidden and value is not None}
     partition = {key: value for key, value in config.get("partition", {}).items() if key != "split"}
@@ -237,7 +245,6 @@ def _strip_config(run: RunMetrics) -> dict[str, Any]:
 
 
 def _check_clients(runs: Sequence[tuple[RunMetrics, Path]]) -> None:
-    """Refuse runs that are not of the same clients."""
     first_of: dict[int, RunMetrics] = {}
     for run, folder in runs:
         first, reason = runs[0][0], ""
@@ -295,7 +302,6 @@ def _list_methods(experiment: Mapping[str, Any]) -> list[str]:
 
 
 def _read_notes(path: Path) -> list[str]:
-    """Read the notes of a comparison on its tuning."""
     return list(read_experiment_file(path, NOTES_FILE) or [])
 
 

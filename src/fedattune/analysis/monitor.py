@@ -153,7 +153,6 @@ def read_nodes(path: Path) -> list[NodeStatus]:
 
 
 def _list_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
-    """Yield folder, method, seed and rounds of all runs, begun or not."""
     planned = list(list_planned_runs(path))
     yield from planned
     for folder in () if planned else find_run_folders(path):
@@ -198,7 +197,6 @@ def _add_gain(status: RunStatus, name: str, means: dict[tuple[str, str], dict[in
 
 
 def _read_time(file: Path) -> float:
-    """Read when a file was last written, in seconds; 0 if there is none."""
     try:
         return file.stat().st_mtime
     except OSError:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.mixing.mixing import N_TOP_PARTNERS
+from ..analysis.mixing import N_TOP_PARTNERS
 from ..analysis.output.tables import fill_table, format_percent, make_console, print_whole
 from ..core.metrics import format_number
 from .options import ExplainOptions, parse_options
@@ -14,8 +14,8 @@ from .options import ExplainOptions, parse_options
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..analysis.mixing import ComponentSummary, ComponentTrace, LabelAgreement, MixtureShares
     from ..analysis.mixing.explain import ClientGain, ClientSummary, RunExplanation
-    from ..analysis.mixing.mixing import ComponentSummary, ComponentTrace, LabelAgreement, MixtureShares
 
 MAX_SHOWN_CLIENTS = 60
 """Clients in the table; of more, those at both ends."""
@@ -50,7 +50,7 @@ def explain(space: Namespace, problems: list[str]) -> int:
 
 def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, Any]:
     """Print which run is explained, and notes on it; return the same as JSON values."""
-    from ..analysis.verdict.verdict import describe_seed_differences
+    from ..analysis.verdict.notes import describe_seed_differences
 
     run, group = explanation.run, explanation.groups[explanation.method]
     seeds = [one.settings.seed for one in group]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..analysis.output.tables import format_bytes
-from ..analysis.verdict.verdict import choose_method
+from ..analysis.verdict import choose_method
 from ..core.errors import ConfigError, RunError, list_some, suggest_name
 from ..core.metrics import METRICS, format_number
 from ..core.text import make_printable

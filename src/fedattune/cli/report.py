@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ..analysis.compare import BASELINE
 from ..analysis.load import Runs, read_runs
+from ..analysis.mixing import MixingAnalysis
 from ..analysis.mixing.explain import RunExplanation
-from ..analysis.mixing.mixing import MixingAnalysis
 from ..analysis.output import plots
 from ..analysis.output.report import write_report
 from ..analysis.output.tables import make_console

@@ -230,7 +230,7 @@ class Engine(ABC):
             row = next(rows, None)
             if row is None:  # noise that is used twice would cancel out
                 raise ConfigError(
-                    f"record-level differential privacy: the client rule takes more gradients in a step than the "
+                    f"the noise on gradients: the client rule takes more gradients in a step than the "
                     f"{sum(privacy.calls)} that are accounted for; their number must be the same in every step"
                 )
             sizes = [v.numel() for v in self.task.params.values()]

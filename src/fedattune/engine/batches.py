@@ -13,7 +13,7 @@ from ..core.algorithm import ClientUpdate, Probing
 from ..core.payload import LocalState, RoundContext
 from ..core.streams import Stream
 from ..data.types import Index
-from ..privacy.dp_sgd import ClientNoise, RecordPrivacy, count_steps, draw_poisson_batches, make_generator
+from ..privacy.dp_sgd import ClientNoise, GradientNoise, count_steps, draw_poisson_batches, make_generator
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class LocalTraining:
     drop_last: bool = False
     cohort_size: int = 0
     personal_names: tuple[str, ...] = ()
-    privacy: RecordPrivacy | None = None
+    privacy: GradientNoise | None = None
 
     def rng_seed(self, client: int = 0) -> int:
         """Derive the seed for random layers (dropout) in this round."""

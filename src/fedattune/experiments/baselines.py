@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..analysis.compare import BASELINE
-from ..analysis.verdict.baseline import Baseline, Kind, read_baselines
+from ..analysis.compare import BASELINE, Baseline, Kind, read_baselines
 from ..runs.predictions import RowPredictions
 from .job import ShouldStop, StoppedError
 from .plan import Plan

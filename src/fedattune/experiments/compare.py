@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.compare import MethodRow
+from ..analysis.compare import MethodRow, build_client_table, build_run_table, to_pandas
 from ..analysis.folder import seal_experiment
-from ..analysis.verdict.verdict import Verdict, reach_verdict
+from ..analysis.verdict import Verdict, reach_verdict
 from ..core.errors import ConfigError
 from ..core.lock import lock_folder
 from ..core.text import make_printable
@@ -21,7 +21,7 @@ from .summary import write_summary
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..analysis.verdict.baseline import Baseline
+    from ..analysis.compare import Baseline
     from ..data import Federation
     from ..runs.result import Result
 
@@ -58,8 +58,6 @@ class Comparison:
             ConfigError: pandas is not installed.
 
         """
-        from ..analysis.output.tidy import build_client_table, build_run_table, to_pandas
-
         metric = self.rows[0].metric if self.rows else None
         if clients:
             return to_pandas(build_client_table(self.results, self.baselines, metric=metric))

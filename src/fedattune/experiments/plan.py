@@ -113,8 +113,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     from ..algorithms import ALGORITHMS
     from ..algorithms.own import build_method
     from ..models import make_model
-    from ..training.clients.acceptance import check_acceptance
-    from ..training.clients.record_privacy import check_record_privacy
+    from ..training.clients.options import check_clients, check_method
     from ..training.setup import build_trained_module, hold_out_newcomers
     from ..training.uploads.pipeline import check_upload_steps
 
@@ -144,7 +143,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
         for one in federations[:1]:
             training, _ = hold_out_newcomers(one, experiment)
             check_upload_steps(experiment, training)
-            check_acceptance(experiment, training)
+            check_clients(experiment, training)
             if "sklearn" in experiment.baseline and one.schema is not None and one.schema.tokens:
                 problems.append(
                     "--baseline sklearn: token numbers are no features of such a model; leave it out, or take "
@@ -176,7 +175,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     for name, algorithm in algorithms.items():
         try:
             trained_module = build_trained_module(algorithm, module, federation, experiment.seed)
-            check_record_privacy(algorithm, trained_module, experiment, federation)
+            check_method(algorithm, trained_module, experiment, federation)
         except FedAttuneError as error:
             problems.append(f"{name}: {error}")
     if problems:

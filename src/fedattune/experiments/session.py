@@ -34,7 +34,7 @@ from .progress import make_progress_display
 from .runner import train_all
 
 if TYPE_CHECKING:
-    from ..analysis.verdict.baseline import Baseline
+    from ..analysis.compare import Baseline
     from ..runs.result import Result
 
 DISPLAY_FIELDS = {"rounds_to"}

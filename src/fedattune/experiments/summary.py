@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..analysis.compare import MethodRow, build_rows, describe_failure, rows_to_json
-from ..analysis.verdict.verdict import merge_notes, reach_verdict
+from ..analysis.verdict import reach_verdict
+from ..analysis.verdict.notes import merge_notes
 from ..core.io import write_text
 from ..core.metrics import MetricName
 

@@ -301,7 +301,7 @@ def _make_job(
 
 def _score(result: "Result | None", plan: Plan) -> float:
     """Score a run by validation data; minus infinity for a run that diverged."""
-    from ..analysis.verdict.choice import score_methods
+    from ..analysis.verdict import score_methods
 
     if result is None or plan.metric is None:
         return -math.inf

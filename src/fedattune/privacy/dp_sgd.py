@@ -29,7 +29,7 @@ NOISE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
-class RecordPrivacy:
+class GradientNoise:
     """DP-SGD in one round of local training.
 
     Attributes:

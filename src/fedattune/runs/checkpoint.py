@@ -216,7 +216,6 @@ class CheckpointFolder:
         return f"expected an undamaged one; remove {self.folder.parent}, and start the run again"
 
     def _files(self) -> list[Path]:
-        """List the checkpoints, the latest first."""
         paths = [path for path in self.folder.glob("*.safetensors") if path.stem.isdecimal()]
         paths.sort(key=lambda path: int(path.stem), reverse=True)
         return paths
@@ -256,7 +255,6 @@ def compute_checksum(flat: Mapping[str, Tensor], meta: Mapping[str, str]) -> str
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make file names durable, if the system can."""
     if os.name == "posix":
         fd = os.open(folder, os.O_RDONLY)
         try:

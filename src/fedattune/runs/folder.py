@@ -104,7 +104,6 @@ def verify_file(file: Path, folder: Path, remedy: str) -> None:
 
 
 def _hash_file(file: Path) -> str:
-    """Return the SHA-256 of a file, in hex digits."""
     try:
         about = file.stat()
         state = (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
@@ -127,20 +126,25 @@ RESUMABLE_SETTINGS = {"client_state", "device", "engine", *RAY_DEFAULTS}
 """Settings that change results by rounding at most, so that a run may resume with others."""
 
 
+class _File:
+    """A file in the folder of a run, as an attribute."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: "RunFolder", owner: type) -> Path:
+        return folder.path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run; see the properties for its files. Models and result.json appear at the end of the run."""
+    """The folder of one run, and its files. Models and result.json appear at the end of the run."""
 
     path: Path
 
     @classmethod
     def open(cls, path: Path, config: dict[str, Any], *, resume: bool) -> "RunFolder":
         """Make the folder, or check that it holds the same run; a kill at any moment leaves one or the other.
-
-        Args:
-            path: the folder.
-            config: settings of the run.
-            resume: whether the folder may hold this run already.
 
         Returns:
             The folder.
@@ -241,55 +245,29 @@ class RunFolder:
         self.verify(self.environment)
         return dict(read_json(self.environment)) if self.environment.is_file() else {}
 
-    @property
-    def config(self) -> Path:
-        """Settings of the run."""
-        return self.path / CONFIG_FILE
-
-    @property
-    def facts(self) -> Path:
-        """Facts known from the start: clients, classes, the size of the model."""
-        return self.path / "facts.json"
-
-    @property
-    def inputs(self) -> Path:
-        """The preparation of inputs: the schema of the data, and each client's constants of standardization."""
-        return self.path / "inputs.safetensors"
-
-    @property
-    def environment(self) -> Path:
-        """Versions and machine at the start of the run."""
-        return self.path / "environment.json"
-
-    @property
-    def metrics(self) -> Path:
-        """Scores, traffic and mixing matrices of every round."""
-        return self.path / "metrics.sqlite"
+    config = _File(CONFIG_FILE)
+    """Settings of the run."""
+    facts = _File("facts.json")
+    """Facts known from the start: clients, classes, the size of the model."""
+    inputs = _File("inputs.safetensors")
+    """The preparation of inputs: the schema of the data, and each client's constants of standardization."""
+    environment = _File("environment.json")
+    """Versions and machine at the start of the run."""
+    metrics = _File("metrics.sqlite")
+    """Scores, traffic and mixing matrices of every round."""
+    rows = _File("rows")
+    """Files of client rows on disk."""
+    models = _File("models.safetensors")
+    """Every client's model at the end."""
+    predictions = _File("predictions.safetensors")
+    """Outputs of the judged models for the rows of the test and validation parts."""
+    result = _File(COMPLETE_WITH)
+    """Result of the run; its presence says that the run is finished."""
 
     @property
     def checkpoints(self) -> CheckpointFolder:
         """The last saved states."""
         return CheckpointFolder(self.path / "checkpoints")
-
-    @property
-    def rows(self) -> Path:
-        """Files of client rows on disk."""
-        return self.path / "rows"
-
-    @property
-    def models(self) -> Path:
-        """Every client's model at the end."""
-        return self.path / "models.safetensors"
-
-    @property
-    def predictions(self) -> Path:
-        """Outputs of the judged models for the rows of the test and validation parts."""
-        return self.path / "predictions.safetensors"
-
-    @property
-    def result(self) -> Path:
-        """Result of the run; its presence says that the run is finished."""
-        return self.path / "result.json"
 
     @property
     def is_finished(self) -> bool:
@@ -310,7 +288,6 @@ class RunFolder:
 
 
 def _require(file: Path, content: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Return what a file of this version of FedAttune contains."""
     if missing := [key for key in keys if key not in content]:
         raise RunError(
             f"{file} is of another version of FedAttune: it lacks {', '.join(missing)}; read it with that version, or "

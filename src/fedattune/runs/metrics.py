@@ -89,13 +89,7 @@ def score_clients(
 def measure_scores(
     metric: MetricName, scores: NDArray[np.float64], deviation: float | None
 ) -> NDArray[np.float64]:
-    """Compute a metric of each client (N,) from its scores; NaN for metrics that need more than scores.
-
-    Args:
-        metric: accuracy, log_loss or rmse.
-        scores: samples, right predictions and sums of losses, (3, N).
-        deviation: the deviation of a target that is a number; None for classes.
-    """
+    """Compute a metric of each client (N,) from its scores; NaN for metrics that need more than scores."""
     n, correct, loss = scores
     values: NDArray[np.float64] = np.full(len(n), np.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -115,13 +109,7 @@ def summarize_scores(
     *,
     deviation: float | None = None,
 ) -> Metrics:
-    """Summarise the scores of clients; clients without samples are left out.
-
-    Args:
-        n: (N,) samples of each client.
-        correct: (N,) correctly classified samples.
-        loss: (N,) sum of the losses.
-        deviation: the deviation of a target that is a number; None for classes.
+    """Summarise the scores of clients, as for `score_clients`; clients without samples are left out.
 
     Returns:
         `acc_uniform` weighs every client alike, `acc_pooled` every sample. `acc_std` is the population standard
@@ -176,11 +164,6 @@ def build_history(
     """List the evaluated rounds: metrics at both points on both parts, traffic and time so far, and missing clients.
 
     `diverged` and `absent` name clients since the evaluation before. Methods with one global model also have `global`.
-
-    Args:
-        store: the rounds of the run.
-        names: names of the clients by number.
-        deviation: the deviation of a target that is a number; None for classes.
     """
     points: dict[tuple[int, str], dict[str, Metrics]] = {}
     for part in ("test", "validation"):
@@ -592,7 +575,6 @@ class RunMetrics(RunFacts):
         return {key: replace_nonfinite(value) for key, value in content.items()}
 
     def _late(self) -> list[JsonDict]:
-        """The evaluations in the last tenth of the rounds."""
         return [e for e in self._scored if is_in_last_tenth(e["round"], self.rounds)]
 
     def _best(self, key: Callable[[JsonDict], float], entries: Sequence[JsonDict]) -> JsonDict | None:

@@ -83,13 +83,7 @@ class RowPredictions:
 
 
 def predict_parts(context: RunContext, models: RowStack, buffers: RowStack) -> dict[str, RowPredictions]:
-    """Let the judged models predict the rows that they are judged on; nothing if models or rows are elsewhere.
-
-    Args:
-        context: the run.
-        models: the judged models (E, ...) of the evaluated clients.
-        buffers: their buffers (E, ...).
-    """
+    """Let the judged models predict the rows that they are judged on; nothing if models or rows are elsewhere."""
     task, federation, ids = context.task, context.federation, context.eval_ids.tolist()
     if not isinstance(federation, Federation) or not models:
         return {}
@@ -105,15 +99,7 @@ def predict_rows(
     models: RowStack,
     buffers: RowStack,
 ) -> RowPredictions | None:
-    """Let each client's model predict the rows of one part of the client.
-
-    Args:
-        task: the model.
-        federation: the clients' data.
-        part: the part.
-        ids: numbers of the E clients, sorted.
-        models: parameters (E, ...), or (1, ...) for one model of all clients.
-        buffers: buffers (E, ...).
+    """Let the models (E, ...) of clients `ids`, or one model (1, ...), predict the clients' rows of one part.
 
     Returns:
         The predictions; None if there are no rows, or more than MAX_OUTPUTS outputs.

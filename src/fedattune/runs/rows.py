@@ -32,7 +32,6 @@ from ..core.task import Task
 QUEUE_BYTES = 1 << 26
 """Bytes of rows that wait to be written (at least one row)."""
 
-
 O_BINARY = getattr(os, "O_BINARY", 0)
 """Flag without which Windows changes line ends."""
 _POSITION_LOCK = threading.Lock()
@@ -101,7 +100,6 @@ class BackgroundWriter:
 
 
 def _lower_priority() -> None:
-    """Leave the core to the clients that train on it."""
     if sys.platform == "linux":  # other systems have no priority per thread
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
@@ -114,7 +112,6 @@ def make_disk_error(what: str, where: str, error: OSError) -> RunError:
 
 
 def _open_temporary() -> int:
-    """Open a file that goes when it is closed."""
     fd, name = tempfile.mkstemp(prefix="fedattune-", suffix=".rows")
     if sys.platform == "win32":  # an open file cannot be removed, but can be marked
         os.close(fd)
@@ -124,7 +121,6 @@ def _open_temporary() -> int:
 
 
 def _write_at(fd: int, content: memoryview, at: int) -> int:
-    """Write bytes at a place of a file; return their number."""
     if hasattr(os, "pwrite"):
         return os.pwrite(fd, content, at)
     with _POSITION_LOCK:
@@ -133,7 +129,6 @@ def _write_at(fd: int, content: memoryview, at: int) -> int:
 
 
 def _read_at(fd: int, into: list[Any], at: int) -> int:
-    """Fill buffers from a place of a file; return the number of bytes."""
     if hasattr(os, "preadv"):
         return os.preadv(fd, into, at)
     with _POSITION_LOCK:
@@ -148,7 +143,6 @@ def _read_at(fd: int, into: list[Any], at: int) -> int:
 
 
 def _write_rows(fd: int, rows: Bytes, slots: SlotIndex) -> None:
-    """Write rows to their slots, adjacent slots in one call."""
     cuts = np.flatnonzero(np.diff(slots) != 1) + 1
     for start, stop in pairwise([0, *cuts.tolist(), len(slots)]):
         remaining, at = rows[start:stop].reshape(-1).data, int(slots[start]) * rows.shape[1]
@@ -159,7 +153,6 @@ def _write_rows(fd: int, rows: Bytes, slots: SlotIndex) -> None:
 
 MAX_BUFFERS = 512
 """Tensors of one row in one system call; the limit of the system is 1024."""
-
 
 KEPT_CHECKPOINTS = 2
 """Checkpoints whose rows stay: if the last checkpoint cannot be read, there is the one before."""
@@ -446,10 +439,8 @@ def make_rows_path(folder: Path | None, name: str) -> Path | None:
 RowStack: TypeAlias = Params | DiskRows
 """One row per client, with the methods `only`, `without`, `rows` and `put_rows`."""
 
-
 AUTO_MEMORY_BYTES = 1 << 30
 """Bytes of client rows above which `client_state="auto"` uses the disk."""
-
 
 NEWCOMER_MEMORY_BYTES = 4 << 30
 """Bytes of rows on disk that the server may keep if clients join later: joining loads these rows into memory."""

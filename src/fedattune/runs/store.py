@@ -49,13 +49,7 @@ OF_OTHERS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def make_store_error(what: str, path: Path | None, error: Exception) -> RunError:
-    """Make the error for a store that cannot be read or written: whether the disk, a process or the file is to blame.
-
-    Args:
-        what: read or write.
-        path: the file.
-        error: the error of SQLite, or of what was read.
-    """
+    """Make the error for a store that cannot be read or written: the disk, a process or the file is to blame."""
     code = getattr(error, "sqlite_errorcode", None)
     primary = None if code is None else code & 0xFF  # the higher bits are details
     where = path or "the metrics of the run"
@@ -233,7 +227,6 @@ MIN_MIXING_ROUNDS = 4
 WRITE_LOCK_TIMEOUT_S, READER_TIMEOUT_S = 5.0, 600.0
 """Seconds to wait for another writer, and for readers to finish: a reader may be halted while it copies."""
 
-
 ROUND_COLUMNS = "round, seconds, bytes_up, bytes_down, steps, diverged, absent"
 
 
@@ -369,7 +362,6 @@ class RunStore:
             self._thin_out_mixing(max(1, MAX_MIXING_BYTES // max(1, n_bytes)))
 
     def _flush_mixing(self) -> None:
-        """Write the large matrices that wait, in place of older ones."""
         if self._waiting_mixing is not None:
             self._write_mixing(*self._waiting_mixing, np.float16)
             self._waiting_mixing = None
@@ -386,7 +378,6 @@ class RunStore:
                 )
 
     def _thin_out_mixing(self, maximum: int) -> None:
-        """Delete matrices of rounds between the first and the last one if there are more than `maximum` rounds."""
         with explain_errors("write", self._path):
             rounds = [r for (r,) in self._db.execute("SELECT DISTINCT round FROM mixing ORDER BY round")]
             if len(rounds) <= maximum:
@@ -459,7 +450,6 @@ class RunStore:
     def _read_evaluations(
         self, part: str, since: int = 0
     ) -> Iterator[tuple[int, str, NDArray[np.int64], NDArray[np.float64]]]:
-        """Read round, point, clients (E,) and scores (3, E) of one part in order."""
         with explain_errors("read", self._path):
             records = self._db.execute(
                 "SELECT round, point, scores FROM evaluations WHERE round >= ? AND part = ? ORDER BY round, point",

@@ -18,10 +18,8 @@ from .store import RoundMixing, RunStore
 FLUSH_S = 5
 """Seconds after which the event file is written."""
 
-
 ACCURACY_BINS = np.linspace(0, 1, 41)
 """Bins of the histograms of clients' accuracies."""
-
 
 MAX_MIXING_ROWS = 256
 """Clients over which the mean of a mixing matrix is taken: the mean over thousands would cost too much."""
@@ -48,13 +46,6 @@ def log_rounds(
     watch: Callable[[Progress], None],
 ) -> Iterator[Callable[[Progress], None]]:
     """Log every evaluated round for TensorBoard.
-
-    Args:
-        folder: folder of the event files; without it, nothing is logged.
-        context: the run.
-        store: the rounds of the run.
-        seconds: wall-clock time of the rounds that are done.
-        watch: called after every round, too.
 
     Yields:
         The function to call after every round.

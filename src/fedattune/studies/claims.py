@@ -118,7 +118,6 @@ def answer_claims(results: StudyResults) -> list[Answer]:
 
 
 def _compare(results: StudyResults, claim: Claim, better: Cell, than: Cell) -> Comparison:
-    """Compare two cells over the seeds that both have."""
     lacks, values = [], []
     for cell in (better, than):
         one = results.outcomes.get(cell)

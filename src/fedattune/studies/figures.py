@@ -65,7 +65,6 @@ def draw(results: StudyResults, path: Path) -> None:
 
 
 def _describe_absent(results: StudyResults) -> list[str]:
-    """Describe the cells that count as not run: a line for each number of rounds."""
     cells: dict[str, list[Cell]] = {}
     for cell, one in results.outcomes.items():
         if one.not_run:
@@ -127,7 +126,6 @@ class _Drawing:
 
 
 def _draw_bars(drawing: _Drawing) -> None:
-    """Draw one panel per column: per row, a dot with error bars for our number, and a ring for the paper's."""
     study, rows = drawing.study, drawing.rows
     panels = drawing.add_column_panels(3.2, 0.6 + 0.24 * len(rows))
     for number, (axes, column) in enumerate(zip(panels, drawing.columns, strict=True)):
@@ -148,7 +146,6 @@ def _draw_bars(drawing: _Drawing) -> None:
 
 
 def _draw_curves(drawing: _Drawing) -> None:
-    """Draw one panel per column: test accuracy over rounds, averaged over the seeds, a line per row."""
     records = drawing.results.records
     lines: dict[str, Any] = {}
     for axes, column in zip(drawing.add_column_panels(4.6, 3.6), drawing.columns, strict=True):
@@ -168,7 +165,6 @@ def _draw_curves(drawing: _Drawing) -> None:
 
 
 def _draw_sweep(drawing: _Drawing) -> None:
-    """Draw a line per row over the columns, whose names are numbers."""
     study = drawing.study
     (axes,) = drawing.add_panels([study.title], 8.4, 4.0)
     for row in study.rows:
@@ -190,7 +186,6 @@ def _draw_sweep(drawing: _Drawing) -> None:
 
 
 def _draw_matching(drawing: _Drawing) -> None:
-    """Draw the attention of the first population of every column, with frames around pairs with a common label."""
     from matplotlib.patches import Rectangle
 
     results, titles = drawing.results, []
@@ -212,7 +207,6 @@ def _draw_matching(drawing: _Drawing) -> None:
 
 
 def _draw_weights(drawing: _Drawing) -> None:
-    """Draw the target's mixing weights per layer in the first, middle and last third of the rounds."""
     titles = [drawing.title(str(cell), one) for cell, one in drawing.outcomes.items()]
     panels = drawing.add_panels(titles, 5.2, 3.6)
     for axes, one in zip(panels, drawing.outcomes.values(), strict=True):
@@ -236,7 +230,6 @@ def _draw_weights(drawing: _Drawing) -> None:
 
 
 def _draw_heat_map(drawing: _Drawing) -> None:
-    """Draw the mixing weights of one layer in the last third of the rounds, beside the labels in common."""
     titles = [
         title
         for cell, one in drawing.outcomes.items()

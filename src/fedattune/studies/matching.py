@@ -28,14 +28,10 @@ def count_common_labels(labels: Matrix) -> Matrix:
 
 
 def compute_matching_rate(attention: Matrix, labels: Matrix) -> float | None:
-    """Compute the share of pairs with a label in common among equally many darkest cells off the diagonal.
+    """Compute the share of pairs with a label in common among the darkest cells of attention (N, N).
 
     The paper does not say how dark a cell must be. With as many cells as pairs, 1 means that attention puts exactly
     these pairs first, and chance gives their share of all pairs.
-
-    Args:
-        attention: attention matrix, (N, N).
-        labels: label counts, (N, K).
 
     Returns:
         The rate, from 0 to 1; None if no two clients have a label in common.
@@ -135,7 +131,6 @@ def _summarize_weights(results: StudyResults, one: Outcome) -> Iterator[list[str
 
 
 def _last_third(results: StudyResults, one: Outcome) -> dict[str, Matrix]:
-    """Return the matrix of each layer in the last third of the rounds."""
     mixing = average_mixing(results, one)
     return {component: matrix for (rounds, component), matrix in mixing.items() if rounds == "last"}
 

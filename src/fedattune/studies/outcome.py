@@ -210,10 +210,6 @@ def reduce_curve(curve: Curve, measure: Measure) -> float:
 def compute_late_change(curve: Curve, mean: Literal["pooled", "uniform"]) -> float | None:
     """Compute how far a curve still moves: the mean over its last tenth minus the mean over as many rounds before.
 
-    Args:
-        curve: the accuracies of the evaluated rounds.
-        mean: the accuracy to take.
-
     Returns:
         The change in points; None if all evaluated rounds are in the last tenth.
     """
@@ -223,7 +219,6 @@ def compute_late_change(curve: Curve, mean: Literal["pooled", "uniform"]) -> flo
 
 
 def _find_last_tenth(rounds: Array) -> Array:
-    """Return for each evaluated round if it is in the last tenth of all rounds, (number of rounds,)."""
     last = int(rounds[-1])
     return np.array([is_in_last_tenth(one, last) for one in rounds.tolist()])
 
@@ -249,7 +244,6 @@ def choose_options(study: Study, cell: Cell, records: Records, extent: Extent) -
 
 
 def _diverges(study: Study, cell: Cell, choice: dict[str, Any], records: Records, extent: Extent) -> bool:
-    """Return True if a run of a combination diverged with some seed, although its search did not."""
     runs = (study.make_run(cell, choice, seed, extent).id for seed in range(study.seeds))
     return any("failed" in records.runs.get(run, {}) for run in runs)
 

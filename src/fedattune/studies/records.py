@@ -205,7 +205,6 @@ def _extract_curves(result: RunMetrics) -> dict[tuple[str, str], Curve]:
 
 
 def _average_mixing(result: RunMetrics) -> dict[tuple[str, str], Array]:
-    """Average the matrices over the first, the middle and the last third of the rounds, and over all rounds."""
     log = result.mixing
     rounds = list(log)
     thirds = np.array_split(rounds, 3) if len(rounds) >= 3 else [rounds] * 3

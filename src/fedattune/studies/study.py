@@ -26,14 +26,12 @@ Mean = Literal["pooled", "uniform"]
 Grid = dict[str, Annotated[list[Any], Field(min_length=2)]]
 """Option or setting -> values to try."""
 
-
 RowNames = Annotated[
     list[str],
     Field(min_length=1),
     BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
 ]
 """A row, or a list of rows."""
-
 
 PrintedValue = float | tuple[float, float] | None
 """A number of the paper, or the number and its spread; None where the paper's cell is empty."""
@@ -226,7 +224,6 @@ class StudyOptions(StrictSchema):
 
 STUDY_FOLDER = Path(__file__).parent
 
-
 STUDIES = tuple(sorted(path.stem for path in STUDY_FOLDER.glob("*.yaml")))
 """Names of the studies that come with FedAttune."""
 
@@ -271,7 +268,6 @@ class Study(BaseModel):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "Study":
-        """Check that rows, columns and printed numbers name each other, and that every experiment is possible."""
         for name, row in self.rows.items():
             if bool(row.like) == bool(row.algorithm):
                 raise ValueError(f"row {name!r}: expected either algorithm or like")
@@ -406,14 +402,7 @@ class Study(BaseModel):
         *,
         tuning: bool = False,
     ) -> CellRun:
-        """Make one run of a cell.
-
-        Args:
-            cell: the cell.
-            choice: a combination of its grid.
-            seed: seed of the run.
-            extent: how much of the study to train.
-            tuning: True for a run of the search.
+        """Make one run of a cell with a combination of its grid; with `tuning`, a run of the search.
 
         Raises:
             ConfigError: a setting is impossible.
@@ -465,10 +454,6 @@ class Study(BaseModel):
 
 def load_study(name: str, allow_code: Sequence[str] = ()) -> Study:
     """Load a study that comes with FedAttune, by name, or your own study from a YAML file.
-
-    Args:
-        name: the name, or the file.
-        allow_code: references to custom code that the study may name.
 
     Raises:
         ConfigError: no study has that name, or the file is wrong or names code that the user has not named.

@@ -56,7 +56,6 @@ def to_markdown(results: StudyResults) -> str:
 
 
 def _render_claims(results: StudyResults) -> list[str]:
-    """Render the paper's claims with our answers and the differences behind them."""
     if not (answers := answer_claims(results)):
         return []
     lines = format_answers(answers, list(results.study.columns))
@@ -125,7 +124,6 @@ def _format_signed(value: float) -> str:
 
 
 def _render_matrix(results: StudyResults) -> list[str]:
-    """Render rows by columns: our number, then in brackets the paper's and the difference."""
     study, outcomes = results.study, results.outcomes
     cells = set(study.cells())
     columns = [column for column in study.columns if any(cell.column == column for cell in outcomes)]
@@ -168,7 +166,6 @@ def _format_minus(results: StudyResults, first: str, second: str, column: str) -
 
 
 def _render_shortfalls(results: StudyResults) -> list[str]:
-    """List cells with fewer rounds, seeds or digits than the study specifies, or with values from no search."""
     groups: dict[str, list[Cell]] = {}
     for cell, one in results.outcomes.items():
         for lack in results.list_shortfalls(one):
@@ -178,7 +175,6 @@ def _render_shortfalls(results: StudyResults) -> list[str]:
 
 
 def _render_reasons(results: StudyResults) -> list[str]:
-    """List every reason of a large difference with its cells."""
     groups: dict[str, list[Outcome]] = {}
     for one in results.list_distant():
         reason = results.study.find_reason(one.cell) or "No reason is known."
@@ -319,13 +315,7 @@ def to_csv(results: StudyResults) -> str:
 
 
 def print_results(results: StudyResults, n_cells: int, console: "Console") -> None:
-    """Print the numbers of some cells, and where all numbers are.
-
-    Args:
-        results: the results of these cells.
-        n_cells: number of these cells, with or without results.
-        console: the console to print on.
-    """
+    """Print the numbers of some cells, and where all numbers are."""
     console.print(results.study.title, style="bold")
     _print_claims(StudyResults(results.study, results.records), console)
     for column, lines in format_columns(results).items():
@@ -347,7 +337,6 @@ def print_results(results: StudyResults, n_cells: int, console: "Console") -> No
 
 
 def _print_claims(results: StudyResults, console: "Console") -> None:
-    """Print the answer to every claim of the study, and the differences behind them."""
     if not (answers := answer_claims(results)):
         return
     console.print()

@@ -86,7 +86,6 @@ class StudyTrainer:
             trained = choices
 
     def _choose(self, cells: Sequence[Cell]) -> dict[Cell, dict[str, Any]]:
-        """Choose a combination for each cell whose search is complete."""
         if self.options.no_search:
             return {cell: self.study.middle_choice(cell) for cell in cells}
         choices = {
@@ -95,7 +94,6 @@ class StudyTrainer:
         return {cell: choice for cell, choice in choices.items() if choice is not None}
 
     def _train(self, runs: Sequence[CellRun]) -> None:
-        """Train the runs that no study has, in groups with the same data."""
         from ..experiments.runner import train_all
 
         others = [path for path in sorted(self.options.out.iterdir()) if path != self.records.folder]
@@ -126,7 +124,6 @@ class StudyTrainer:
                 raise RunError(f"{killed[0].error}; go on by --resume")
 
     def _make_jobs(self, runs: Sequence[CellRun]) -> "list[tuple[CellRun, Job]]":
-        """Make the jobs of runs with the same data, which are loaded once."""
         from ..experiments.plan import make_plan, prepare_data
 
         federation: Federation | None = None
@@ -143,7 +140,6 @@ class StudyTrainer:
         return pairs
 
     def _check_data(self, pairs: "Sequence[tuple[CellRun, Job]]") -> None:
-        """Check that recorded runs were trained on the same samples of the same clients."""
         digests = {_data_key(run.experiment): job.federation.digest for run, job in pairs}
         for run, facts in self.records.runs.items():
             then = facts.get("split")
@@ -155,7 +151,6 @@ class StudyTrainer:
                 )
 
     def _collect(self, pairs: "Sequence[tuple[CellRun, Job]]", diverged: Mapping[Path, str]) -> None:
-        """Add the results of finished runs to the records, then remove their folders."""
         for run, job in pairs:
             if job.folder in diverged:
                 self.records.add_failure(run, diverged[job.folder])
@@ -174,7 +169,6 @@ class StudyTrainer:
 
 
 def _data_key(experiment: Experiment) -> str:
-    """Make a key that is equal for experiments on the same split of the same data."""
     from ..algorithms import ALGORITHMS
     from ..data import PARTITIONS, SOURCES
     from ..models import MODELS

@@ -19,8 +19,7 @@ from ..runs.folder import RunFolder
 from ..runs.rows import RowStack, load_rows
 from ..runs.store import RoundRecord, RunStore
 from .backends.base import Backend
-from .clients.acceptance import Refusals
-from .clients.record_privacy import RecordLedger
+from .clients.options import ClientLedger
 from .server import Server
 from .uploads.pipeline import UploadPipeline
 
@@ -35,7 +34,6 @@ class RunStatus:
         mean: mean test accuracy (or RMSE) over clients at the evaluation point, at the last evaluation.
         evaluated: round of that evaluation; 0 before the first.
         notes: sentences about interruptions of the run.
-        refusals: received models that clients refused.
         repeats: rounds that may have been done twice with other noise, because the run was interrupted.
 
     """
@@ -45,7 +43,6 @@ class RunStatus:
     mean: float | None = None
     evaluated: int = 0
     notes: list[str] = field(default_factory=list)
-    refusals: Refusals = field(default_factory=Refusals)
     repeats: int = 0
 
     def dump(self) -> dict[str, str]:
@@ -61,7 +58,6 @@ class RunStatus:
             json.loads(meta["mean"]),
             int(meta.get("evaluated", 0)),
             json.loads(meta["notes"]),
-            Refusals(*json.loads(meta.get("refusals", "[]"))),
             json.loads(meta.get("repeats", "0")),
         )
 
@@ -78,7 +74,7 @@ class RunCheckpoints:
         backend: the clients.
         store: scores, traffic and mixing matrices of all rounds.
         uploads: the upload steps and their states.
-        ledger: what clients have spent of the differential privacy of their training rows.
+        ledger: counts over the clients that the run reports.
 
     """
 
@@ -89,12 +85,12 @@ class RunCheckpoints:
     backend: Backend
     store: RunStore
     uploads: UploadPipeline
-    ledger: RecordLedger
+    ledger: ClientLedger
 
     @property
     def spends_secretly(self) -> bool:
         """True if a round that is done again costs epsilon again."""
-        return (self.uploads.adds_noise or bool(self.ledger.plan)) and self.backend.traits.is_deployed
+        return (self.uploads.adds_noise or self.ledger.spends) and self.backend.traits.is_deployed
 
     def save(self, status: RunStatus) -> None:
         """Write a checkpoint of the last finished round."""

@@ -69,16 +69,7 @@ class MeasuredUpdate(ClientWrapper):
 def measure_training(
     rule: ClientUpdate, engine: Engine, ids: Tensor, inputs: ClientInputs, training: LocalTraining
 ) -> list[list[Effect]]:
-    """Measure the mechanisms of a client rule in one round of local training, whose outcome is dropped.
-
-    Args:
-        rule: the client rule.
-        engine: trains the clients.
-        ids: (C,) numbers of clients.
-        inputs: their state, one row each.
-        training: the batches of the round.
-
-    """
+    """Measure the mechanisms of a client rule in one round of local training, whose outcome is dropped."""
     measured = MeasuredUpdate(rule)
     values = engine.train(measured, ids, inputs, training).upload.params["effects"].double()
     return [

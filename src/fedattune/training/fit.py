@@ -23,8 +23,7 @@ from ..runs.folder import RunFolder
 from ..runs.result import Result, TrainedServer
 from ..runs.tensorboard import check_tensorboard, log_rounds
 from .backends.ray import check_ray, open_ray_backend
-from .clients.acceptance import check_acceptance
-from .clients.record_privacy import check_record_privacy
+from .clients.options import check_clients, check_method
 from .loop import RoundLoop
 from .newcomers import train_newcomers
 from .setup import build_trained_module, hold_out_newcomers
@@ -47,7 +46,6 @@ class PreparedRun:
         model_options: options of the model, if it was given by name.
         options: the method's options, if it was given by name.
         source: reference to the method's factory, if it is custom.
-
     """
 
     name: str
@@ -128,7 +126,6 @@ def fit(
         (3, 'trained', 4)
         >>> 0.5 < result.metrics["acc_uniform"] <= 1
         True
-
     """
     settings = Settings.from_keywords(**({**settings.model_dump(), **more} if settings else more))
     if tensorboard is not None:
@@ -172,7 +169,7 @@ def prepare_run(
         check_ray(settings)
         training, _ = hold_out_newcomers(federation, settings)
         check_upload_steps(settings, training)
-        check_acceptance(settings, training)
+        check_clients(settings, training)
     if isinstance(algorithm, str):
         source = make_absolute(algorithm) if is_reference(algorithm) else None
         name = name or get_short_name(algorithm)
@@ -208,20 +205,11 @@ def train_run(
 ) -> Result:
     """Train a prepared run.
 
-    Args:
-        run: the run; its parts are not checked again.
-        out: see `fit`, as for the other arguments.
-        resume: go on in `out`.
-        watch: called after every round.
-        stop: asked after every round.
-        tensorboard: a folder for event files.
-
     Returns:
         The result; unfinished if `stop` said yes.
 
     Raises:
         RunError: `out` is in use or belongs to another run, or training diverged on every client.
-
     """
     path = None if out is None else Path(out)
     if path is None or (path.exists() and not path.is_dir()):
@@ -239,11 +227,10 @@ def _train(
     stop: Callable[[], bool] | None,
     tensorboard: Path | str | None,
 ) -> Result:
-    """Train a prepared run in a folder that no other process writes."""
     settings, config = run.settings, run.config
     training, newcomers = hold_out_newcomers(run.federation, settings)
     trained_module = build_trained_module(run.algorithm, run.module, run.federation, settings.seed)
-    check_record_privacy(run.algorithm, trained_module, settings, training)
+    check_method(run.algorithm, trained_module, settings, training)
     folder = None if out is None else RunFolder.open(out, config, resume=resume)
     if folder and folder.is_finished:
         return Result.load(folder.path)

@@ -30,7 +30,7 @@ from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .checkpoints import RunCheckpoints, RunStatus, save_models
 from .clients.evaluation import PointScores
-from .clients.record_privacy import RecordLedger
+from .clients.options import ClientLedger
 from .clients.state import PayloadFactory, copy_rows, to_cpu
 from .effects import average_effects, choose_measured, read_last_mixing
 from .notes import collect_client_scalars, collect_facts, collect_missing_facts, collect_notes, merge_clients
@@ -57,7 +57,7 @@ class RoundLoop:
         backend: trains and evaluates the clients.
         store: scores, traffic and mixing matrices of all rounds.
         uploads: the steps between the clients' uploads and the server rule.
-        ledger: what clients have spent of the differential privacy of their training rows.
+        ledger: counts over the clients that the run reports.
         status: the last finished round, and totals and notes up to it.
         checkpoints: save and load the state; None without a folder.
 
@@ -108,7 +108,7 @@ class RoundLoop:
                 sees_uploads=not traits.merges_clients,
             )
         )
-        self.ledger = RecordLedger(self.context, is_secret=self.backend.traits.is_deployed)
+        self.ledger = ClientLedger(self.context, is_secret=self.backend.traits.is_deployed)
         self.checkpoints: RunCheckpoints | None = None
         if folder:
             self.checkpoints = RunCheckpoints(
@@ -188,7 +188,7 @@ class RoundLoop:
             self.context, r, update_server=server.rule.traits.should_update, should_evaluate=should_evaluate
         )
         reply = self._train(request)
-        self.ledger.add_round(request.ids, request.dropouts)
+        self.ledger.add_round(request, reply)
         scores = backend.evaluate_trained(server.make_payload) if should_evaluate else []
         reply, mixing = self._aggregate(r, reply)
         if should_evaluate:
@@ -275,10 +275,6 @@ class RoundLoop:
 
     def _record(self, request: TrainRequest, reply: TrainReply) -> None:
         self.store.add_faults(request.round, reply.faults)
-        if self.context.settings.accept == "better":
-            self.status.refusals = self.status.refusals.add_round(
-                request.round, reply.refused, reply.n_trained
-            )
         absent = sorted({*request.dropouts.tolist(), *reply.faults})
         bytes_up, bytes_down = (self.status.traffic[way].total() for way in ("up", "down"))
         steps = self.record.steps + reply.steps
@@ -354,7 +350,7 @@ class RoundLoop:
         effects = self.server.rule.measure_effects(self.server.state, mixing)
         eval_ids = self.context.eval_ids
         ids = choose_measured(eval_ids[self.context.n_train[eval_ids] > 0])
-        if not len(ids) or self.ledger.plan:  # a measurement would spend epsilon
+        if not len(ids) or self.ledger.spends:  # a measurement would spend epsilon
             return [*effects]
         measured = self.backend.measure_clients(self.record.round, ids, self.server.make_payload)
         return [*effects, *average_effects(measured)]
@@ -365,9 +361,9 @@ class RoundLoop:
         notes = collect_notes(context, name, self.server.state, self.backend.personal_example, self.store)
         past = PastRounds(self.record.round, self.status.repeats)
         reports, more, common_notes = self.uploads.report(past)
-        more += self.ledger.notes(self.status.repeats)
         notes += [f"{name}: {note}" for note in more]
-        notes += self.status.refusals.collect_notes(context, name)
+        notes += self.ledger.notes(name, self.status.repeats)
+        of_clients, client_reports = self.ledger.facts(self.status.repeats)
         effects: list[Effect] = []
         if is_finished:
             try:
@@ -386,9 +382,9 @@ class RoundLoop:
             **self._facts,
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
             "notes": [*notes, *common_notes, *self.status.notes, *self.backend.notes],
-            **self.status.refusals.collect_facts(context),
+            **of_clients,
             **collect_missing_facts(context, records, is_merged=self.backend.traits.merges_clients),
-            "reports": {**self.ledger.facts(self.status.repeats), **reports},
+            "reports": {**client_reports, **reports},
             **(collect_client_scalars(context, models) if is_finished else {}),
         }
         if not is_finished and isinstance(models, Params) and isinstance(buffers, Params):

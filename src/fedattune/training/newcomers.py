@@ -36,7 +36,6 @@ class NewcomerServer(ServerUpdate[Any]):
         rule: the server rule of the run.
         trained_state: its state after training.
         n_before: clients that took part in training; newcomers are numbered after them.
-
     """
 
     rule: ServerWrapper[Any]
@@ -89,7 +88,6 @@ def personalize(
     Raises:
         DataError: the data do not fit the run.
         RunError: the run was not finished, or its model must be given.
-
     """
     shape, classes = tuple(result.facts["input_shape"]), tuple(result.facts["classes"])
     clients = data if isinstance(data, Federation) else federation_from(data, classes=classes, min_clients=1)
@@ -114,16 +112,9 @@ def train_newcomers(
     A newcomer first receives the server's model for newcomers, then it trains like any other client. The server uses
     its uploads for this newcomer alone: payloads of other clients never change.
 
-    Args:
-        trained_server: the server after training.
-        clients: the newcomers' data.
-        config: config of the run.
-        rounds: rounds that the newcomers train.
-
     Raises:
         ConfigError: `rounds` is no number of rounds, or the server keeps too much of other clients.
         DivergedError: training diverged on all newcomers.
-
     """
     before = {k: v for k, v in config.items() if k in Settings.model_fields}
     changed = {
@@ -185,7 +176,6 @@ def _load_trained_server(
     algorithm: Algorithm | None,
     module: nn.Module | None,
 ) -> TrainedServer:
-    """Read the server of a finished run from its folder."""
     if result.folder is None:
         raise RunError(
             "this run was not finished, or was kept neither in memory nor in a folder: no client can join it"
@@ -218,7 +208,6 @@ def _load_trained_server(
 
 
 def _copy_with_values(module: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
-    """Copy a module with these parameters and buffers; tensors that are not named stay."""
     copied = copy.deepcopy(module)
     with torch.no_grad():
         for name, tensor in [*copied.named_parameters(), *copied.named_buffers()]:

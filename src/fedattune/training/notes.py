@@ -65,20 +65,13 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
 
 
 def merge_clients(facts: Mapping[str, Any], context: RunContext) -> dict[str, Any]:
-    """Put one client that stands for all in place of the clients in the facts of a run.
-
-    Args:
-        facts: the result of `collect_facts`.
-        context: the run.
-
-    """
+    """Put one client that stands for all in place of the clients in the facts of a run."""
     sizes = {key: sum(one[key] for one in facts["clients"]) for key in ("n_train", "n_validation", "n_test")}
     merged = {"clients": [{"id": MERGED_NAME, **sizes}], "numbers": [context.n_clients]}
     return {**facts, **merged, "population": context.n_clients}
 
 
 def _describe_target(federation: Federation | FederationInfo) -> dict[str, float] | None:
-    """Return mean and deviation of a target that is a number; None for classes."""
     scale = federation.target_scale
     return None if scale is None else scale._asdict()
 
@@ -87,11 +80,6 @@ def collect_client_scalars(context: RunContext, models: RowStack) -> dict[str, A
     """Collect the values that a method's module reports of each evaluated client, as `client_scalars`.
 
     None stands for a value that is not finite. Without models, which stay with remote clients, there is nothing.
-
-    Args:
-        context: the run.
-        models: the judged models (E, ...) of the evaluated clients.
-
     """
     module, shapes = context.task.model, context.task.params
     names = module.client_scalars if isinstance(module, MethodModule) else {}
@@ -109,12 +97,6 @@ def collect_missing_facts(
     """Collect the clients that were missing in some round, as `missing` (number -> name).
 
     All clients have a name elsewhere in the facts if all are evaluated: then there is nothing to add.
-
-    Args:
-        context: the run.
-        records: its rounds.
-        is_merged: whether one client stands for all in the facts.
-
     """
     if len(context.eval_ids) == context.n_clients and not is_merged:
         return {}
@@ -125,16 +107,7 @@ def collect_missing_facts(
 def collect_notes(
     context: RunContext, name: str, server_state: ServerState, personal: Params, store: RunStore
 ) -> list[str]:
-    """Collect the sentences that a user should know beside the numbers of a run.
-
-    Args:
-        context: the run.
-        name: name of the method, with which sentences about this method begin.
-        server_state: state of the server after the last round.
-        personal: the tensors that never leave a client.
-        store: the rounds and faults of the run.
-
-    """
+    """Collect the sentences that a user should know beside the numbers of a run."""
     algorithm, records = context.algorithm, store.rounds()
     ids = sample_cohort(context.settings, context.n_clients, records[-1].round).to(context.device)
     rule: ServerWrapper[Any] = ServerWrapper(algorithm.server)
@@ -154,7 +127,6 @@ def collect_notes(
 
 
 def _note_divergence(records: Sequence[RoundRecord], names: Sequence[str]) -> list[str]:
-    """Name the clients whose training diverged."""
     rounds = [record for record in records if record.diverged]
     if not rounds:
         return []
@@ -179,7 +151,6 @@ def _note_lost_clients(store: RunStore, names: Sequence[str]) -> list[str]:
 
 
 def _note_settings(context: RunContext, records: Sequence[RoundRecord]) -> list[str]:
-    """Explain settings that concern every method of a comparison alike."""
     notes, settings = [], context.settings
     n_excluded = len(context.excluded)
     n_evaluated, n = len(context.eval_ids), context.n_clients - n_excluded

@@ -33,14 +33,7 @@ def sample_dropouts(settings: Settings, n_clients: int, r: int) -> Tensor:
 def sample_eval_ids(
     settings: Settings, federation: Federation | FederationInfo, excluded: Sequence[int] = ()
 ) -> Tensor:
-    """Draw the clients that are evaluated, sorted: the same in every round and for every method and seed.
-
-    Args:
-        settings: settings of the run.
-        federation: its clients.
-        excluded: clients that are never evaluated.
-
-    """
+    """Draw the clients that are evaluated, sorted: the same in every round and for every method and seed."""
     n = federation.n_clients
     n_evaluated = settings.eval_clients or (n if n <= EVALUATE_ALL_UP_TO else DEFAULT_EVAL_CLIENTS)
     if n_evaluated >= n - len(excluded):
@@ -57,7 +50,6 @@ def sample_newcomers(settings: Settings, federation: Federation) -> list[int]:
 
     Raises:
         ConfigError: no client would be left to train.
-
     """
     n = federation.n_clients
     if settings.held_out >= n:

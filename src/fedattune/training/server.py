@@ -61,10 +61,6 @@ class Server:
     def load_fewer(self, flat: Mapping[str, Tensor], n_before: int) -> None:
         """Load the state of a checkpoint with fewer clients, and let the rule add the others.
 
-        Args:
-            flat: tensors of the checkpoint by path.
-            n_before: number of its clients.
-
         Raises:
             RunError: rows of the clients are on disk.
 

@@ -61,15 +61,7 @@ def _limit(rule: ServerUpdate[Any], limits: MixtureLimits) -> ServerUpdate[Any]:
 def make_run_context(
     algorithm: Algorithm, federation: Federation | FederationInfo, model: nn.Module, settings: Settings
 ) -> RunContext:
-    """Settle everything that all rounds of a run share.
-
-    Args:
-        algorithm: the method.
-        federation: the clients' data, or the facts that a server knows about data elsewhere.
-        model: the model that is trained, with its initial weights: the user's, or one that the method made of it.
-        settings: settings of the run.
-
-    """
+    """Settle everything that all rounds of a run share."""
     device, excluded = resolve_device(settings), find_excluded(settings, federation)
     algorithm = apply_settings(algorithm, settings)
     task = Task(model, settings.mixed_precision != "off").to(device, getattr(torch, settings.dtype))
@@ -110,7 +102,6 @@ def check_compatible(algorithm: Algorithm, server_state: ServerState, ids: Tenso
 
     Raises:
         ConfigError: it does not.
-
     """
     broadcast = algorithm.server.broadcast(server_state, ids)
     if not isinstance(broadcast, Broadcast):
@@ -133,7 +124,6 @@ def hold_out_newcomers(federation: Federation, settings: Settings) -> tuple[Fede
 
     Raises:
         ConfigError: no client would be left to train, or fewer than a cohort.
-
     """
     waiting = sample_newcomers(settings, federation)
     settings.cohort_size(federation.n_clients - len(waiting))
@@ -154,7 +144,6 @@ def build_trained_module(
 
     Raises:
         ConfigError, ModelError: the model lacks a part that the method needs.
-
     """
     network = algorithm.network
     if network and network.class_need and not federation.classes:

@@ -11,7 +11,7 @@ import numpy as np
 from ...core.errors import list_some
 from ..compare import FloatArray
 from ..output.tables import format_percent
-from .mixing import FLAT_WEIGHT, ROUNDS_BACK
+from . import FLAT_WEIGHT, ROUNDS_BACK
 
 if TYPE_CHECKING:
     from ...runs.metrics import RunMetrics
@@ -68,11 +68,7 @@ class Decisions:
         return "their group's model" if self.groups and len(self.groups) > 1 else "the shared model"
 
     def describe(self, n_runs: int = 1) -> str:
-        """Describe groups and clients in one sentence.
-
-        Args:
-            n_runs: runs of the method, of which this is the first.
-        """
+        """Describe groups and clients in one sentence, for the first of `n_runs` runs of the method."""
         if self.groups is None:
             with_ = f"In the first of {n_runs} runs of" if n_runs > 1 else "With"
             return f"{with_} {self.method}, predictions come {self._describe_shares()}."
@@ -155,12 +151,7 @@ def read_decisions(run: "RunMetrics") -> Decisions | None:
 
 
 def describe_decisions(groups: "Mapping[str, Sequence[RunMetrics]]", first: str | None = None) -> str:
-    """Describe what a method decided, in one sentence; empty if no method tells.
-
-    Args:
-        groups: the runs of every method.
-        first: the method to describe if it tells.
-    """
+    """Describe what a method decided, in one sentence; empty if no method tells."""
     for name in sorted(groups, key=lambda name: name != first):
         if decisions := next(filter(None, map(read_decisions, groups[name])), None):
             return decisions.describe(len(groups[name]))

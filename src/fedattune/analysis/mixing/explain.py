@@ -10,8 +10,8 @@ from ...core.metrics import METRICS, Metric
 from ...runs.metrics import RunMetrics
 from ..compare import BASELINE, compute_gap, group_by_algorithm
 from ..load import Runs
+from . import LabelAgreement, MixingAnalysis, MixtureShares
 from .decisions import Decisions, read_decisions
-from .mixing import LabelAgreement, MixingAnalysis, MixtureShares
 
 MAX_KNOWN_CLIENTS = 60
 """Clients up to which the message on an unknown client lists all."""
@@ -207,7 +207,6 @@ class RunExplanation:
 
 
 def _find_client(run: RunMetrics, client: str) -> int:
-    """Find the position of a client among the evaluated ones."""
     names = [str(one["id"]) for one in run.facts["clients"]]
     if client in names:
         return names.index(client)

@@ -1,18 +1,21 @@
 """Formats of the table of runs, each by one function and one registration: text, LaTeX, Markdown, CSV, Parquet."""
 
+import csv as csv_writer
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ...core.errors import ConfigError, did_you_mean
 from ...core.metrics import METRICS
 from ...core.own_code import is_reference, load_registered
-from ..compare import MeanStd, MethodRow
-from .tables import RowFormatter, get_metric_title, make_console, print_methods, select_columns, write_legend
-from .tidy import select_table_columns, write_csv, write_parquet
+from ...core.text import guard_cell
+from ..compare import MethodRow
+from .tables import Columns, make_console, print_methods, select_columns, write_legend
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from ..load import Runs
 
 WriteTable = Callable[..., str | bytes]
@@ -113,26 +116,6 @@ def parquet(runs: "Runs", columns: str | None, *, clients: bool = False) -> byte
     return write_parquet(select_table_columns(runs.to_table(clients=clients), columns))
 
 
-Pick = Callable[[MethodRow], MeanStd | float | None]
-
-BEST_OF_COLUMN: dict[str, Pick] = {
-    "pooled": lambda row: row.pooled,
-    "worst 10%": lambda row: row.worst10,
-    "> local": lambda row: row.better_than_local,
-    "global %": lambda row: row.global_accuracy,
-    "arrived %": lambda row: row.arrived,
-    "new %": lambda row: row.newcomers,
-    "last": lambda row: row.last,
-    "last 10%": lambda row: row.mean_last_10pct,
-    "best val.": lambda row: row.best_validation,
-    "BMTA*": lambda row: row.bmta,
-    "pooled BMTA*": lambda row: row.bmta_pooled,
-}
-"""Title -> number that is best where it is highest, or lowest if the metric is an error."""
-
-IN_METRIC = ("pooled", "worst 10%")
-"""Columns with the row's metric; the others hold accuracies and shares."""
-
 LATEX_ESCAPES = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "±": r"$\pm$",
@@ -148,25 +131,21 @@ class TableCell(NamedTuple):
     is_best: bool
 
 
-def fill_cells(
-    rows: Sequence[MethodRow], columns: Mapping[str, RowFormatter]
-) -> list[tuple[MethodRow, list[TableCell]]]:
+def fill_cells(rows: Sequence[MethodRow], columns: Columns) -> list[tuple[MethodRow, list[TableCell]]]:
     """Format the cells of all rows, and mark the best numbers of methods; baselines stay unmarked.
 
     Numbers that look equal are all best, unless all methods have the same.
     """
-    texts = {title: [cell(row) for row in rows] for title, cell in columns.items()}
-    picks = {get_metric_title(rows): lambda row: row.mean, **BEST_OF_COLUMN}
+    texts = {title: [column.format(row) for row in rows] for title, column in columns.items()}
     best: dict[str, str] = {}
-    for title in columns:
-        if pick := picks.get(title):
+    for title, column in columns.items():
+        if pick := column.pick:
             values = {
                 i: value
                 for i, row in enumerate(rows)
-                if row.point != "-" and (value := _get_value(pick(row))) is not None
+                if row.point != "-" and (value := pick(row)) is not None
             }
-            is_in_metric = title in (get_metric_title(rows), *IN_METRIC)
-            sign = METRICS[rows[0].metric].sign if is_in_metric else 1
+            sign = METRICS[rows[0].metric].sign if column.is_metric else 1
             shown = {i: texts[title][i].partition(" ±")[0] for i in values}
             if len(set(shown.values())) > 1:  # else none is better than another
                 best[title] = shown[max(values, key=lambda i: sign * values[i])]
@@ -185,13 +164,7 @@ def fill_cells(
     ]
 
 
-def _get_value(number: MeanStd | float | None) -> float | None:
-    return number.mean if isinstance(number, MeanStd) else number
-
-
-def _join_columns(
-    rows: Sequence[MethodRow], rounds_to: float | None, columns: str | None
-) -> dict[str, RowFormatter]:
+def _join_columns(rows: Sequence[MethodRow], rounds_to: float | None, columns: str | None) -> Columns:
     return {
         title: cell for group in select_columns(rows, rounds_to, columns) for title, cell in group.items()
     }
@@ -201,11 +174,6 @@ def write_markdown(
     rows: Sequence[MethodRow], rounds_to: float | None = None, columns: str | None = None
 ) -> str:
     """Write the table of methods as Markdown, with its legend below.
-
-    Args:
-        rows: one row per method.
-        rounds_to: the mean test accuracy to reach, a fraction, if the rounds to it are shown.
-        columns: `all`, or titles with commas between; without it, the columns of the terminal.
 
     Raises:
         ConfigError: there is no such column.
@@ -228,7 +196,7 @@ def _escape_markdown(text: str) -> str:
 
 
 def write_latex(rows: Sequence[MethodRow], rounds_to: float | None = None, columns: str | None = None) -> str:
-    """Write the table of methods as a LaTeX tabular for the package booktabs; arguments as for `write_markdown`.
+    """Write the table of methods as a LaTeX tabular for the package booktabs.
 
     Raises:
         ConfigError: there is no such column.
@@ -261,7 +229,6 @@ def escape_latex(text: str) -> str:
 
 
 def _format_latex_cell(cell: TableCell) -> str:
-    """Write a number in mathematics if it has a sign or a deviation; a missing one as a dash."""
     if cell.text == "-":
         return "--"
     match = NUMBER.fullmatch(cell.text)
@@ -270,3 +237,38 @@ def _format_latex_cell(cell: TableCell) -> str:
         std = rf" \pm {match['std']}" if match["std"] else ""
         return f"${mean}{std}${escape_latex(match['unit'])}"
     return rf"\textbf{{{escape_latex(cell.text)}}}" if cell.is_best else escape_latex(cell.text)
+
+
+def select_table_columns(table: "pa.Table", names: str | None) -> "pa.Table":
+    """Select columns of a tidy table by their names, with commas between; None or `all` keeps all.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
+    if names in (None, "all"):
+        return table
+    wanted = [name.strip() for name in str(names).split(",") if name.strip()]
+    for name in wanted:
+        if name not in table.column_names:
+            raise ConfigError(
+                f"--columns {name}: no such column; {did_you_mean(name, table.column_names)}, or all"
+            )
+    return table.select(wanted)
+
+
+def write_csv(table: "pa.Table") -> str:
+    """Write a tidy table as CSV; a missing number is an empty cell, and text is guarded against spreadsheets."""
+    text = io.StringIO()  # not PyArrow's writer, which quotes every text
+    writer = csv_writer.writer(text, lineterminator="\n")
+    writer.writerow(table.column_names)
+    writer.writerows(zip(*(map(guard_cell, column.to_pylist()) for column in table.columns), strict=True))
+    return text.getvalue()
+
+
+def write_parquet(table: "pa.Table") -> bytes:
+    """Write a tidy table as the content of a Parquet file."""
+    from pyarrow import parquet
+
+    content = io.BytesIO()
+    parquet.write_table(table, content)
+    return content.getvalue()

@@ -15,7 +15,7 @@ from ...core.io import replace_atomically
 from ...core.metrics import METRICS, MetricName
 from ...runs.metrics import RunMetrics
 from ..compare import BASELINE, FloatArray, average_clients, compute_gains_over_local, group_by_algorithm
-from ..mixing.mixing import LastRows, MixingAnalysis, seriate
+from ..mixing import LastRows, MixingAnalysis, seriate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,15 +132,7 @@ def choose_line_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 def add_legend_below(
     figure: "Figure", axes: "Axes", across: int, names: Sequence[str] | None = None, **options: Any
 ) -> None:
-    """Add a legend under all axes, where it covers nothing.
-
-    Args:
-        figure: the figure.
-        axes: the axes whose labels are explained.
-        across: maximum number of labels in a row.
-        names: the labels, in order; default: all.
-        options: of Matplotlib's legend.
-    """
+    """Add a legend under all axes, where it covers nothing."""
     handles, labels = axes.get_legend_handles_labels()
     names = labels if names is None else [name for name in names if name in labels]
     figure.legend(
@@ -172,11 +164,6 @@ def plot_curves(
     Of a target that is a number, it is the mean RMSE over clients.
 
     Training alone is a dashed line. Against bytes, it is level at its last accuracy if it sends none.
-
-    Args:
-        runs: the runs of some methods and seeds.
-        against: the horizontal axis.
-        width: inches; default: one column.
 
     Raises:
         RunError: nothing was evaluated.
@@ -219,7 +206,6 @@ def plot_curves(
 def _average_curve(
     runs: Sequence[RunMetrics], against: CurveAxis
 ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """Return x, mean and standard deviation over the seeds, accuracy in percent, at the rounds that all evaluated."""
     histories = [{e["round"]: e for e in run.history if e[run.evaluation_point]} for run in runs]
     rounds = sorted(set.intersection(*map(set, histories)))
     if not rounds:
@@ -244,11 +230,6 @@ def plot_clients(
     runs: Sequence[RunMetrics], width: float | None = None, metric: MetricName = "accuracy"
 ) -> CaptionedFigure:
     """Plot a metric of every client by method, and its gain over training alone, as boxes and dots.
-
-    Args:
-        runs: the runs.
-        width: width in inches.
-        metric: the metric.
 
     Raises:
         RunError: no client was evaluated.
@@ -294,7 +275,6 @@ def plot_clients(
 def _draw_boxes(
     axes: "Axes", values: dict[str, FloatArray], styles: dict[str, dict[str, Any]], rows: Sequence[str]
 ) -> None:
-    """Draw a box per method in its row, and dots if there are few; dots always move up and down alike."""
     heights = [rows.index(name) for name in values]
     finite = [one[np.isfinite(one)] for one in values.values()]
     box = axes.boxplot(
@@ -356,7 +336,6 @@ def plot_traffic(runs: Sequence[RunMetrics], width: float | None = None) -> Capt
 
 
 def _average_traffic(runs: Sequence[RunMetrics]) -> dict[str, dict[str, float]]:
-    """Return direction -> layer -> bytes, the mean over seeds."""
     out: dict[str, dict[str, float]] = {"up": {}, "down": {}}
     for run in runs:
         for way, parts in run.store.traffic().items():
@@ -397,14 +376,12 @@ def plot_label_counts(federation: "Federation") -> "Figure":
 
 
 def _lay_out_rows(axes: "Axes", n_rows: int) -> None:
-    """Put the first of some rows on top."""
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(n_rows - 0.5, -0.5)
     axes.grid(visible=True, axis="x")
 
 
 def _choose_byte_unit(largest: float) -> tuple[float, str]:
-    """Choose the largest unit of bytes that is not above a number: its bytes and its name."""
     return next((unit for unit in BYTE_UNITS if largest >= unit[0]), BYTE_UNITS[-1])
 
 
@@ -565,7 +542,6 @@ def plot_heatmap(
 
 
 def _read_rows(mixing: MixingAnalysis, round_: int | None) -> tuple[int, LastRows]:
-    """Read the last rows at a round, which must be stored."""
     stored = mixing.rounds
     if not stored:
         raise RunError(
@@ -604,13 +580,11 @@ def _write_caption(
 
 
 def _shorten_name(name: str) -> str:
-    """Write a client's name in one line that leaves room for the picture."""
     line = " ".join(name.split())
     return line if len(line) <= MAX_NAME_LETTERS else line[: MAX_NAME_LETTERS - 1] + "…"
 
 
 def _draw_matrix(axes: "Axes", matrix: FloatArray, colours: str, norm: "Normalize") -> Any:
-    """Draw one matrix, the first row on top."""
     from matplotlib import colormaps
 
     n = len(matrix)
@@ -629,7 +603,6 @@ def _draw_matrix(axes: "Axes", matrix: FloatArray, colours: str, norm: "Normaliz
 
 
 def _label_axes(axes: "Sequence[Axes]", names: Sequence[str], across: int, letters: float) -> None:
-    """Name the clients at the outer axes, if there is room, and say what rows and columns are."""
     n = len(names)
     for k, one in enumerate(axes):
         is_lowest, is_leftmost = k + across >= len(axes), k % across == 0

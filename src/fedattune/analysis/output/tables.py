@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...core.effect import IDLE_BELOW
 from ...core.errors import ConfigError, did_you_mean
@@ -39,12 +39,7 @@ def format_percent(share: float | None, decimals: int = 1) -> str:
 
 
 def make_console(file: IO[str] | None = None, *, stderr: bool = False) -> "Console":
-    """Make a console that neither wraps nor colours text in a pipe, and on which no text steers the terminal.
-
-    Args:
-        file: where to print; by default standard output.
-        stderr: print on standard error.
-    """
+    """Make a console that neither wraps nor colours text in a pipe, and on which no text steers the terminal."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
     from rich.text import Text
@@ -83,14 +78,7 @@ def fill_table(
     text_columns: Sequence[str] = (),
     style: Callable[[AnyRow], str | None] = lambda _: None,
 ) -> "Table":
-    """Make a table of some rows.
-
-    Args:
-        rows: a line of the table each.
-        columns: title -> function that formats the cell of a row.
-        text_columns: titles of the columns with text, which stand to the left.
-        style: gives the style of a row.
-    """
+    """Make a table of some rows."""
     table = make_table(*columns, text_columns=text_columns)
     for row in rows:
         table.add_row(*(cell(row) for cell in columns.values()), style=style(row))
@@ -130,14 +118,35 @@ def print_indented(text: "Text", by: int, console: "Console") -> None:
 
 # --- methods side by side ------------------------------------------------------------------------------
 
-RowFormatter = Callable[["MethodRow"], str]
+
+class Column(NamedTuple):
+    """A column of the table of methods.
+
+    Attributes:
+        format: formats the cell of a row.
+        legend: what the column shows.
+        pick: the number of a row; the best is the largest, or the smallest of an error. None: no row is the best.
+        is_metric: whether the numbers are of the row's metric, not accuracies or shares.
+    """
+
+    format: Callable[["MethodRow"], str]
+    legend: str = ""
+    pick: "Callable[[MethodRow], float | None] | None" = None
+    is_metric: bool = False
 
 
-def _format_spread(pick: "Callable[[MethodRow], MeanStd | None]", *, is_metric: bool = False) -> RowFormatter:
-    """Return a function that formats one number of a row: its mean, and its deviation over several runs."""
+Columns = dict[str, Column]
+
+
+def _make_spread_column(
+    name: str, legend: str = "", *, is_metric: bool = False, has_best: bool = True
+) -> Column:
+    def pick(row: "MethodRow") -> float | None:
+        spread: MeanStd | None = getattr(row, name)
+        return None if spread is None else spread.mean
 
     def cell(row: "MethodRow") -> str:
-        spread = pick(row)
+        spread: MeanStd | None = getattr(row, name)
         if spread is None:
             return "-"
         measure = METRICS[row.metric]
@@ -147,11 +156,10 @@ def _format_spread(pick: "Callable[[MethodRow], MeanStd | None]", *, is_metric: 
             )
         return format_points(spread.mean) + (f" ±{format_points(spread.std, 1)}" if row.n_seeds > 1 else "")
 
-    return cell
+    return Column(cell, legend, pick if has_best else None, is_metric)
 
 
 def _format_rounds(row: "MethodRow") -> str:
-    """Format the mean round that reached the accuracy, and the number of seeds if not all reached it."""
     if row.rounds_to is None:  # a baseline
         return "-"
     reached = [round_ for round_ in row.rounds_to if round_ is not None]
@@ -161,11 +169,6 @@ def _format_rounds(row: "MethodRow") -> str:
     if len(reached) < row.n_seeds:
         return f"{mean} in {len(reached)} of {row.n_seeds}"
     return mean + (f" ±{pstdev(reached):.1f}" if row.n_seeds > 1 else "")
-
-
-def _format_effects(row: "MethodRow") -> str:
-    """Format the effects of a method, by part; a dash for a method without mechanisms."""
-    return ", ".join(f"{part} {_format_effect(value)}" for part, value in row.effects.items()) or "-"
 
 
 def _format_effect(value: float) -> str:
@@ -184,50 +187,51 @@ def get_metric_title(lines: Sequence["MethodRow"]) -> str:
     return f"{metric.label} %" if metric.is_percent else metric.label
 
 
-QUALITY_COLUMNS: dict[str, RowFormatter] = {
-    "pooled": _format_spread(lambda row: row.pooled, is_metric=True),
-    "std": _format_spread(lambda row: row.std, is_metric=True),
-    "worst 10%": _format_spread(lambda row: row.worst10, is_metric=True),
-    "> local": lambda row: format_percent(row.better_than_local, 0),
-    "p": _format_p,
+QUALITY_COLUMNS: Columns = {
+    "pooled": _make_spread_column("pooled", "the same over all test rows together", is_metric=True),
+    "std": _make_spread_column("std", "its spread over clients", is_metric=True, has_best=False),
+    "worst 10%": _make_spread_column("worst10", "mean of the worst tenth", is_metric=True),
+    "> local": Column(
+        lambda row: format_percent(row.better_than_local, 0),
+        "clients better than alone",
+        lambda row: row.better_than_local,
+    ),
+    "p": Column(_format_p, "Wilcoxon against local, Holm"),
 }
-EXTRA_COLUMNS: dict[str, RowFormatter] = {
-    "epsilon": lambda row: "-" if row.epsilon is None else f"{row.epsilon:.3g}",
-    "effect": _format_effects,
-    "global": _format_spread(lambda row: row.global_accuracy),
-    "arrived": _format_spread(lambda row: row.arrived),
-    "new": _format_spread(lambda row: row.newcomers),
+EXTRA_COLUMNS: Columns = {
+    "epsilon": Column(
+        lambda row: "-" if row.epsilon is None else f"{row.epsilon:.3g}",
+        "differential privacy spent by a run: of one client, or of a training row of the client with least",
+    ),
+    "effect": Column(
+        lambda row: (
+            ", ".join(f"{part} {_format_effect(value)}" for part, value in row.effects.items()) or "-"
+        ),
+        "distance of what the method's mechanism changes (its weights, steps, ...) from the same without it, at the "
+        "end; a note says which method an idle one is",
+    ),
+    "global": _make_spread_column(
+        "global_accuracy", "the one global model on all clients' test samples together"
+    ),
+    "arrived": _make_spread_column(
+        "arrived", "mean over clients that joined after training, with the model that they were sent at first"
+    ),
+    "new": _make_spread_column("newcomers", "the same after rounds of their own"),
 }
-ROUND_COLUMNS: dict[str, RowFormatter] = {
-    "last": _format_spread(lambda row: row.last),
-    "last 10%": _format_spread(lambda row: row.mean_last_10pct),
-    "best val.": _format_spread(lambda row: row.best_validation),
-    "BMTA*": _format_spread(lambda row: row.bmta),
-    "pooled BMTA*": _format_spread(lambda row: row.bmta_pooled),
+ROUND_COLUMNS: Columns = {
+    "last": _make_spread_column("last", "mean test accuracy (RMSE of numbers) after the last round"),
+    "last 10%": _make_spread_column("mean_last_10pct", "mean over the last tenth of the rounds"),
+    "best val.": _make_spread_column("best_validation", "mean at the round with the best validation"),
+    "BMTA*": _make_spread_column(
+        "bmta", "best mean test accuracy of any round, optimistic, as the test data choose the round"
+    ),
+    "pooled BMTA*": _make_spread_column("bmta_pooled"),
 }
-COST_COLUMNS: dict[str, RowFormatter] = {
-    "up": lambda row: format_bytes(row.bytes_up),
-    "down": lambda row: format_bytes(row.bytes_down),
-    "seconds": lambda row: f"{row.seconds:.1f}",
-    "steps": lambda row: f"{row.local_steps:,.0f}",
-}
-LEGEND = {
-    "pooled": "the same over all test rows together",
-    "std": "its spread over clients",
-    "worst 10%": "mean of the worst tenth",
-    "> local": "clients better than alone",
-    "p": "Wilcoxon against local, Holm",
-    "epsilon": "differential privacy spent by a run: of one client, or of a training row of the client with least",
-    "effect": "distance of what the method's mechanism changes (its weights, steps, ...) from the same without it, at "
-    "the end; a note says which method an idle one is",
-    "global": "the one global model on all clients' test samples together",
-    "arrived": "mean over clients that joined after training, with the model that they were sent at first",
-    "new": "the same after rounds of their own",
-    "last": "mean test accuracy (RMSE of numbers) after the last round",
-    "last 10%": "mean over the last tenth of the rounds",
-    "best val.": "mean at the round with the best validation",
-    "BMTA*": "best mean test accuracy of any round, optimistic, as the test data choose the round",
-    "steps": "local mini-batch steps per client",
+COST_COLUMNS: Columns = {
+    "up": Column(lambda row: format_bytes(row.bytes_up)),
+    "down": Column(lambda row: format_bytes(row.bytes_down)),
+    "seconds": Column(lambda row: f"{row.seconds:.1f}"),
+    "steps": Column(lambda row: f"{row.local_steps:,.0f}", "local mini-batch steps per client"),
 }
 DEFAULT_COLUMNS = ("worst 10%", "> local", "p", "up", "seconds")
 """Columns that are shown beside the metric unless others are asked for."""
@@ -237,31 +241,26 @@ WIDTH = 80
 """Characters that fit every terminal."""
 
 
-def choose_columns(
-    lines: Sequence["MethodRow"], rounds_to: float | None = None
-) -> list[dict[str, RowFormatter]]:
-    """Choose all columns, in groups that belong together; columns without any number are left out.
-
-    Args:
-        lines: one row per method.
-        rounds_to: the mean test accuracy to reach, a fraction, if the rounds to it are shown.
-    """
+def choose_columns(lines: Sequence["MethodRow"], rounds_to: float | None = None) -> list[Columns]:
+    """Choose all columns, in groups that belong together; columns without any number are left out."""
     quality = {
-        "model": lambda row: row.point,
-        get_metric_title(lines): _format_spread(lambda row: row.mean, is_metric=True),
+        "model": Column(lambda row: row.point),
+        get_metric_title(lines): _make_spread_column("mean", is_metric=True),
     }
-    extra = {title: cell for title, cell in EXTRA_COLUMNS.items() if any(cell(row) != "-" for row in lines)}
+    extra = {
+        title: one for title, one in EXTRA_COLUMNS.items() if any(one.format(row) != "-" for row in lines)
+    }
     history = ROUND_COLUMNS
     if lines and not METRICS[lines[0].metric].is_for_classes:  # they are accuracies
         history = {}
-    rounds = {} if rounds_to is None else {f"rounds to {100 * rounds_to:g}%": _format_rounds}
+    rounds = {} if rounds_to is None else {f"rounds to {100 * rounds_to:g}%": Column(_format_rounds)}
     groups = [quality | QUALITY_COLUMNS, extra | history | rounds, COST_COLUMNS]
     return [group for group in groups if group]
 
 
 def select_columns(
     lines: Sequence["MethodRow"], rounds_to: float | None = None, names: str | None = None
-) -> list[dict[str, RowFormatter]]:
+) -> list[Columns]:
     """Select columns, in groups.
 
     Args:
@@ -298,15 +297,17 @@ def select_columns(
 def write_legend(
     lines: Sequence["MethodRow"],
     rounds_to: float | None = None,
-    columns: Sequence[Mapping[str, RowFormatter]] | None = None,
+    columns: Sequence[Columns] | None = None,
 ) -> str:
     """Explain the columns that are shown; by default all."""
-    titles = [title for group in columns or choose_columns(lines, rounds_to) for title in group]
+    shown = {
+        title: one for group in columns or choose_columns(lines, rounds_to) for title, one in group.items()
+    }
     metric = f"{get_metric_title(lines)}: mean over clients on test rows"
     if any(row.n_seeds > 1 for row in lines):
         metric += ", ± over runs"
-    parts = [metric, *(f"{title.removesuffix(' %')}: {LEGEND[title]}" for title in titles if title in LEGEND)]
-    if rounds_to is not None and any(title.startswith("rounds to") for title in titles):
+    parts = [metric, *(f"{title}: {one.legend}" for title, one in shown.items() if one.legend)]
+    if rounds_to is not None and any(title.startswith("rounds to") for title in shown):
         parts.append(f"rounds to {100 * rounds_to:g}%: first round with that mean")
     return "; ".join(parts)
 
@@ -328,25 +329,20 @@ def print_methods(
 ) -> None:
     """Print methods side by side without cutting a number: in several tables if one does not fit the width.
 
-    Args:
-        lines: one row per method.
-        console: where to print.
-        rounds_to: the mean test accuracy to reach, a fraction, if the rounds to it are shown.
-        columns: `all`, or titles with commas between; without it, the columns that fit 80 characters.
-
     Raises:
-        ConfigError: there is no such column.
+        ConfigError: there is no such column; see `select_columns`.
     """
     best = find_best_row(lines)
-    method: dict[str, RowFormatter] = {"method": lambda row: row.algorithm}
+    method = {"method": Column(lambda row: row.algorithm)}
 
-    def make(columns: dict[str, RowFormatter]) -> "Table":
+    def make(columns: Columns) -> "Table":
         def style(row: "MethodRow") -> str | None:
             return "bold" if row == best and len(lines) > 1 else None
 
-        return fill_table(lines, method | columns, ("method", "model", "effect"), style)
+        cells = {title: one.format for title, one in (method | columns).items()}
+        return fill_table(lines, cells, ("method", "model", "effect"), style)
 
-    def fits(columns: dict[str, RowFormatter]) -> bool:
+    def fits(columns: Columns) -> bool:
         return not console.is_terminal or measure_width(make(columns), console) <= console.width
 
     groups = select_columns(lines, rounds_to, columns)
@@ -354,7 +350,7 @@ def print_methods(
         for title in DROPPABLE_COLUMNS:
             if measure_width(make(groups[0]), console) > WIDTH:
                 groups = [{name: cell for name, cell in groups[0].items() if name != title}]
-    parts: list[dict[str, RowFormatter]] = [{}]
+    parts: list[Columns] = [{}]
     for group in groups:
         if not fits(parts[-1] | group) and fits(group):
             parts.append({})

@@ -44,10 +44,6 @@ def compute_split_interval(gains: Sequence[float], test_share: float) -> tuple[f
     The splits share rows, so their gains vary less than gains on new rows would. The variance is corrected for that:
     Nadeau and Bengio, Inference for the Generalization Error, Machine Learning 52, 2003, equation 7.
 
-    Args:
-        gains: the mean gain of each split.
-        test_share: share of the rows in the test part.
-
     Returns:
         The interval; None for fewer than two splits.
     """
@@ -178,12 +174,6 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
     numbers and of log loss, Wilcoxon's test compares the rows' errors. AUC, balanced accuracy and F1 are no means over
     rows; a t test compares the influence of each row on them (for AUC: DeLong et al., Biometrics 44, 1988). Where a
     class has few rows, the influences do not show their spread, and the two models' rows are swapped at random.
-
-    Args:
-        mine: predictions of the method.
-        other: predictions of its reference for the same rows.
-        client: position of the client.
-        metric: name of the metric.
     """
     from scipy.stats import binomtest, t, wilcoxon
 
@@ -211,7 +201,6 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
 
 
 def _compute_swap_p(y: NDArray[np.int64], mine: FloatArray, other: FloatArray, metric: str) -> float:
-    """Compute how often the metric loses as much if chance decides which model gives which output of a row."""
     from scipy.special import logsumexp
     from scipy.stats import rankdata
 

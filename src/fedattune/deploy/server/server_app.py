@@ -20,7 +20,7 @@ from ...core.text import make_printable
 from ...runs.context import Progress, RunContext
 from ...runs.folder import RunFolder
 from ...runs.result import Result
-from ...training.clients.acceptance import check_acceptance
+from ...training.clients.options import check_clients
 from ...training.clients.state import PayloadFactory
 from ...training.loop import RoundLoop
 from ...training.notes import MERGED_NOTE
@@ -217,7 +217,7 @@ class _Server:
         )
         settings.cohort_size(self.registry.info.n_clients)
         check_device(settings)
-        check_acceptance(settings, self.registry.info)
+        check_clients(settings, self.registry.info)
         card = self._make_card(name, seed)
         config = {
             "algorithm": name,

@@ -65,7 +65,7 @@ class TrainReply(NamedTuple):
         steps: local steps of all clients.
         diverged: clients whose training was not finite.
         faults: the reason for each client that could not be reached, or whose upload was refused.
-        refused: clients that refused what they were sent in this round (`--accept better`).
+        refused: clients that refused what they were sent in this round.
 
     """
 

@@ -1,1 +1,1 @@
-"""The clients of a run: their state, evaluation, acceptance and record-level privacy."""
+"""The clients of a run: their state, evaluation, and what options ask of them."""

@@ -14,8 +14,7 @@ It makes no difference to the rule whether a model is worse because of an attack
 clients. Most methods are therefore close to training alone with it.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -120,7 +119,6 @@ def _strip(local_state: LocalState) -> LocalState:
 
 
 def _restrict(context: RoundContext, refused: Tensor) -> RoundContext:
-    """Let a client that goes on alone take plain steps: corrections follow a common start."""
     return context._replace(is_uploaded=context.is_uploaded & ~refused)
 
 
@@ -133,7 +131,6 @@ class Judge:
         engine: evaluates models on validation rows.
         personal: names of the tensors that never leave a client.
         plan: returns the local training of the coming round, for rules whose start needs a look at data.
-
     """
 
     rule: AcceptBetter
@@ -142,13 +139,7 @@ class Judge:
     plan: Callable[[], LocalTraining]
 
     def decide(self, ids: Tensor, inputs: ClientInputs) -> ClientInputs:
-        """Return the inputs with a decision on each payload that is new; older decisions stand.
-
-        Args:
-            ids: numbers of the clients (C,).
-            inputs: one row per client.
-
-        """
+        """Return the inputs with a decision on each payload that is new; older decisions stand."""
         before = inputs.local_state[REFUSAL]["refused"]
         offered = self._measure(ids, self._make_offered(ids, inputs), inputs.buffers)
         had = self._measure(ids, inputs.local_state[OWN], inputs.buffers)
@@ -157,7 +148,6 @@ class Judge:
         return _replace_refusals(inputs, refused)
 
     def _make_offered(self, ids: Tensor, inputs: ClientInputs) -> Params:
-        """Return the models (C, ...) that the payloads offer, with the clients' own personal tensors."""
         own = inputs.local_state[OWN]
         if (probe := self.rule.plan.probe) and probe.makes_received_model:
             tried = _replace_refusals(inputs, torch.zeros_like(inputs.local_state[REFUSAL]["refused"]))
@@ -169,7 +159,6 @@ class Judge:
         return Params({k: own[k] if k in self.personal else v for k, v in offered.items()})
 
     def _measure(self, ids: Tensor, models: Params, buffers: Params) -> Tensor:
-        """Return the sum of losses (C,) on validation rows; 0 without rows."""
         (scores,) = self.engine.evaluate(models, buffers, ("validation",), ids)
         return scores.loss
 
@@ -178,43 +167,62 @@ def _replace_refusals(inputs: ClientInputs, refused: Tensor) -> ClientInputs:
     return inputs._replace(local_state={**inputs.local_state, REFUSAL: Params(refused=refused)})
 
 
-class Refusals(NamedTuple):
-    """Refusals of received models in a run.
+class Refusals:
+    """The received models that clients refused in a run; nothing is counted if clients accept everything.
 
     Attributes:
-        clients: number of a client, as text -> how often it refused.
-        rounds: for each round with one, its number and how many clients refused.
+        clients: (N,) how often each client refused.
+        rounds: for each round with a refusal, its number and how many clients refused.
         n_trained: trainings of all clients and rounds.
-
     """
 
-    clients: dict[str, int] = {}  # noqa: RUF012 (never written to)
-    rounds: Sequence[tuple[int, int]] = ()
-    n_trained: int = 0
+    def __init__(self, context: RunContext) -> None:
+        self.context, self.is_on = context, context.settings.accept == "better"
+        self.clients = torch.zeros(context.n_clients if self.is_on else 0, dtype=torch.int64)
+        self.rounds: list[tuple[int, int]] = []
+        self.n_trained = 0
 
-    def add_round(self, r: int, refused: Sequence[int], n_trained: int) -> "Refusals":
-        """Return the refusals with one more round."""
-        clients = Counter(self.clients) + Counter(map(str, refused))
-        rounds = [*self.rounds, (r, len(refused))] if refused else self.rounds
-        return Refusals(dict(clients), rounds, self.n_trained + n_trained)
+    def add_round(self, r: int, refused: Sequence[int], n_trained: int) -> None:
+        """Count the clients who refused in a round."""
+        if self.is_on:
+            self.clients[list(refused)] += 1
+            self.rounds += [(r, len(refused))] if refused else []
+            self.n_trained += n_trained
 
-    def collect_facts(self, context: RunContext) -> dict[str, Any]:
-        """Return the entry `refusals` of the facts; nothing if clients accept everything."""
-        if context.settings.accept != "better":
+    def state_tree(self) -> dict[str, Any]:
+        """Return the counts for a checkpoint."""
+        if not self.is_on:
             return {}
-        names = context.federation.names
-        clients = {names[int(i)]: n for i, n in sorted(self.clients.items(), key=lambda item: int(item[0]))}
+        rounds = torch.tensor(self.rounds, dtype=torch.int64).reshape(-1, 2)
+        return {
+            "refusals": {"clients": self.clients, "rounds": rounds, "n_trained": torch.tensor(self.n_trained)}
+        }
+
+    def load(self, flat: Mapping[str, Tensor]) -> None:
+        """Take over the counts of a checkpoint, which may have fewer clients."""
+        if self.is_on:
+            before = flat["refusals/clients"]
+            self.clients[: len(before)] = before
+            self.rounds = [(r, n) for r, n in flat["refusals/rounds"].tolist()]
+            self.n_trained = int(flat["refusals/n_trained"])
+
+    def facts(self) -> dict[str, Any]:
+        """Return the entry `refusals` of the facts; nothing if clients accept everything."""
+        if not self.is_on:
+            return {}
+        names, counts = self.context.federation.names, self.clients.tolist()
+        clients = {names[i]: n for i, n in enumerate(counts) if n}
         return {"refusals": {"clients": clients, "rounds": [list(pair) for pair in self.rounds]}}
 
-    def collect_notes(self, context: RunContext, name: str) -> list[str]:
+    def notes(self, name: str) -> list[str]:
         """Return a sentence on how much was refused, and on the clients that could not judge."""
-        if context.settings.accept != "better" or not context.has_shared_parameters:
+        if not self.is_on or not self.context.has_shared_parameters:
             return []
-        share = sum(self.clients.values()) / max(1, self.n_trained)
+        share = int(self.clients.sum()) / max(1, self.n_trained)
         notes = [
             f"{name}: clients refused {100 * share:.0f}% of the models that they were sent (--accept better)"
         ]
-        n_without = int((context.federation.sizes("validation") == 0).sum())
+        n_without = int((self.context.federation.sizes("validation") == 0).sum())
         if n_without:
             notes.append(
                 f"{n_without} clients have no validation rows and accept everything (--accept better)"
@@ -227,7 +235,6 @@ def check_acceptance(settings: Settings, federation: Federation | FederationInfo
 
     Raises:
         ConfigError: no client has validation rows.
-
     """
     if settings.accept == "better" and not bool(federation.sizes("validation").any()):
         raise ConfigError(

@@ -21,7 +21,6 @@ from .state import ClientStates, PayloadFactory
 PROBE_CHUNK = 32
 """Clients whose received models are made together if that takes a look at data."""
 
-
 MODEL_CHUNK_BYTES = 1 << 30
 """Bytes of personal models that are made and evaluated together."""
 
@@ -42,7 +41,6 @@ class PointScores(NamedTuple):
         part: test or validation.
         ids: (E,) clients.
         scores: (E,) their scores.
-
     """
 
     point: str
@@ -58,7 +56,6 @@ class LocalEvaluation:
     Attributes:
         eval_ids: (E,) clients that are evaluated, sorted.
         evaluated_models: models and buffers (E, ...) that were evaluated last at the evaluation point.
-
     """
 
     algorithm: Algorithm
@@ -91,7 +88,6 @@ class LocalEvaluation:
         Args:
             trained_models: the models of clients that trained; the other clients rest.
             make_payload: gives the payloads of resting clients if clients keep none.
-
         """
         if self.algorithm.fine_tune:
             return []
@@ -134,7 +130,6 @@ class LocalEvaluation:
             training: the local training of the next round.
             fine_tuning: the fine-tuning of this round.
             mean_buffers: buffers of the global model; by default the mean of the buffers that clients have here.
-
         """
         fine_tune, rule = self.algorithm.fine_tune, self.algorithm.client
         needs_probe = (probe := rule.plan.probe) is not None and probe.makes_received_model
@@ -174,7 +169,6 @@ class LocalEvaluation:
     def _probe(
         self, make_payload: PayloadFactory, training: LocalTraining, ids: Tensor, buffers: Params
     ) -> Params:
-        """Return the models of clients `ids` as their next round would begin with them."""
         rule, training = self.algorithm.client, replace(training, steps=0, epochs=None)
         models = []
         numbers = torch.arange(len(ids), device=ids.device)
@@ -189,7 +183,6 @@ class LocalEvaluation:
         return concatenate(models)
 
     def _fine_tune(self, models: ClientModels, fine_tune: FineTune, training: LocalTraining) -> ClientModels:
-        """Fine-tune models by local SGD."""
         if fine_tune.steps:
             training = replace(training, steps=fine_tune.steps, epochs=None)
         training = replace(training, lr=fine_tune.lr or training.lr)
@@ -205,10 +198,6 @@ class LocalEvaluation:
         mean_buffers: Params | None,
         alike: bool,
     ) -> list[PointScores]:
-        """Score the one global model, if there is one.
-
-        If all clients received one model (`alike`) and there are no buffers, `received_scores` has its scores already.
-        """
         network, personal = self.algorithm.network, self.client_states.personal
         scores = next((one.scores for one in received_scores if one.part == "test"), None)
         if w is None or scores is None or (personal and not (network and network.generic)):
@@ -235,7 +224,6 @@ class LocalEvaluation:
         pieces: Iterable[ClientModels],
         parts: Sequence[EvalPart] = EVALUATED_PARTS,
     ) -> list[PointScores]:
-        """Score models at one point, on each part that any client has."""
         parts = [part for part in parts if self.federation.sizes(part).any()]
         scores: list[list[Scores]] = []
         for piece in pieces:
@@ -248,7 +236,6 @@ class LocalEvaluation:
         ]
 
     def _keep(self, piece: ClientModels) -> None:
-        """Keep evaluated models; on disk if not all are made at once."""
         if len(piece.ids) == len(self.eval_ids):
             self.evaluated_models = piece.params, piece.buffers
             return
@@ -262,11 +249,9 @@ class LocalEvaluation:
 
 
 def _select_clients(models: ClientModels, ids: Tensor) -> ClientModels:
-    """Return the models of the clients that are among `ids`."""
     rows = torch.isin(models.ids, ids, assume_unique=True).nonzero().flatten()
     return ClientModels(models.ids[rows], models.params.rows(rows), models.buffers.rows(rows))
 
 
 def _is_one_model(models: Params) -> bool:
-    """Return whether all rows are one model."""
     return all(v.stride(0) == 0 for v in models.values())

@@ -19,7 +19,6 @@ class KeptModels:
         params: parameters (M, ...).
         buffers: buffers (M, ...).
         is_kept: (M,) whether a client's model was kept; until then its row is the initial model.
-
     """
 
     params: RowStack

@@ -25,7 +25,7 @@ from ...core.task import Task
 from ...data import Federation
 from ...privacy.accounting import check_accounting
 from ...privacy.calibration import Sampled, compute_epsilon, find_multiplier
-from ...privacy.dp_sgd import RecordPrivacy, count_steps
+from ...privacy.dp_sgd import GradientNoise, count_steps
 from ...runs.context import RunContext
 from ..sampling import sample_cohort
 from ..setup import init_server
@@ -42,15 +42,8 @@ def check_record_privacy(
 ) -> None:
     """Check that every number that training takes from a row is a gradient that can be made private.
 
-    Args:
-        algorithm: the method.
-        module: the module that it trains.
-        settings: settings of the run.
-        federation: the clients' data.
-
     Raises:
         ConfigError: it is not so; the sentence says why.
-
     """
     if not settings.is_record_private:
         return
@@ -91,7 +84,6 @@ def _find_obstacle(algorithm: Algorithm, module: nn.Module) -> str | None:
 
 
 def _find_gradient_error(module: nn.Module, federation: Federation, dtype: str) -> str | None:
-    """Return the reason why the model gives no gradients of single rows."""
     kind = getattr(torch, dtype)
     task = Task(copy.deepcopy(module)).to(torch.device("cpu"), kind)
     samples = next(rows for rows in federation.part("train") if len(rows))
@@ -115,7 +107,6 @@ def count_gradients(context: RunContext) -> tuple[int, ...]:
 
     Raises:
         ConfigError: the rule takes gradients of batches that it was not given.
-
     """
     rule, task = context.algorithm.client, context.task
     n = min(context.n_clients, EXAMPLE_CLIENTS)
@@ -164,7 +155,6 @@ class RecordPlan:
     Attributes:
         context: the run.
         is_secret: whether this is a node, whose random numbers nobody else knows.
-
     """
 
     context: RunContext
@@ -180,13 +170,13 @@ class RecordPlan:
         """Gradients of a local step on each of its batches."""
         return count_gradients(self.context)
 
-    def training(self) -> RecordPrivacy:
+    def training(self) -> GradientNoise:
         """Return the privacy of the local steps."""
-        return RecordPrivacy(
+        return GradientNoise(
             self.context.settings.dp_record_clip, self.calls, self.multiplier, self.is_secret
         )
 
-    def fine_tuning(self) -> RecordPrivacy:
+    def fine_tuning(self) -> GradientNoise:
         """Return the privacy of fine-tuning, which is plain SGD."""
         return replace(self.training(), calls=(1,))
 
@@ -204,14 +194,7 @@ class RecordPlan:
         )
 
     def epsilon(self, client: int, rounds: int, evaluations: int) -> float:
-        """Return the epsilon that a client has spent.
-
-        Args:
-            client: number of the client.
-            rounds: rounds in which it trained.
-            evaluations: evaluations for which its model was fine-tuned.
-
-        """
+        """Return the epsilon that a client has spent."""
         n = int(self.context.n_train[client])
         if not n:
             return 0.0
@@ -226,10 +209,7 @@ class RecordPlan:
         return 1 + ceil(settings.rounds / settings.eval_every) if self.context.algorithm.fine_tune else 0
 
     def _mechanisms(self, n: int, rounds: int, evaluations: int) -> tuple[Sampled, ...]:
-        """Return the mechanisms of a client with n rows, with multipliers relative to its noise.
-
-        k gradients of one batch are one Gaussian mechanism with the noise over sqrt(k), on one Poisson sample.
-        """
+        # k gradients of one batch are one Gaussian mechanism with the noise over sqrt(k), on one Poisson sample.
         settings, plan = self.context.settings, self.context.algorithm.client.plan
         rows = max(1, min(n, _round_down(n)))
         rate = min(1.0, settings.batch_size / rows)
@@ -273,7 +253,6 @@ class RecordLedger:
         plan: the noise of every client; None without record-level privacy.
         rounds: (N,) rounds in which each client trained.
         evaluations: scalar; evaluations for which models were fine-tuned.
-
     """
 
     def __init__(self, context: RunContext, *, is_secret: bool = False) -> None:
@@ -306,7 +285,6 @@ class RecordLedger:
 
         Args:
             repeats: rounds that nodes may have trained twice, with other noise, after an interruption.
-
         """
         if not self.plan:
             return {}
@@ -357,5 +335,4 @@ class RecordLedger:
 
 
 def _round_down(n: int) -> int:
-    """Round a number of rows down to a power of `SIZE_RATIO`."""
     return ceil(SIZE_RATIO ** int(log(n) / log(SIZE_RATIO) + 1e-9)) if n > 1 else n

@@ -18,10 +18,8 @@ from .acceptance import Judge
 
 ModelRule = Callable[[Payload, LocalState, Tensor], Params]
 
-
 PayloadFactory = Callable[[Tensor], Payload]
 """Gives the payload that the server would send to clients with these numbers now, one row each."""
-
 
 FIRST_PAYLOADS_CHUNK = 1000
 """Clients whose first payload is made together if payloads are kept on disk."""
@@ -43,7 +41,6 @@ class ClientStates:
         storage: where rows are kept.
         memory: what upload steps remember of each client, by step.
         judge: decides which payloads clients refuse; None if they accept all.
-
     """
 
     client_ids: Tensor
@@ -78,7 +75,6 @@ class ClientStates:
             make_payload: gives the first payloads; without it, they come later by `store_payload`.
             own_buffers: buffers (M, ...) that differ between clients.
             memory: the first memory of upload steps, by step.
-
         """
         algorithm, task = context.algorithm, context.task
         own, first = own_buffers or Params(), task.buffers
@@ -127,7 +123,6 @@ class ClientStates:
 
     @cached_property
     def _are_all(self) -> bool:
-        """True if a client's number is its row."""
         return int(self.client_ids[-1]) == len(self.client_ids) - 1
 
     def store_payload(self, ids: Tensor, payload: Payload) -> None:
@@ -143,7 +138,6 @@ class ClientStates:
             ids: (C,) numbers of the clients.
             payload: one row each.
             statistics: (C, ...) the statistics that came with the payload, if they are older than the current ones.
-
         """
         if self.sent is not None:
             self.store_payload(ids, payload)
@@ -175,7 +169,6 @@ class ClientStates:
             payload: the last payload of each, one row per client.
             is_uploaded: (C,) see `RoundContext`.
             fresh: (C,) whether the payload is new to the client; by default as the client received it.
-
         """
         rows = self.rows_of(ids)
         inputs = ClientInputs(
@@ -209,7 +202,6 @@ class ClientStates:
             rule: makes a client's model from its payload, its local state, and whether the payload is fresh.
             ids: (E,) numbers of the clients.
             make_payload: gives the payloads if clients keep none.
-
         """
         n, rows = len(self.fresh), self.rows_of(ids)
         if self.sent is not None:
@@ -261,7 +253,6 @@ def put_payload_rows(stack: Payload, rows: Tensor, new: Payload) -> None:
 
 
 def _make_first_payloads(make_payload: PayloadFactory, client_ids: Tensor, storage: RowStorage) -> Payload:
-    """Return the payload of each client before the first round."""
     if not storage.is_on_disk:
         return copy_payload_rows(make_payload(client_ids))
     one = make_payload(client_ids[:1]).rows(0)
@@ -289,7 +280,6 @@ def _allocate_payloads(one: Payload, storage: RowStorage) -> Payload:
 
 
 def _write_differing_rows(stack: RowStack, first: Params, at: Tensor, rows: Params) -> int:
-    """Write the rows that differ from the first one, as equal rows take no space; return their number."""
     differs = torch.zeros(len(at), dtype=torch.bool, device=at.device)
     for k, v in rows.items():
         differs |= (v != first[k]).reshape(len(at), -1).any(1)

@@ -4,22 +4,36 @@ import base64
 import gzip
 import hashlib
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...._version import __version__
 from ....core.errors import RunError
 from ....core.io import write_text
-from ....core.metrics import METRICS
+from ....core.metrics import METRICS, Metric, MetricName, format_number
 from ....runs.folder import RunFolder
-from ...compare import build_rows, group_by_algorithm
+from ....runs.metrics import NewcomerResult, RunMetrics
+from ...compare import (
+    BASELINE,
+    Contestant,
+    FloatArray,
+    average_clients,
+    build_rows,
+    compute_gains_over_local,
+    group_by_algorithm,
+    pair_runs,
+)
 from ...load import Runs
-from ...mixing.mixing import MixingAnalysis
-from ...verdict.verdict import describe_seed_differences, merge_notes
+from ...mixing import N_TOP_PARTNERS, Arrangement, MixingAnalysis, arrange_clients, seriate, thin_out
+from ...verdict import find_excluded
+from ...verdict.notes import describe_seed_differences, merge_notes
 from ..tables import choose_columns, format_points, write_legend
-from . import content
 
 MAX_DATA_BYTES = 3_200_000
 """Bytes of data in a report; the page and its chart library take a million and a half."""
@@ -68,17 +82,17 @@ def render_report(runs: Runs) -> str:
     table = build_rows(results, rounds_to, metric=runs.metric, baselines=runs.baselines)
     groups = group_by_algorithm(results)
     data, matrices = _fit_data(runs)
-    joined = content.summarize_newcomers(results)
+    joined = summarize_newcomers(results)
     return environment.get_template("report.html").render(
         title=runs.title + (f", {len(joined)} of them joining after training" if joined else ""),
-        head=content.build_answer(runs),
+        head=build_answer(runs),
         live=not runs.is_finished,
         reference=runs.verdict.reference,
-        warnings=content.list_warnings(runs),
+        warnings=list_warnings(runs),
         tables=[
             {
                 "columns": list(group),
-                "rows": [(row.algorithm, [cell(row) for cell in group.values()]) for row in table],
+                "rows": [(row.algorithm, [one.format(row) for one in group.values()]) for row in table],
             }
             for group in choose_columns(table, rounds_to)
         ],
@@ -89,7 +103,7 @@ def render_report(runs: Runs) -> str:
         methods=list(groups),
         mixes=bool(data["mixing"]),
         notes=_collect_notes(runs),
-        config=content.describe_configuration(results),
+        config=describe_configuration(results),
         environments=_collect_environments(runs),
         version=__version__,
         date=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
@@ -102,27 +116,25 @@ def render_report(runs: Runs) -> str:
 
 
 def _hash_script(script: str) -> str:
-    """Return the source of a Content Security Policy that lets this script run, and no other one in the page."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _fit_data(runs: Runs) -> tuple[dict[str, Any], str]:
-    """Build the data of the pictures, and pack as many mixing matrices as fit into the page."""
     groups = group_by_algorithm(runs.results)
     mixings = {name: MixingAnalysis(group[0]) for name, group in groups.items()}
     data: dict[str, Any] = {
         "method": runs.verdict.method,
         "methods": list(groups),
-        "metric": content.describe_metric(METRICS[runs.metric]),
-        "curve": content.describe_metric(runs.results[0].curve_metric),
-        "curves": content.build_curves(groups),
-        "clients": content.build_clients(groups, mixings, runs.metric),
-        "traffic": content.build_traffic(groups),
+        "metric": describe_metric(METRICS[runs.metric]),
+        "curve": describe_metric(runs.results[0].curve_metric),
+        "curves": build_curves(groups),
+        "clients": build_clients(groups, mixings, runs.metric),
+        "traffic": build_traffic(groups),
         "seeds": {name: [run.settings.seed for run in group] for name, group in groups.items()},
     }
-    n_bytes = content.MAX_MATRIX_BYTES
+    n_bytes = MAX_MATRIX_BYTES
     while True:
-        data["mixing"], matrices = content.build_mixing(mixings, n_bytes)
+        data["mixing"], matrices = build_mixing(mixings, n_bytes)
         packed = _encode(matrices)
         if len(packed) < MAX_DATA_BYTES or n_bytes < 1_000:
             return data, packed
@@ -134,7 +146,6 @@ def _encode(raw: bytes) -> str:
 
 
 def _collect_notes(runs: Runs) -> list[str]:
-    """Collect the notes on the data and the methods that are not warnings."""
     data_notes = [note for run in runs.results for note in run.facts.get("data_notes", ())]
     warnings = describe_seed_differences(runs.results).values()
     notes = [*data_notes, *merge_notes(runs.results, runs.baselines, runs.metric), *runs.notes]
@@ -142,7 +153,6 @@ def _collect_notes(runs: Runs) -> list[str]:
 
 
 def _collect_environments(runs: Runs) -> list[dict[str, str]]:
-    """Collect the versions and machines of the runs, each once."""
     environments: dict[str, dict[str, str]] = {}
     for folder in map(RunFolder, runs.folders):
         if values := folder.read_environment():
@@ -151,3 +161,387 @@ def _collect_environments(runs: Runs) -> list[dict[str, str]]:
             text["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
             environments.setdefault(str(text), text)
     return list(environments.values())
+
+
+MAX_LEVEL, UNKNOWN_LEVEL = 254, 255
+"""The byte of the largest weight, and the byte of a weight that is not known."""
+MAX_PICTURED_CLIENTS = 150
+"""Maximum number of clients in the pictures of who learns from whom; more would be unreadable."""
+MAX_CURVE_POINTS = 400
+MAX_MATRIX_BYTES = 6_000_000
+"""Bytes of mixing matrices before they are zipped; halved until the page is small enough."""
+MIN_PARTNER_SHARE = 1e-4
+"""Share below which a client is not listed as a partner."""
+
+Groups = dict[str, list[RunMetrics]]
+
+
+def build_curves(groups: Groups) -> list[dict[str, Any]]:
+    """Build, for each method and seed: rounds, bytes and seconds so far, mean and worst tenth of the curve."""
+    curves = []
+    for name, runs in groups.items():
+        seeds = []
+        for run in runs:
+            history = [entry for entry in run.history if entry[run.evaluation_point]]
+            entries = [history[i] for i in thin_out(range(len(history)), MAX_CURVE_POINTS)]
+            seeds.append(
+                {
+                    "seed": run.settings.seed,
+                    "rounds": [e["round"] for e in entries],
+                    "bytes": [e["bytes"]["up"] + e["bytes"]["down"] for e in entries],
+                    "seconds": [round(e["seconds"], 2) for e in entries],
+                    "mean": [_round(run.read_curve(e[run.evaluation_point])) for e in entries],
+                    "worst": [_round(run.read_curve(e[run.evaluation_point], "worst10")) for e in entries],
+                }
+            )
+        curves.append({"method": name, "point": runs[0].evaluation_point, "seeds": seeds})
+    return curves
+
+
+def describe_metric(metric: Metric) -> dict[str, Any]:
+    """Describe a metric for the page: name, unit, the word behind differences, and what it counts."""
+    unit = "%" if metric.is_percent else ""
+    title = f"Test {metric.label}" + (" in percent" if unit else "")
+    return {
+        "label": metric.label,
+        "title": title,
+        "unit": unit,
+        "word": metric.points,
+        "samples": metric.name == "accuracy",
+        "higher": metric.is_higher_better,
+        "has_unit": metric.has_unit,
+    }
+
+
+def build_clients(
+    groups: Groups, mixings: dict[str, MixingAnalysis], metric: MetricName = "accuracy"
+) -> dict[str, Any]:
+    """Build, for each client: samples and classes; with each method, the metric, gain and partners."""
+    scale = METRICS[metric].scale
+    first = next(iter(groups.values()))[0]
+    labels = first.facts.get("labels")
+    methods: dict[str, Any] = {}
+    for name, runs in groups.items():
+        entry: dict[str, Any] = {
+            "headline": [_round(scale * value) for value in average_clients(runs, metric)]
+        }
+        if metric == "accuracy":
+            entry |= {point: _mean_accuracies(runs, point) for point in ("received", "trained")}
+        gains = None if name == BASELINE else compute_gains_over_local(groups, name, metric)
+        entry["gain"] = None if gains is None else [_round(scale * gain) for gain in gains]
+        if mixings[name].has_mixtures:
+            entry |= _list_partners(mixings[name], len(first.clients))
+        methods[name] = entry
+    return {
+        "ids": [client.id for client in first.clients],
+        "train": [client.n_train for client in first.clients],
+        "test": [client.n_test for client in first.clients],
+        "classes": None if labels is None else [sum(1 for n in row if n) for row in labels],
+        "methods": methods,
+    }
+
+
+def _list_partners(mixing: MixingAnalysis, n_clients: int) -> dict[str, Any]:
+    own: list[float | None] = [None] * n_clients
+    partners: list[list[list[Any]]] = [[] for _ in range(n_clients)]
+    for position, shares in zip(mixing.positions, mixing.shares, strict=True):
+        if shares:
+            own[position] = _round_percent(shares.own)
+            top = [one for one in shares.partners[:N_TOP_PARTNERS] if one.weight > MIN_PARTNER_SHARE]
+            partners[position] = [[one.client, _round_percent(one.weight)] for one in top]
+    return {"own": own, "partners": partners}
+
+
+def _mean_accuracies(runs: Sequence[RunMetrics], point: str) -> list[float | None]:
+    rows = zip(*([getattr(client, point) for client in run.clients] for run in runs), strict=True)
+    values = [[a for a in row if a is not None] for row in rows]
+    return [_round_percent(float(np.mean(row))) if row else None for row in values]
+
+
+def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict[str, Any], bytes]:
+    """Build who learns from whom with every method that mixes client by client, from at most `n_bytes` of matrices.
+
+    Returns:
+        The data of the pictures, and the packed matrices.
+    """
+    honest = {name: one for name, one in mixings.items() if one.has_mixtures}
+    if not honest:
+        return {}, b""
+    mixed = {name: one.include_marked() for name, one in honest.items()}
+    first = next(iter(mixed.values()))
+    clients = list(range(len(first.names)))
+    if len(clients) > MAX_PICTURED_CLIENTS:
+        clients = sorted(thin_out(seriate(first.mean)[0], MAX_PICTURED_CLIENTS))
+    square = np.ix_(clients, clients)
+    n_matrices = sum(len(one.components) for one in mixed.values())
+    n_rounds = max(2, n_bytes // (n_matrices * len(clients) ** 2))
+    content, methods = b"", {}
+    for name, one in mixed.items():
+        rounds = thin_out(one.rounds, n_rounds)
+        components, packed = pack_matrices(one, clients, rounds)
+        arrangement = arrange_clients(one.mean[square], one.last.offered[square])
+        methods[name] = {
+            "components": components,
+            "rounds": rounds,
+            "start": len(content),
+            "order": arrangement.order,
+            "clusters": _number_clusters(arrangement),
+            "all_rounds": len(one.rounds),
+            "own": {component.name: component.own for component in honest[name].components},
+            "agreement": {
+                component.name: vars(component.agreement)
+                for component in honest[name].components
+                if component.agreement
+            },
+        }
+        content += packed
+    similarity = first.similarity
+    return {
+        "clients": [first.positions[i] for i in clients],
+        "names": [first.names[i] for i in clients],
+        "hidden": len(first.run.facts["clients"]) + len(first.marked) - len(clients),
+        "labels": None if first.labels is None else first.labels[clients].astype(int).tolist(),
+        "classes": list(first.run.facts["classes"]),
+        "label_order": None if similarity is None else seriate(similarity[square])[0],
+        "methods": methods,
+    }, content
+
+
+def _number_clusters(arrangement: Arrangement) -> list[int]:
+    sizes = Counter(arrangement.clusters)
+    several = [c for c in dict.fromkeys(arrangement.clusters[i] for i in arrangement.order) if sizes[c] > 1]
+    if arrangement.share is None:
+        return [0] * len(arrangement.clusters)
+    return [several.index(c) + 1 if c in several else 0 for c in arrangement.clusters]
+
+
+def pack_matrices(
+    mixing: MixingAnalysis, clients: Sequence[int], rounds: Sequence[int]
+) -> tuple[list[dict[str, Any]], bytes]:
+    """Pack the matrices among some clients; where a client was given nothing, its last row stands.
+
+    Returns:
+        Name and scale of each component, and its matrices of all rounds, one component after the other.
+    """
+    square = np.ix_(clients, clients)
+    stack = [{name: m[square] for name, m in mixing.read_last_rows(r).weights.items()} for r in rounds]
+    components, content = [], b""
+    for name in stack[-1]:
+        series = np.stack([one.get(name, np.full((len(clients),) * 2, np.nan)) for one in stack])
+        weights = series[~np.isnan(series)]
+        largest = float(np.abs(weights).max()) or 1.0 if len(weights) else 1.0
+        is_signed = bool(len(weights) and weights.min() < 0)
+        components.append({"name": name, "largest": largest, "signed": is_signed})
+        content += b"".join(pack_weights(one, largest, is_signed) for one in series)
+    return components, content
+
+
+def pack_weights(weights: FloatArray, largest: float, signed: bool) -> bytes:
+    """Pack weights (N, N), NaN where not known, as one byte each: the fourth root of their share of the largest.
+
+    Large weights are exact to about a hundredth of themselves, weights of a hundredth of the largest to three, and
+    weights of a millionth differ from zero. Signed weights have their zero in the middle.
+    """
+    root = (np.abs(np.nan_to_num(weights)) / largest) ** 0.25
+    levels = MAX_LEVEL // 2 * (1 + np.sign(np.nan_to_num(weights)) * root) if signed else MAX_LEVEL * root
+    out = np.round(levels).clip(0, MAX_LEVEL).astype(np.uint8)
+    out[np.isnan(weights)] = UNKNOWN_LEVEL
+    return out.tobytes()
+
+
+def build_traffic(groups: Groups) -> dict[str, Any]:
+    """Build, for each method, the bytes up and down by layer, averaged over the seeds, and the rounds done."""
+    traffic = {}
+    for name, runs in groups.items():
+        stored = [run.store.traffic() for run in runs]
+        parts = list(dict.fromkeys(part for one in stored for way in one.values() for part in way))
+        traffic[name] = {
+            "parts": parts,
+            "rounds": runs[0].rounds,
+            "up": [float(np.mean([one["up"].get(part, 0) for one in stored])) for part in parts],
+            "down": [float(np.mean([one["down"].get(part, 0) for one in stored])) for part in parts],
+            "total": [
+                float(np.mean([run.bytes_up for run in runs])),
+                float(np.mean([run.bytes_down for run in runs])),
+            ],
+        }
+    return traffic
+
+
+def _round(value: float) -> float | None:
+    """Return a number with four significant digits, two decimals at least; None if it is not known."""
+    if not np.isfinite(value):
+        return None
+    return round(float(value), 2) if abs(value) >= 1 else float(f"{value:.3g}")
+
+
+def _round_percent(value: float | None) -> float | None:
+    """Return percent with two decimals; None if the value is not known."""
+    return None if value is None or np.isnan(value) else round(100 * value, 2)
+
+
+ANSWERS = {
+    "yes": "Yes: federate.",
+    "no": "No: do not federate here.",
+    "undecided": "Undecided: no clear gain from federating is shown.",
+    "nothing": "Nothing to compare.",
+}
+LIVE_ANSWERS = {
+    "yes": "So far it pays to federate.",
+    "no": "So far it does not pay to federate.",
+    "undecided": "So far no clear gain from federating.",
+    "nothing": "Nothing to compare.",
+}
+
+
+def build_answer(runs: Runs) -> dict[str, Any]:
+    """Build the verdict in words and numbers, for a reader of nothing else."""
+    verdict = runs.verdict
+    metric = METRICS[verdict.metric]
+
+    def signed(value: float) -> str:
+        return format_number(value, 3, "+")
+
+    facts: list[tuple[str, str, str]] = []
+    if verdict.gains is not None and verdict.method:
+        known = verdict.gains[np.isfinite(verdict.gains)]
+        over_clients = ""
+        if verdict.interval:
+            low, high = verdict.interval
+            over_clients = f"95% over {verdict.interval_over}: {signed(low)} to {signed(high)}"
+        runs_text = ", ".join(map(signed, verdict.by_run))
+        over_runs = ("one seed and split" if verdict.by_run else "no common seed", "spread is not known")
+        if len(verdict.by_run) > 1:
+            over_runs = (f"±{np.std(verdict.by_run):.3g}", f"mean gain of each: {runs_text}")
+        better, worse = int((known > 0).sum()), int((known < 0).sum())
+        same = len(known) - better - worse
+        everybody: list[Contestant] = [*runs.results, *runs.baselines]
+        groups = group_by_algorithm(everybody)
+        pairs = pair_runs(groups[verdict.method], groups[verdict.reference])
+        is_known = np.isfinite(verdict.gains)  # both means are of the same clients
+        best, alone = (
+            metric.format(
+                float(average_clients([pair[k] for pair in pairs], verdict.metric)[is_known].mean())
+            )
+            if pairs
+            else "-"
+            for k in (0, 1)
+        )
+        facts = [
+            (
+                f"Mean gain over {verdict.reference}{'' if metric.is_higher_better else ' (lower is a gain)'}",
+                f"{signed(float(known.mean()))} {metric.points}",
+                f"{verdict.method}; {over_clients}",
+            ),
+            ("Over seeds and splits", *over_runs),
+            ("Clients that gain / lose", f"{better} / {worse}", f"{same} neither" if same else "all others"),
+            (f"Mean {metric.label}", best, f"{verdict.reference}: {alone}"),
+        ]
+    short = (ANSWERS if runs.is_finished else LIVE_ANSWERS)[verdict.answer]
+    return {"answer": verdict.answer, "short": short, "text": verdict.text, "facts": facts}
+
+
+def list_warnings(runs: Runs) -> list[str]:
+    """List warnings: failed and unfinished runs, clients harmed, divergence, uploads lost, unfair comparisons."""
+    warnings = [f"{failure}." for failure in runs.failed]
+    unfinished = [run for run in runs.results if not run.is_finished]
+    if unfinished or runs.waiting:
+        parts = [f"{run.algorithm} (round {run.rounds} of {run.config['rounds']})" for run in unfinished]
+        parts += [f"{folder.parent.name}, {folder.name} (no round yet)" for folder in runs.waiting]
+        warnings.append(f"Not finished: {'; '.join(parts)}. All numbers may still change.")
+        if len({run.rounds for run in runs.results}) > 1:
+            warnings.append("Runs are at different rounds. Later rounds have an advantage that may not last.")
+    warnings += _describe_harm(runs)
+    for name, group in group_by_algorithm(runs.results).items():
+        records = [record for run in group for record in run.store.rounds()]
+        diverged = sum(len(record.diverged) for record in records)
+        lost = sum(len(record.absent) for record in records)
+        faults = sum(len(run.store.faults()) for run in group)
+        if diverged:
+            warnings.append(
+                f"{name}: training diverged {diverged:,} times (a client in a round); nothing of it was used."
+            )
+        if lost:
+            refused = f", {faults:,} of them with a recorded reason" if faults else ""
+            warnings.append(
+                f"{name}: {lost:,} uploads were lost (the clients did not answer, or the server refused{refused})."
+            )
+        if name == runs.verdict.method and len({(run.seed, run.split) for run in group}) == 1:
+            warnings.append(
+                "There is one seed and one split: the interval says nothing of chance in training and in the division "
+                "of rows into training and test. Give --splits 5."
+            )
+    warnings += [f"{note}." for note in describe_seed_differences(runs.results).values()]
+    excluded = find_excluded(group_by_algorithm(runs.results))
+    return warnings + [f"{name} is left out of the verdict: it {why}." for name, why in excluded.items()]
+
+
+def _describe_harm(runs: Runs) -> list[str]:
+    groups, verdict = group_by_algorithm(runs.results), runs.verdict
+    gains = {
+        name: compute_gains_over_local(groups, name, verdict.metric) for name in groups if name != BASELINE
+    }
+    counts = {method: int((gain < 0).sum()) for method, gain in gains.items() if gain is not None}
+    text, name = [], verdict.method
+    if verdict.harm and verdict.harm.n_losing:
+        text.append(f"{name}: {verdict.harm.describe()}.")
+    others = [f"{method} {count}" for method, count in counts.items() if count and method != name]
+    if others:
+        text.append(
+            f"Clients that are worse than with {BASELINE}{', with other methods' if text else ''}: {', '.join(others)}."
+        )
+    return text
+
+
+def summarize_newcomers(results: Sequence[RunMetrics]) -> list[dict[str, Any]]:
+    """Summarise each client that joined after training: its accuracies with each method, over the seeds."""
+    entries: dict[str, dict[str, Any]] = {}
+    for name, runs in group_by_algorithm(results).items():
+        by_id: dict[str, list[NewcomerResult]] = {}
+        for newcomer in (newcomer for run in runs for newcomer in run.newcomers):
+            by_id.setdefault(newcomer.id, []).append(newcomer)
+        for id_, same in by_id.items():
+            sizes = {"id": id_, "n_train": same[0].n_train, "n_test": same[0].n_test, "methods": []}
+            points = ("received", "trained", "local")
+            means = {point: float(np.mean([getattr(one, point) for one in same])) for point in points}
+            curve = runs[0].curve_metric
+            words = {
+                point: format_points(value, 1) if curve.is_percent else curve.format(value)
+                for point, value in means.items()
+            }
+            entries.setdefault(id_, sizes)["methods"].append({"name": name, **words})
+    return list(entries.values())
+
+
+def describe_configuration(results: Sequence[RunMetrics]) -> dict[str, dict[str, str]]:
+    """Describe the settings that all runs share, and the settings of each method besides."""
+    configs = {name: runs[0].config for name, runs in group_by_algorithm(results).items()}
+    hidden = {"algorithm", "definition", "split", "seed"}
+    keys = [key for key in next(iter(configs.values())) if key not in hidden]
+    common = {key for key in keys if len({str(config.get(key)) for config in configs.values()}) == 1}
+    common -= {"options"}
+
+    def describe(config: Mapping[str, Any], config_keys: Sequence[str]) -> dict[str, str]:
+        return {key: _format_setting(config[key]) for key in config_keys if config.get(key) not in ({}, None)}
+
+    shared = describe(next(iter(configs.values())), [key for key in keys if key in common])
+    shared["seeds"] = ", ".join(map(str, sorted({run.settings.seed for run in results})))
+    own = [key for key in keys if key not in common]
+    return {
+        "all": shared,
+        **{
+            name: describe(config, own) | {"as": str(config["definition"])}
+            for name, config in configs.items()
+        },
+    }
+
+
+def _format_setting(value: Any) -> str:
+    """Format a setting without braces, quotes, and settings that are not set."""
+    if not isinstance(value, dict):
+        return str(value)
+    return ", ".join(
+        f"{key}: ({_format_setting(one)})" if isinstance(one, dict) else f"{key}: {one}"
+        for key, one in value.items()
+        if one not in ({}, None)
+    )

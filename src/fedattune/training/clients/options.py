@@ -1,0 +1,84 @@
+"""What the options of a run ask of its clients: checks before the run, and counts that it keeps and reports.
+
+The round loop, checkpoints and plans name no single option.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...core.algorithm import Algorithm
+from ...core.settings import Settings
+from ...data import Federation
+from ...data.federated import FederationInfo
+from ...runs.context import RunContext
+from ..backends.base import TrainReply, TrainRequest
+from .acceptance import Refusals, check_acceptance
+from .record_privacy import RecordLedger, check_record_privacy
+
+
+def check_clients(settings: Settings, federation: Federation | FederationInfo) -> None:
+    """Check that the clients have the data that the settings need.
+
+    Raises:
+        ConfigError: they do not; the sentence says what is missing.
+    """
+    check_acceptance(settings, federation)
+
+
+def check_method(algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation) -> None:
+    """Check that clients can do what the settings ask of them with this method and the module that it trains.
+
+    Raises:
+        ConfigError: they cannot; the sentence says why.
+    """
+    check_record_privacy(algorithm, module, settings, federation)
+
+
+class ClientLedger:
+    """Counts over the clients of a run; they are in its checkpoints.
+
+    Attributes:
+        privacy: what clients have spent of the differential privacy of their training rows.
+        refusals: received models that clients refused.
+    """
+
+    def __init__(self, context: RunContext, *, is_secret: bool = False) -> None:
+        self.privacy = RecordLedger(context, is_secret=is_secret)
+        self.refusals = Refusals(context)
+
+    @property
+    def spends(self) -> bool:
+        """True if looking at training rows costs epsilon."""
+        return self.privacy.plan is not None
+
+    def add_round(self, request: TrainRequest, reply: TrainReply) -> None:
+        """Count a round of training."""
+        self.privacy.add_round(request.ids, request.dropouts)
+        self.refusals.add_round(request.round, reply.refused, reply.n_trained)
+
+    def add_evaluation(self) -> None:
+        """Count an evaluation."""
+        self.privacy.add_evaluation()
+
+    def state_tree(self) -> dict[str, Any]:
+        """Return the counts for a checkpoint."""
+        return {**self.privacy.state_tree(), **self.refusals.state_tree()}
+
+    def load(self, flat: Mapping[str, Tensor]) -> None:
+        """Take over the counts of a checkpoint, which may have fewer clients."""
+        self.privacy.load(flat)
+        self.refusals.load(flat)
+
+    def facts(self, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return entries of the facts of the run, and of their `reports`.
+
+        Args:
+            repeats: rounds that nodes may have trained twice, with other noise, after an interruption.
+        """
+        return self.refusals.facts(), self.privacy.facts(repeats)
+
+    def notes(self, name: str, repeats: int) -> list[str]:
+        """Return the sentences about the counts for the table; `name` is of the method."""
+        return [*(f"{name}: {note}" for note in self.privacy.notes(repeats)), *self.refusals.notes(name)]
