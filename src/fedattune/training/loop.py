@@ -339,7 +339,7 @@ class RoundLoop:
             save_models(self.folder.models, models, buffers)
 
     def _lacks_received_scores(self, r: int) -> bool:
-        """Tell whether a checkpoint lies between a round that was evaluated, and the scores that were deferred."""
+        """Tell whether the checkpoint is between an evaluated round and its deferred scores."""
         settings = self.context.settings
         points = {point for round_, point, _ in self.store.scores("test", since=r) if round_ == r}
         return 0 < r < settings.rounds and not r % settings.eval_every and "received" not in points
