@@ -15,7 +15,7 @@ from conformance.test_conformance import RUN
 from fedattune import Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build
-from fedattune.data.combine import select_samples
+from fedattune.data.federated import select_samples
 from fedattune.models import make_model
 from fedattune.models.files import wrap_model
 from fedattune.runs.context import RunContext

@@ -7,7 +7,7 @@ from data.small_sets import images
 from fedattune import Federation
 from fedattune.data import partition_dataset
 from fedattune.data.client_index import PARTS
-from fedattune.data.combine import select_samples
+from fedattune.data.federated import select_samples
 
 
 def same_client(one: Federation, u: int, other: Federation, v: int) -> None:

@@ -15,7 +15,7 @@ from fedattune.cli import main
 from fedattune.core.params import find_layer
 from fedattune.core.selectors import Head
 from fedattune.core.task import Task
-from fedattune.data.tables import tokens as reading
+from fedattune.data.tables import texts as reading
 from fedattune.models import build_model
 from fedattune.models.pretrained import ImageNetwork, TextNetwork
 from fedattune.models.tuning import FrozenBatchNorm

@@ -11,9 +11,8 @@ from .node import NodeData, load_node
 from .partitions import DEFAULT_SEEDS, PARTITIONS
 from .schema import Schema
 from .sources import SOURCES, is_table, load_data, resolve_source_name
-from .splits import split_parts
+from .splits import SmallClients, split_parts
 from .tables import load_table
-from .usable import SmallClients
 
 __all__ = [
     "DEFAULT_SEEDS",

@@ -14,15 +14,32 @@ from .client_index import PARTS, Client, ClientIndex
 from .dataset import Dataset
 from .federated import Federation
 from .manifest import check_manifest, check_saved_partition, load_manifest
-from .partitions import CLASS_PARTITIONS, DEFAULT_CLIENTS, DEFAULT_SEEDS, PARTITIONS, STRATIFIED
-from .partitions.own import divide_samples, find_partition
+from .partitions import (
+    CLASS_PARTITIONS,
+    DEFAULT_CLIENTS,
+    DEFAULT_SEEDS,
+    PARTITIONS,
+    STRATIFIED,
+    divide_samples,
+    find_partition,
+)
 from .schema import describe_target
 from .sources import SOURCES, is_table, load_data, resolve_source_name
-from .splits import SplitKind, check_fractions, compute_part_sizes, split_parts
+from .splits import (
+    SmallClients,
+    SplitKind,
+    check_fractions,
+    check_two_clients,
+    compute_part_sizes,
+    describe_cuts,
+    leave_out_timeless,
+    read_times,
+    select_usable_clients,
+    settle_small_clients,
+    split_parts,
+)
 from .tables.scaling import SCALING_NOTES
-from .times import describe_cuts, leave_out_timeless, read_times
 from .types import Array, Index, Scaling, TargetScale
-from .usable import SmallClients, check_two_clients, select_usable_clients, settle_small_clients
 
 
 def partition_dataset(

@@ -11,9 +11,8 @@ from ..core.errors import DataError, did_you_mean
 from .client_index import PARTS, Client, ClientIndex
 from .dataset import Dataset
 from .federated import Federation
-from .splits import check_fractions, compute_part_sizes, split_parts
+from .splits import SmallClients, check_fractions, compute_part_sizes, select_usable_clients, split_parts
 from .types import Array, Index
-from .usable import SmallClients, select_usable_clients
 
 LabelledSamples = tuple[Array, Array]
 """Samples and labels of one part of a client."""

@@ -13,15 +13,14 @@ from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.options import Count, StrictSchema, describe_errors
 from .build import load_federation, partition_dataset
 from .client_files import CLIENT_SUFFIX, read_client
-from .combine import combine_federations, fit_to_schema, select_clients
-from .federated import Federation
+from .federated import Federation, combine_federations, fit_to_schema, select_clients
 from .images.hub import HUB_IDS
 from .schema import Schema, merge_schemas
 from .sources import SOURCES
 from .splits import check_fractions
 from .tables import load_table
+from .tables.by_schema import find_table_problems
 from .tables.file import TABLE_SUFFIXES
-from .tables.problems import find_table_problems
 
 NON_DATA_KEYS = (
     "state", "consent", "max-rounds", "max-bytes", "max-epsilon", "max-record-epsilon", "methods", "log-format",

@@ -1,11 +1,13 @@
-"""Splitting a client's samples into a training, a validation and a test part."""
+"""Split clients' samples into training, validation and test parts, by chance or by age; select the usable clients."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from ..core.errors import ConfigError, DataError
+from ..core.errors import ConfigError, DataError, list_some
+from .client_index import ClientIndex
+from .dataset import Dataset, Times
 from .types import Array, Index
 
 SplitKind = Literal["random", "time"]
@@ -149,3 +151,172 @@ def validation_weights(n_train: Array, n_validation: Array, validation: float) -
     n_used = n_train + n_validation
     chance = np.clip(validation * n_used, 1e-9, 1.0)
     return np.where(n_validation > 0, 1 / chance, 0.0)
+
+
+def read_times(
+    dataset: Dataset, split: SplitKind, column: str | None, *, is_stratified: bool, split_number: int
+) -> Times | None:
+    """Return the age of all samples; None if chance decides their part.
+
+    Args:
+        dataset: the samples.
+        split: what decides the part of a sample.
+        column: column of a table with the age of rows; None for the only date column.
+        is_stratified: whether each part should have the same share of every class.
+        split_number: number of the split.
+
+    Raises:
+        ConfigError: the options do not go together, or the data have no such column.
+        DataError: the column cannot be read.
+
+    """
+    if split not in ("random", "time"):
+        raise ConfigError(f"split must be 'random' or 'time', got {split!r}")
+    if split == "random":
+        if column is not None:
+            raise ConfigError(f"--time-column {column} goes only with --split time; add it")
+        return None
+    if dataset.read_times is None:
+        raise ConfigError(f"--split time needs a table with a column of dates, and {dataset.name} is none")
+    if is_stratified:
+        raise ConfigError(
+            "--split time and --stratify true do not go together: time alone decides the part of a row; "
+            "give --stratify false"
+        )
+    if split_number:
+        raise ConfigError(
+            "--split time has one split, as a client's newest rows are always the same; leave --splits out, and "
+            "repeat the training with --seeds"
+        )
+    return dataset.read_times(column)
+
+
+def leave_out_timeless(rows: Sequence[Index], times: Times | None) -> tuple[list[Index], tuple[str, ...]]:
+    """Leave out samples without a time, and say how many they are."""
+    if times is None:
+        return list(rows), ()
+    timed = [mine[~np.isnan(times.values[mine])] for mine in rows]
+    n_all, n_timed = (sum(map(len, each)) for each in (rows, timed))
+    if n_timed == n_all:
+        return timed, ()
+    return timed, (
+        f"{n_all - n_timed} of {n_all} rows have no value in column {times.column!r} and are left out.",
+    )
+
+
+def describe_cuts(dataset: Dataset, times: Times, members: ClientIndex) -> tuple[str, ...]:
+    """Say by which column the parts follow each other, and when the clients' tests begin."""
+    starts = np.array([times.values[client.test].min() for client in members])
+    first, last = (times.show(float(value)) for value in (starts.min(), starts.max()))
+    when = f"at {first}" if first == last else f"between {first} and {last}"
+    notes = [
+        f"Each client trains on its oldest rows by column {times.column!r} and is tested on its newest; the test "
+        f"parts begin {when}."
+    ]
+    if dataset.schema is not None and times.column in dataset.schema.columns:
+        notes.append(
+            f"Column {times.column!r} is a feature, too, and its newest values occur in no training row; "
+            f"--drop-columns {times.column} leaves it out of the features."
+        )
+    return tuple(notes)
+
+
+SmallClients = Literal["auto", "error", "drop"]
+"""Treatment of clients that are too small: name them in an error, or leave them out with a note.
+
+`auto` leaves out clients of the data's own, which nobody chose so small, and names clients that a partition made.
+"""
+
+MAX_CLIENTS_IN_NOTE = 5
+"""Clients that one message or note names."""
+
+
+def select_usable_clients(
+    name: str,
+    names: Sequence[str],
+    rows: Sequence[Index],
+    y: Array,
+    classes: Sequence[str],
+    *,
+    sizes: Sequence[tuple[int, int, int]],
+    small_clients: SmallClients,
+    min_clients: int = 2,
+) -> tuple[list[int], tuple[str, ...]]:
+    """Select the clients that have samples to train and to test.
+
+    Args:
+        name: name of the data, for messages.
+        names: names of the clients.
+        rows: samples of each client.
+        y: class numbers of all samples.
+        classes: names of the classes.
+        sizes: sizes of each client's training, validation and test part.
+        small_clients: treatment of the other clients.
+        min_clients: minimum number of clients.
+
+    Returns:
+        Numbers of the usable clients, and notes for the user.
+
+    Raises:
+        DataError: a client is not usable and `small_clients` is "error", or too few clients are usable.
+        ConfigError: `small_clients` has another value.
+
+    """
+    if small_clients not in ("error", "drop"):
+        raise ConfigError(f"small_clients must be 'error' or 'drop', got {small_clients!r}")
+    single = [u for u, mine in enumerate(rows) if classes and len(mine) and y[mine].min() == y[mine].max()]
+    faults = {}
+    for u, (n_train, _, n_test) in enumerate(sizes):
+        if not n_train or not n_test:
+            plural = "s" * (len(rows[u]) != 1)
+            faults[u] = f"has {len(rows[u])} sample{plural}, {n_train} to train and {n_test} to test"
+    listed = "; ".join(
+        f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:MAX_CLIENTS_IN_NOTE]
+    )
+    more = f"; and {len(faults) - MAX_CLIENTS_IN_NOTE} more" if len(faults) > MAX_CLIENTS_IN_NOTE else ""
+    if faults and small_clients == "error":
+        drop = ', or leave them out with --small-clients drop (small_clients="drop")' * (min_clients > 1)
+        raise DataError(f"{name}: {listed}{more}; give such clients more data{drop}")
+    usable = [u for u in range(len(rows)) if u not in faults]
+    if not usable:
+        raise DataError(f"{name}: no client is left: {listed}{more}; give the clients more data")
+    if min_clients > 1:
+        check_two_clients(name, [names[u] for u in usable], len(faults))
+    notes = [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
+    alone = [names[u] for u in single if u not in faults]
+    if alone:
+        verb = "holds" if len(alone) == 1 else "hold"
+        notes.append(
+            f"{len(alone)} of {len(usable)} clients {verb} a single class: {list_some(alone, MAX_CLIENTS_IN_NOTE)}."
+        )
+    bare = [names[u] for u in usable if sizes[u][1] == 0]
+    if 0 < len(bare) < len(usable):
+        listing = list_some(bare, MAX_CLIENTS_IN_NOTE)
+        notes.append(f"{len(bare)} of {len(usable)} clients have no validation part: {listing}.")
+    return usable, tuple(notes)
+
+
+def settle_small_clients(small_clients: SmallClients, *, is_natural: bool) -> SmallClients:
+    """Choose the treatment of small clients where it is `auto`."""
+    if small_clients != "auto":
+        return small_clients
+    return "drop" if is_natural else "error"
+
+
+def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> None:
+    """Refuse a federation of a single client.
+
+    Args:
+        name: name of the data, for messages.
+        names: names of the clients.
+        left_out: number of clients that were too small to take part.
+
+    Raises:
+        DataError: there are fewer than two clients.
+
+    """
+    if len(names) < 2:
+        why = f" after {left_out} too small or of one class were left out" if left_out else ""
+        todo = "give these clients more data" if left_out else "divide the data among more clients"
+        who = f"only {names[0]!r}" if names else "none"
+        raise DataError(f"{name}: a federation needs at least two clients, but there is {who}{why}; {todo}")

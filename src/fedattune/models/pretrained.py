@@ -19,7 +19,7 @@ from torch.nn import functional
 from ..core.citing import cite
 from ..core.errors import ConfigError, ModelError, summarize_error
 from ..core.options import Count
-from ..data.tables.tokens import require_transformers
+from ..data.tables.texts import require_transformers
 from .tuning import Tuning, choose_trained, set_dropout
 
 PixelRange = Literal["unit", "half", "ready"]

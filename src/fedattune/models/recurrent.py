@@ -9,7 +9,7 @@ from torch.nn import functional
 from ..core.citing import cite
 from ..core.errors import ModelError
 from ..core.options import Count
-from ..data.tables.tokens import N_CHARACTERS
+from ..data.tables.texts import N_CHARACTERS
 
 
 @cite("caldas2018leaf")

@@ -10,7 +10,7 @@ import torch
 from data.image_files import colour_set, grey_set, pictures, png, write
 from fedattune import ConfigError, DataError, load_federation
 from fedattune.data import load_data
-from fedattune.data.images.emnist import read_idx
+from fedattune.data.images.hub import read_idx
 
 BYCLASS = list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 

@@ -6,7 +6,7 @@ import pytest
 
 from data.nodes import csv, rows
 from fedattune.data import Schema
-from fedattune.data.tables.problems import find_table_problems
+from fedattune.data.tables.by_schema import find_table_problems
 
 SCHEMA = Schema(
     classes=("n", "y"),

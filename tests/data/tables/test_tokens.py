@@ -11,7 +11,7 @@ from fedattune import ConfigError, DataError, load_federation
 from fedattune.data import Schema, infer_schema, load_table
 from fedattune.data.schema import merge_schemas
 from fedattune.data.tables.new_rows import read_rows
-from fedattune.data.tables.tokens import ALPHABET, encode_texts
+from fedattune.data.tables.texts import ALPHABET, encode_texts
 from models.pretrained_files import WORDS, make_network
 
 LINES = [

@@ -20,8 +20,7 @@ from ...core.options import Count
 from ..dataset import Dataset
 from ..types import Array
 from .decode import Images
-from .emnist import EmnistSplit, read_emnist
-from .hub import RowSet, read_known_images
+from .hub import EmnistSplit, RowSet, read_emnist, read_known_images
 
 Scaling = tuple[Array | None, Array, tuple[str, ...]]
 """Shift, scale and notes."""

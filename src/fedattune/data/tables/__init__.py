@@ -14,30 +14,24 @@ from ...core.options import Count
 from ..dataset import Dataset
 from ..schema import Schema
 from ..types import Array, Index, Scaling
-from .audit import find_revealing, is_index
+from .by_schema import check_schema_columns, read_labels, read_schema_features, read_texts
 from .checks import (
     TargetType,
     check_text_column,
     encode_values,
     find_missing,
+    find_revealing,
+    is_index,
     read_complete_column,
     read_numbers,
     read_target,
     suggest_features,
 )
-from .columns import (
-    FeatureColumns,
-    check_schema_columns,
-    number_values,
-    read_labels,
-    read_schema_features,
-    read_texts,
-)
+from .columns import FeatureColumns, number_values
 from .dates import find_date_format, read_dates, read_times
 from .file import NO_COLUMN, TableFile, find_stem, is_categorical, is_numeric, list_columns, read_table
 from .scaling import choose_scaling, fit_all_constants, standardise
-from .text import DEFAULT_TEXT_FEATURES, is_free_text
-from .tokens import DEFAULT_MAX_TOKENS
+from .texts import DEFAULT_MAX_TOKENS, DEFAULT_TEXT_FEATURES, is_free_text
 
 MAX_CATEGORIES = 100
 ID_SHARE = 0.5

@@ -1,23 +1,17 @@
-"""The columns of a table that become features, and how to read them with a schema."""
+"""The columns of a table that become features."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from ...core.errors import ConfigError, DataError, did_you_mean, list_some
+from ...core.errors import list_some
 from ..schema import MISSING_CATEGORY, OTHER_CATEGORY, Names, Schema
 from ..types import Array
-from .checks import NUMBER_PATTERN, find_missing, read_numbers, read_target
-from .dates import make_date_inputs, read_dates
-from .file import MAX_NAMED_COLUMNS, TableFile, is_categorical, is_numeric, list_columns
-from .text import hash_texts
-from .tokens import encode_texts
-from .unknown import take_unknown
-
-MEND_OR_EXTEND = "correct the cell, or give all nodes a schema with it"
-"""Advice for a value that the schema does not know."""
+from .checks import find_missing
+from .dates import make_date_inputs
+from .file import MAX_NAMED_COLUMNS, list_columns
+from .texts import encode_texts, hash_texts
 
 
 @dataclass
@@ -196,184 +190,3 @@ def number_values(values: Array, names: Sequence[str]) -> Array:
     """Return the number of each value among the known ones, int64 (n,); -1 for any other value."""
     number = {value: k for k, value in enumerate(names)}
     return np.array([number.get(value, -1) for value in values.tolist()], dtype=np.int64)
-
-
-def read_labels(path: Path, name: str, values: Array, classes: Names) -> Array:
-    """Return the number of each row's class in a schema, int64 (n,); without classes, the target, float32 (n,).
-
-    Args:
-        path: file of the table, for messages.
-        name: name of the target column.
-        values: text or numbers (n,), complete.
-        classes: names of the schema's classes.
-
-    Raises:
-        DataError: a value is no class of the schema.
-
-    """
-    if not classes:
-        return read_target(path, name, values, "number")[0]
-    labels = to_text(values)
-    _check_values(path, f"target column {name!r}", labels, classes, "class", MEND_OR_EXTEND)
-    return number_values(labels, classes)
-
-
-def check_schema_columns(
-    table: TableFile, schema: Schema, target: str, features: list[str] | str | None
-) -> list[str]:
-    """Return the feature columns that a schema asks for.
-
-    Args:
-        table: the table.
-        schema: the schema.
-        target: column of the class that the user names.
-        features: columns that the user names; must be None.
-
-    Raises:
-        ConfigError: the schema is not for tables, or the user names other columns.
-        DataError: a column is missing.
-
-    """
-    if not schema.columns:
-        raise ConfigError(
-            f"{table.path}: the schema names no columns; a table needs one with numbers or categories"
-        )
-    if features is not None:
-        raise ConfigError("features: the schema names the features already; leave this option out")
-    if target != schema.target:
-        raise ConfigError(
-            f"target is {target!r}, but the schema says {schema.target!r}; give the target of the schema"
-        )
-    for column in (*schema.columns, target):
-        if column not in table.names:
-            raise DataError(
-                f"{table.path} has no column {column!r}, which the schema asks for; "
-                f"{did_you_mean(column, table.names)}; add it, or rename the column that holds it"
-            )
-    return list(schema.columns)
-
-
-def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: bool = False) -> FeatureColumns:
-    """Read the features that a schema asks for.
-
-    Args:
-        table: a table that has the schema's columns.
-        schema: the schema.
-        is_prediction: take what training did not have, with a note: missing numbers in columns that the schema does
-            not flag, and unknown categories.
-
-    Raises:
-        DataError: a column holds values that the schema does not allow.
-
-    """
-    columns = FeatureColumns()
-    for name in schema.numbers:
-        format_ = schema.dates.get(name)
-        values = _read_schema_numbers(table, name) if format_ is None else read_dates(table, name, format_)
-        gaps = np.flatnonzero(np.isnan(values))
-        if len(gaps) and name not in schema.flagged and not is_prediction:
-            raise DataError(
-                f"{table.path}: column {name!r} lacks {len(gaps)} of {len(values)} values, the first in data row "
-                f"{gaps[0] + 1}, but the schema does not flag it; fill them in, or give all nodes a schema that "
-                f"has {name!r} in `flagged`"
-            )
-        if format_ is None:
-            columns.add_numbers(name, values, name in schema.flagged)
-        else:
-            columns.add_date(name, values, format_, name in schema.flagged)
-    for name, n_features in schema.texts.items():
-        columns.add_free_text(name, to_text(table.values(name)), n_features)
-    for name, tokenizer in schema.tokens.items():
-        columns.add_tokens(name, read_texts(table, name), tokenizer, schema.max_tokens or 1)
-    for name, categories in schema.categories.items():
-        texts = raw = _read_schema_texts(table, name, categories)
-        if OTHER_CATEGORY in categories:
-            known = {*categories, *([None] if MISSING_CATEGORY in categories else [])}
-            texts = np.array(
-                [one if one in known else OTHER_CATEGORY for one in texts.tolist()], dtype=object
-            )
-        if is_prediction:
-            texts, notes = take_unknown(name, raw, texts, categories)
-            columns.notes += notes
-        columns.add_text(name, texts, categories)
-        if not is_prediction:
-            _check_values(
-                table.path, f"column {name!r}", columns.texts[name], categories, "category", MEND_OR_EXTEND
-            )
-    return columns
-
-
-def _read_schema_numbers(table: TableFile, name: str) -> Array:
-    """Read a column of which the schema says that it holds numbers, float64 (n,), NaN where missing."""
-    column = table.column(name)
-    if column.null_count == len(column):
-        return np.full(len(column), np.nan)
-    if is_numeric(column.type):
-        return read_numbers(table, name)
-    if not is_categorical(column.type):
-        raise DataError(
-            f"{table.path}: column {name!r} has the type {column.type}, but the schema says that it holds numbers; "
-            "store them as numbers"
-        )
-    values = table.values(name)
-    rows = np.flatnonzero(~find_missing(values))
-    wrong = [row for row in rows if NUMBER_PATTERN.fullmatch(values[row]) is None]
-    row = wrong[0] if wrong else rows[0]
-    advice = "correct that cell or leave it empty"
-    if NUMBER_PATTERN.fullmatch(values[row].replace(",", ".", 1)) is not None:
-        advice = "write numbers with a decimal point" if wrong else "store them as numbers"
-    raise DataError(
-        f"{table.path}: column {name!r} is text with {values[row]!r} in data row {row + 1}, but the schema says "
-        f"that it holds numbers; {advice}"
-    )
-
-
-def _read_schema_texts(table: TableFile, name: str, categories: Names) -> Array:
-    """Read a column of which the schema says that it holds text (n,), None where missing; 01 stays 01."""
-    column = table.column(name)
-    if table.is_csv and (column.null_count or not is_categorical(column.type)):
-        # Pyarrow has taken 01 and true for other types, and a category called NA for a missing value.
-        from pyarrow import csv
-
-        table = table.with_text([name], set(csv.ConvertOptions().null_values) - set(categories))
-        column = table.column(name)
-    if column.null_count == len(column):
-        return np.full(len(column), None)
-    if is_categorical(column.type) or is_numeric(column.type):
-        return to_text(table.values(name))
-    raise DataError(
-        f"{table.path}: column {name!r} has the type {column.type}, but the schema says that it holds text; store it "
-        "as text"
-    )
-
-
-def read_texts(table: TableFile, name: str) -> Array:
-    """Read a column of text word by word (n,), None where a cell is empty: NA and ? are words here."""
-    column = table.column(name)
-    if not is_categorical(column.type) and not is_numeric(column.type) and column.null_count < len(column):
-        raise DataError(f"{table.path}: column {name!r} has the type {column.type}; tokens need text")
-    return to_text((table.with_text([name], {""}) if table.is_csv else table).values(name))
-
-
-def to_text(values: Array) -> Array:
-    """Turn values (n,) into text: whole numbers without a decimal point, None where missing."""
-    texts = [
-        None if gap else str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-        for value, gap in zip(values.tolist(), find_missing(values).tolist(), strict=True)
-    ]
-    return np.array(texts, dtype=object)
-
-
-def _check_values(path: Path, where: str, values: Array, allowed: Names, kind: str, advice: str) -> None:
-    """Refuse values that the schema does not know; `kind` says what the values are, such as "class"."""
-    strange = set(values.tolist()) - set(allowed)
-    if not strange:
-        return
-    row = next(row for row, value in enumerate(values.tolist()) if value in strange)
-    is_gap = kind == "category" and values[row] == MISSING_CATEGORY
-    others = sorted(map(repr, strange - {values[row]}))
-    more = f"; nor does it have {list_some(others, MAX_NAMED_COLUMNS)}" if others else ""
-    raise DataError(
-        f"{path}: {where} holds {'no value' if is_gap else repr(values[row])} in data row {row + 1}, which is no "
-        f"{kind} of the schema; {did_you_mean(values[row], allowed)}; {advice}{more}"
-    )

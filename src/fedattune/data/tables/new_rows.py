@@ -11,7 +11,8 @@ from ...core.errors import DataError, did_you_mean
 from ..images.decode import decode_image, find_image_columns, find_label_columns, read_encoded
 from ..schema import Schema
 from ..types import Array
-from .columns import number_values, read_schema_features, to_text
+from .by_schema import read_schema_features, to_text
+from .columns import number_values
 from .file import (
     NO_COLUMN,
     TABLE_SUFFIXES,

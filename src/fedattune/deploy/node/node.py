@@ -22,7 +22,7 @@ from ...core.io import clean_file_name, flatten_tree
 from ...core.params import Params
 from ...data import infer_schema, load_node
 from ...data.client_index import PARTS
-from ...data.combine import renumber_clients
+from ...data.federated import renumber_clients
 from ...data.input_spec import make_input_card
 from ...models.files import fill_model, rebuild_model, save_model, wrap_model
 from ...runs.rows import load_rows

@@ -11,7 +11,7 @@ from ....core.errors import RunError, list_some
 from ....core.hardware import balance
 from ....core.own_code import list_loaded_modules
 from ....data import Federation
-from ....data.combine import select_samples
+from ....data.federated import select_samples
 from ....runs.context import RunContext
 from ..message import WorkerMessage
 from ..remote import Group, Outcome

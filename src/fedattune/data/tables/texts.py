@@ -1,9 +1,11 @@
-"""Texts as token numbers: by the tokenizer of a pretrained model, or by character.
+"""Free text as inputs of a model: hashed words, or token numbers.
 
-A row has as many tokens as the table option `max_tokens` says, and -1 where there is none. Token numbers travel as
-float32 like all features, which is exact below 2**24.
+Hashed words need no vocabulary, so clients share nothing of their texts. TF-IDF weights are not offered: they count in
+how many texts of all clients a word occurs, which tells of these texts. A row of token numbers has as many tokens as
+the table option `max_tokens` says, and -1 where there is none. They travel as float32, which is exact below 2**24.
 """
 
+import re
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -12,6 +14,32 @@ import numpy as np
 
 from ...core.errors import ConfigError, DataError, summarize_error
 from ..types import Array
+
+DEFAULT_TEXT_FEATURES = 256
+"""Inputs that the words of a text column are hashed to."""
+MIN_WORDS = 3.0
+"""Mean number of words above which a text column is free text."""
+
+
+def is_free_text(values: Array) -> bool:
+    """Tell whether texts (n,), None where missing, are sentences, not names."""
+    words = [len(re.findall(r"\w+", value)) for value in values.tolist() if value is not None]
+    return bool(words) and float(np.mean(words)) >= MIN_WORDS
+
+
+def hash_texts(values: Array, n_features: int) -> Array:
+    """Return the hashed words and pairs of words of texts (n,) as unit vectors, float32 (n, n_features).
+
+    A missing text, and one without words, is a vector of zeros.
+    """
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    vectorizer = HashingVectorizer(n_features=n_features, ngram_range=(1, 2), dtype=np.float32)
+    hashed: Array = vectorizer.transform(
+        ["" if value is None else str(value) for value in values.tolist()]
+    ).toarray()
+    return hashed
+
 
 NO_TOKEN = -1
 """The number that fills the rest of a row."""
