@@ -7,7 +7,7 @@ import pytest
 
 from data.nodes import csv
 from fedattune.data import Schema
-from fedattune.data.tables.columns import read_schema_features
+from fedattune.data.tables.by_schema import read_schema_features
 from fedattune.data.tables.file import NO_COLUMN, read_table
 
 
