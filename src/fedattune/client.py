@@ -11,10 +11,12 @@ from torch import Tensor
 from .core.algorithm import (
     ClientUpdate,
     Declining,
+    Finished,
     LocalPlan,
     Probe,
     Probing,
     Resting,
+    StepChanges,
     StepMeasuring,
     pick_newest,
 )
@@ -117,10 +119,7 @@ class Proximal(Correction):
 
     mu: float
 
-    @property
-    def mechanism(self) -> Mechanism:
-        """The proximal term."""
-        return Mechanism("steps", "steps without the proximal term", "one without the proximal term")
+    mechanism = Mechanism("steps", "steps without the proximal term", "one without the proximal term")
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
         """Return g + mu (w - anchor)."""
@@ -211,9 +210,7 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
         """One mechanism per correction."""
         return tuple(correction.mechanism for correction in self.corrections)
 
-    def measure_step(
-        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
+    def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         """Measure the change of the gradient by each correction."""
         g = grad(carry.w, batch, statistics=False)
         norms = []
@@ -225,7 +222,7 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload the trained model and the corrections' extras."""
         extra: dict[str, Params] = {}
         new_state = dict(local_state)
@@ -280,9 +277,7 @@ class ClientWrapper(ClientUpdate, Probing, Resting, Declining, StepMeasuring):
         """Take a step of `inner`."""
         return self.inner.step(carry, batch, grad, context)
 
-    def finish(
-        self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    def finish(self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload and keep what `inner` does."""
         return self.inner.finish(carry, sent, local_state, context)
 
@@ -312,9 +307,7 @@ class ClientWrapper(ClientUpdate, Probing, Resting, Declining, StepMeasuring):
         """The mechanisms of `inner`."""
         return self.inner.mechanisms if isinstance(self.inner, StepMeasuring) else ()
 
-    def measure_step(
-        self, carry: Any, batch: Batch, grad: Grad, context: RoundContext
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
+    def measure_step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         """Measure the mechanisms of `inner`."""
         inner = self.inner
         return inner.measure_step(carry, batch, grad, context) if isinstance(inner, StepMeasuring) else ()

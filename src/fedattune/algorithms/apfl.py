@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, ClientUpdate, StepMeasuring
+from ..core.algorithm import Algorithm, ClientUpdate, Finished, StepChanges, StepMeasuring
 from ..core.effect import Mechanism
 from ..core.options import Fraction
 from ..core.params import Params, squared_norm
@@ -70,21 +70,16 @@ class APFLClient(ClientUpdate, StepMeasuring):
         shared_g = grad(w, batch, statistics=False)  # only the mixture updates the statistics
         return _Carry(w - context.lr * shared_g, v - context.lr * carry.alpha * g, alpha)
 
-    @property
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        """The mixture with the personal model."""
-        return (Mechanism("models", "the global model", "FedAvg"),)
+    mechanisms = (Mechanism("models", "the global model", "FedAvg"),)
 
-    def measure_step(
-        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
+    def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         """Measure the distance of the mixture from w, beside the norm of w."""
         w, v, alpha = carry
         return ((squared_norm(alpha * (v - w)), squared_norm(w)),)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload w; keep v and alpha."""
         return Payload(carry.w), {"v": carry.v, "mix": Params(alpha=carry.alpha)}
 

@@ -34,6 +34,7 @@ from ..core.algorithm import (
     Algorithm,
     ClientUpdate,
     Discardable,
+    Finished,
     Joinable,
     LocalPlan,
     PerClient,
@@ -44,16 +45,7 @@ from ..core.algorithm import (
 )
 from ..core.options import NonNegative
 from ..core.params import Params, squared_norm
-from ..core.payload import (
-    Batch,
-    Broadcast,
-    Grad,
-    LocalState,
-    Loss,
-    MixingMatrices,
-    Payload,
-    RoundContext,
-)
+from ..core.payload import Batch, Broadcast, Grad, LocalState, Loss, MixingMatrices, Payload, RoundContext
 from ..core.selectors import NamedParameters
 from ..server.average import Weighting, client_weights, weighted_sum
 from ..server.class_groups import MIN_SHARE, assign_groups, find_class_rows
@@ -104,10 +96,7 @@ class AttuneClient(ClientUpdate, Probing):
     guard: Guard = "losses"
     average: bool = True
 
-    @property
-    def plan(self) -> LocalPlan:
-        """The mean losses of the experts, and validation rows: training rows flatter the own model."""
-        return LocalPlan(probe=Probe("validation"), extras={"losses": "AttuneServer"})
+    plan = LocalPlan(probe=Probe("validation"), extras={"losses": "AttuneServer"})
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the losses of the experts, the rows that they are the means of, and the own model in training."""
@@ -153,7 +142,7 @@ class AttuneClient(ClientUpdate, Probing):
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload the shared model and the losses; keep the own model, in training and in use, and its weight."""
         old = local_state["losses"]
         memory = MEMORY * (old["n"] > 0).to(old["mean"].dtype)
@@ -217,10 +206,7 @@ class AttuneServer(Joinable[AttuneState], Discardable):
     likeness: float = 0.1
     weighting: Weighting = "samples"
 
-    @property
-    def traits(self) -> ServerTraits:
-        """The state has groups, class rows and weights per client."""
-        return ServerTraits(AttuneState)
+    traits = ServerTraits(AttuneState)
 
     def init(self, w0: Params, n_clients: int) -> AttuneState:
         """Return the models w and the velocities V of the groups, all clients' groups, and mean losses."""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..client import SGD
-from ..core.algorithm import Algorithm, ClientUpdate, LocalPlan, Probing, StepMeasuring
+from ..core.algorithm import Algorithm, ClientUpdate, Finished, LocalPlan, Probing, StepChanges, StepMeasuring
 from ..core.effect import Mechanism
 from ..core.options import NonNegative, Positive
 from ..core.params import Params, squared_norm
@@ -79,21 +79,16 @@ class DittoClient(ClientUpdate, Probing, StepMeasuring):
         shared_grad = partial(grad, statistics=False)  # only v updates the statistics: it predicts
         return _Carry(self.shared.step(shared, batch, shared_grad, context), v, anchor)
 
-    @property
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        """The pull of v to the received model."""
-        return (Mechanism("steps", "steps without the pull to the received model", "training alone"),)
+    mechanisms = (Mechanism("steps", "steps without the pull to the received model", "training alone"),)
 
-    def measure_step(
-        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
+    def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         """Measure the pull beside the gradient."""
         pull = self.lam * (carry.v - carry.anchor)
         return ((squared_norm(pull), squared_norm(grad(carry.v, batch, statistics=False))),)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload the shared model; keep v."""
         upload, shared_state = self.shared.finish(carry.shared, sent, local_state, context)
         return upload, {**shared_state, "v": carry.v}

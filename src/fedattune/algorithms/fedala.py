@@ -27,10 +27,12 @@ from torch import Tensor
 from ..core.algorithm import (
     Algorithm,
     ClientUpdate,
+    Finished,
     LocalPlan,
     Probe,
     Probing,
     Resting,
+    StepChanges,
     StepMeasuring,
 )
 from ..core.effect import Mechanism
@@ -103,14 +105,9 @@ class FedALAClient(ClientUpdate, Probing, Resting, StepMeasuring):
         """Take one gradient step."""
         return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
 
-    @property
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        """The mixture of the upper layers at the start."""
-        return (Mechanism("starts", "the received model", "FedAvg"),)
+    mechanisms = (Mechanism("starts", "the received model", "FedAvg"),)
 
-    def measure_step(
-        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
+    def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         """Measure the part of the old upper layers that U keeps."""
         difference = carry.sent - carry.old
         kept = difference.map(lambda a, b: a * (1 - b), carry.U)
@@ -118,7 +115,7 @@ class FedALAClient(ClientUpdate, Probing, Resting, StepMeasuring):
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload the trained model; keep it and U."""
         return Payload(carry.w), {"own": carry.w, "U": carry.U, "trained": local_state["trained"] + 1}
 

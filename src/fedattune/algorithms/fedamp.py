@@ -31,11 +31,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext, Proximal
-from ..core.algorithm import (
-    ANSWERED_UPLOADS,
-    Advisory,
-    Algorithm,
-)
+from ..core.algorithm import ANSWERED_UPLOADS, Advisory, Algorithm
 from ..core.effect import Mechanism
 from ..core.options import NonNegative, Positive
 from ..core.params import Params
@@ -157,10 +153,7 @@ class ProximalStep(Correction):
         """The step alpha_k behind the mixture."""
         return {"alpha": "AttentiveMixing"}
 
-    @property
-    def mechanism(self) -> Mechanism:
-        """The pull to the mixture."""
-        return Mechanism("steps", "steps without the pull to the mixture", "one without the pull")
+    mechanism = Mechanism("steps", "steps without the pull to the mixture", "one without the pull")
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
         """Return g'."""

@@ -27,13 +27,7 @@ import torch
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
-from ..core.algorithm import (
-    Algorithm,
-    Joinable,
-    SumsOnly,
-    SumWeighting,
-    change,
-)
+from ..core.algorithm import Algorithm, Joinable, SumsOnly, SumWeighting, change
 from ..core.effect import Mechanism
 from ..core.options import Positive
 from ..core.params import Params, choose
@@ -51,10 +45,7 @@ class DynamicRegularization(Correction):
 
     alpha: float
 
-    @property
-    def mechanism(self) -> Mechanism:
-        """The dynamic regularizer."""
-        return Mechanism("steps", "steps without the dynamic regularizer", "FedAvg")
+    mechanism = Mechanism("steps", "steps without the dynamic regularizer", "FedAvg")
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Start with g_k = 0."""

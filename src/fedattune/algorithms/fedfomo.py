@@ -34,9 +34,11 @@ from ..core.algorithm import (
     Algorithm,
     ClientUpdate,
     Declining,
+    Finished,
     LocalPlan,
     Probe,
     Probing,
+    StepChanges,
     StepMeasuring,
     TrafficCounting,
     change,
@@ -127,14 +129,9 @@ class FedFomoClient(ClientUpdate, Probing, Declining, StepMeasuring):
         """Take one gradient step."""
         return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
 
-    @property
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        """The move to models of others."""
-        return (Mechanism("starts", "the client's own last model", "training alone"),)
+    mechanisms = (Mechanism("starts", "the client's own last model", "training alone"),)
 
-    def measure_step(
-        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
+    def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         """Measure the distance of the start from the own model, beside the mean distance of the others."""
         own = carry.models.rows(1)
         apart = carry.models.map(lambda a, b: a[2:] - b, own)
@@ -147,7 +144,7 @@ class FedFomoClient(ClientUpdate, Probing, Declining, StepMeasuring):
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload the trained model and the affinities to the others."""
         a = carry.a
         if self.affinity == "normalised":

@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, ClientUpdate, LocalPlan
+from ..core.algorithm import Algorithm, ClientUpdate, Finished, LocalPlan
 from ..core.options import Count, NonNegative
 from ..core.params import Params
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
@@ -74,7 +74,7 @@ class FedRepClient(ClientUpdate):
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload the trained model."""
         return Payload(carry.w), local_state
 

@@ -29,6 +29,7 @@ from ..core.algorithm import (
     Algorithm,
     ClientUpdate,
     Declining,
+    Finished,
     Joinable,
     LocalPlan,
     Measurable,
@@ -67,10 +68,7 @@ class _Carry(NamedTuple):
 class IFCAClient(ClientUpdate, Probing, Declining):
     """Client rule of IFCA: score the K models on the training samples, train the best one, and report its number."""
 
-    @property
-    def plan(self) -> LocalPlan:
-        """The models to choose from; the received model is the one with the lowest loss."""
-        return LocalPlan(probe=Probe(makes_received_model=True), extras={"models": "IFCAServer"})
+    plan = LocalPlan(probe=Probe(makes_received_model=True), extras={"models": "IFCAServer"})
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Stack the K models (K, ...); personal tensors are the client's own in each of them."""
@@ -93,7 +91,7 @@ class IFCAClient(ClientUpdate, Probing, Declining):
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload the trained model, and which of the K models it was."""
         return Payload(carry.w, {"cluster": Params(best=choose_best(carry.losses.value))}), {}
 
@@ -138,10 +136,7 @@ class IFCAServer(Joinable[IFCAState], Measurable, TrafficCounting):
     spread: float = 1.0
     weighting: Weighting = "uniform"
 
-    @property
-    def traits(self) -> ServerTraits:
-        """The state has a choice and a weight per client."""
-        return ServerTraits(IFCAState)
+    traits = ServerTraits(IFCAState)
 
     def init(self, w0: Params, n_clients: int) -> IFCAState:
         """Return the K models (K, ...), the last choice (N,) of each client, and the last weights (N,)."""

@@ -29,14 +29,7 @@ import torch
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
-from ..core.algorithm import (
-    Algorithm,
-    Measurable,
-    PerClient,
-    ServerTraits,
-    SumWeighting,
-    change,
-)
+from ..core.algorithm import Algorithm, Measurable, PerClient, ServerTraits, SumWeighting, change
 from ..core.dense import column_blocks
 from ..core.effect import Effect, Mechanism, total_variation
 from ..core.options import Fraction
@@ -63,10 +56,7 @@ class GroupCorrection(Correction):
         """The last update of the global model."""
         return {"D": "GlobalUpdateWrapper"}
 
-    @property
-    def mechanism(self) -> Mechanism:
-        """The correction by the last updates."""
-        return Mechanism("steps", "steps without the last updates", "one without the last updates")
+    mechanism = Mechanism("steps", "steps without the last updates", "one without the last updates")
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return an update of zeros, as of round 0."""
@@ -131,10 +121,7 @@ class UpdateAttention(Average[AttentionState], Measurable):
     attention: AttentionKind = "self"
     form: TimeForm = "T3"
 
-    @property
-    def traits(self) -> ServerTraits:
-        """The state has weights and updates per client."""
-        return ServerTraits(AttentionState)
+    traits = ServerTraits(AttentionState)
 
     def init(self, w0: Params, n_clients: int) -> AttentionState:
         """Return the initial model, weights b (N,) and effect of the last round, and the last updates for `time`."""

@@ -32,6 +32,7 @@ from torch import Tensor
 from ..client import SGD, StartPoint
 from ..core.algorithm import (
     Algorithm,
+    Finished,
     Joinable,
     LocalPlan,
     Measurable,
@@ -58,10 +59,7 @@ class L2GDClient(SGD, Resting):
 
     start: StartPoint = "own"
 
-    @property
-    def plan(self) -> LocalPlan:
-        """The server's last averaging."""
-        return LocalPlan(extras={"average": "L2GDServer"})
+    plan = LocalPlan(extras={"average": "L2GDServer"})
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the own model, and the number of the client's last averaging."""
@@ -70,7 +68,7 @@ class L2GDClient(SGD, Resting):
 
     def finish(
         self, carry: object, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload and keep the trained model."""
         upload, new_state = super().finish(carry, sent, local_state, context)  # type: ignore[arg-type]
         return upload, {**new_state, "done": sent.extra["average"].only(["number"])}

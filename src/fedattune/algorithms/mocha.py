@@ -17,18 +17,14 @@ Rules:
                learned  Omega = Sigma^(-1),  Sigma = (W^T W)^(1/2) / tr((W^T W)^(1/2))
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext, StartPoint
-from ..core.algorithm import (
-    Algorithm,
-    Declining,
-    ServerTraits,
-)
+from ..core.algorithm import Algorithm, Declining, ServerTraits
 from ..core.dense import column_blocks
 from ..core.effect import Mechanism
 from ..core.options import NonNegative
@@ -54,10 +50,7 @@ class RelationshipCorrection(Correction):
         """The entry of Omega for the client itself."""
         return {"omega": "TaskRelationship"}
 
-    @property
-    def mechanism(self) -> Mechanism:
-        """The tie to the other models."""
-        return Mechanism("steps", "steps without the tie to other models", "training alone")
+    mechanism = Mechanism("steps", "steps without the tie to other models", "training alone")
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
         """Return g + 2 lam1 (W Omega)_t + 2 lam2 w."""
@@ -106,10 +99,7 @@ class TaskRelationship(UploadStore[StoreState]):
 
     omega: Literal["mean", "learned"] = "mean"
 
-    @property
-    def traits(self) -> ServerTraits:
-        """A payload is a sum of other models, without the client's own."""
-        return replace(super().traits, sends_models=False)
+    traits = ServerTraits(StoreState, sends_models=False)  # a payload is a sum of others' models
 
     def broadcast(self, state: StoreState, ids: Tensor) -> Broadcast:
         """Send the weighted sum of the other models to each client."""

@@ -23,7 +23,15 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, ClientUpdate, FineTune, LocalPlan, StepMeasuring
+from ..core.algorithm import (
+    Algorithm,
+    ClientUpdate,
+    FineTune,
+    Finished,
+    LocalPlan,
+    StepChanges,
+    StepMeasuring,
+)
 from ..core.effect import Mechanism
 from ..core.options import Count, Positive
 from ..core.params import Params, squared_norm
@@ -74,14 +82,9 @@ class PerFedAvgClient(ClientUpdate, StepMeasuring):
         h = (grad(w + self.delta * u, third[0]) - grad(w - self.delta * u, third[0])) / (2 * self.delta)
         return w - beta * (u - alpha * h)
 
-    @property
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        """The gradient after the inner step."""
-        return (Mechanism("steps", "plain gradient steps", "FedAvg with fine-tuning"),)
+    mechanisms = (Mechanism("steps", "plain gradient steps", "FedAvg with fine-tuning"),)
 
-    def measure_step(
-        self, carry: Params, batch: Batch, grad: Grad, context: RoundContext
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
+    def measure_step(self, carry: Params, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         """Measure the step beside the plain gradient on the second batch."""
         plain = grad(carry, tuple(t[1] for t in batch), statistics=False)
         beta = context.lr if self.beta is None else self.beta
@@ -91,7 +94,7 @@ class PerFedAvgClient(ClientUpdate, StepMeasuring):
 
     def finish(
         self, carry: Params, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload w."""
         return Payload(carry), local_state
 

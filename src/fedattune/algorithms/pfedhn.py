@@ -28,11 +28,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..client import SGD
-from ..core.algorithm import (
-    Algorithm,
-    Joinable,
-    Measurable,
-)
+from ..core.algorithm import Algorithm, Joinable, Measurable
 from ..core.effect import Effect, Mechanism
 from ..core.options import Count, NonNegative, Positive
 from ..core.params import Params, add_prefix, clip_norm, select_prefix, squared_norm

@@ -37,6 +37,7 @@ from ..client import SGD
 from ..core.algorithm import (
     Advisory,
     Algorithm,
+    Finished,
     LocalPlan,
     PerClient,
     ServerTraits,
@@ -85,9 +86,7 @@ class HeurPFedLAClient(SGD):
         """Start from the received model."""
         return super().begin(self._restore_retained(sent, local_state), local_state, fresh, context)
 
-    def finish(
-        self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    def finish(self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload the trained model, and keep it."""
         upload, new_state = super().finish(carry, sent, local_state, context)
         return upload, {**new_state, "last": upload.params}
@@ -276,10 +275,7 @@ class HeurPFedLAServer(PFedLAServer[HeurPFedLAState], TrafficCounting, Advisory)
     retain: int = 1
     upload_retained: bool = True
 
-    @property
-    def traits(self) -> ServerTraits:
-        """The state has uploads and flags per client."""
-        return ServerTraits(HeurPFedLAState)
+    traits = ServerTraits(HeurPFedLAState)
 
     def init(self, w0: Params, n_clients: int) -> HeurPFedLAState:
         """Return the state of pFedLA, and flags (N, L) of the components that each client retained last."""

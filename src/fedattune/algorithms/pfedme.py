@@ -26,8 +26,10 @@ from torch import Tensor
 from ..core.algorithm import (
     Algorithm,
     ClientUpdate,
+    Finished,
     Participation,
     Resting,
+    StepChanges,
     StepMeasuring,
     pick_newest,
 )
@@ -88,9 +90,7 @@ class PFedMeClient(ClientUpdate, Resting, StepMeasuring):
             Mechanism("steps", "steps without the pull to the shared model", "training without the pull"),
         )
 
-    def measure_step(
-        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
+    def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         """Measure the pull in the K inner steps, beside the gradient."""
         w, theta = carry
         pulls = norms = torch.zeros_like(context.n_steps)
@@ -102,7 +102,7 @@ class PFedMeClient(ClientUpdate, Resting, StepMeasuring):
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload w, keep theta."""
         new_state: LocalState = {"theta": carry.theta}
         if self.start == "newest":

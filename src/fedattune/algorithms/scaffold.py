@@ -25,11 +25,7 @@ import torch
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
-from ..core.algorithm import (
-    Algorithm,
-    SumWeighting,
-    change,
-)
+from ..core.algorithm import Algorithm, SumWeighting, change
 from ..core.effect import Mechanism
 from ..core.errors import ConfigError
 from ..core.options import Positive
@@ -57,10 +53,7 @@ class ControlVariateCorrection(Correction):
         """The server's control variate."""
         return {"c": "ControlVariateWrapper"}
 
-    @property
-    def mechanism(self) -> Mechanism:
-        """The control variates."""
-        return Mechanism("steps", "steps without control variates", "FedAvg")
+    mechanism = Mechanism("steps", "steps without control variates", "FedAvg")
 
     @property
     def needs_full_gradient(self) -> bool:

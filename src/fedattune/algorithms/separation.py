@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..core.algorithm import ClientUpdate
+from ..core.algorithm import ClientUpdate, Finished
 from ..core.effect import Effect, Mechanism
 from ..core.network import MethodModule, Network, split_head
 from ..core.params import Params
@@ -337,7 +337,7 @@ class SeparationClient(ClientUpdate):
 
     def finish(
         self, carry: Params, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload E_p in place of E_g and the mixed head in place of H_g."""
         w, c = carry, self.head_mix
         upload = {}

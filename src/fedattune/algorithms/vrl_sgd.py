@@ -42,10 +42,7 @@ class VarianceCorrection(Correction):
 
     warmup: bool = False
 
-    @property
-    def mechanism(self) -> Mechanism:
-        """The correction by D_i."""
-        return Mechanism("steps", "steps without the correction of drift", "FedAvg")
+    mechanism = Mechanism("steps", "steps without the correction of drift", "FedAvg")
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Start with D_i = 0 and no upload."""

@@ -6,16 +6,7 @@ The two updates do not know how clients run: one by one, as one batch of models,
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import (
-    Annotated,
-    Any,
-    Generic,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    cast,
-    get_type_hints,
-)
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_type_hints
 
 import torch
 from torch import Tensor
@@ -24,18 +15,14 @@ from .effect import Effect, Mechanism
 from .errors import ConfigError
 from .network import Network
 from .params import Params, choose
-from .payload import (
-    Batch,
-    Broadcast,
-    Grad,
-    LocalState,
-    Loss,
-    MixingMatrices,
-    Payload,
-    RoundContext,
-    Traffic,
-)
+from .payload import Batch, Broadcast, Grad, LocalState, Loss, MixingMatrices, Payload, RoundContext, Traffic
 from .selectors import NoParameters, Selector
+
+Finished: TypeAlias = tuple[Payload, LocalState]
+"""The upload and the new local state of a client."""
+
+StepChanges: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
+"""For each mechanism, two squared norms: of its change of a local step, and of the step without the change."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +96,7 @@ class ClientUpdate(ABC):
         """Return the carry after one local step."""
 
     @abstractmethod
-    def finish(
-        self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    def finish(self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Return the upload and the new local state after the last step."""
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
@@ -164,16 +149,8 @@ class StepMeasuring(ABC):
         """The mechanisms that `measure_step` measures."""
 
     @abstractmethod
-    def measure_step(
-        self, carry: Any, batch: Batch, grad: Grad, context: RoundContext
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Measure the mechanisms in the local step that follows.
-
-        Returns:
-            For each of `mechanisms`, two squared norms (scalars): of the change that it makes to the step, and of the
-            step without the change. The effect is the root of the ratio of their sums over steps.
-
-        """
+    def measure_step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
+        """Measure the mechanisms in the local step that follows; an effect is the root of the ratio of their sums."""
 
 
 SumWeighting = Literal["samples", "uniform", "sum"]

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,8 +36,8 @@ class Loss(Protocol):
 LocalState: TypeAlias = dict[str, Params]
 """A client's state between rounds, by name."""
 
-ServerState: TypeAlias = dict[str, Params | Tensor]
-"""The server's state between rounds, by name; the names stay the same in a run."""
+ServerState: TypeAlias = dict[str, Any]
+"""The server's state between rounds, by name; the `TypedDict` of a rule has the types of its entries."""
 
 Traffic: TypeAlias = Counter[str]
 """Bytes that travel: layer of the model, or name of an extra -> bytes."""

@@ -59,9 +59,9 @@ class SplitRows:
         x = self.federation.features(index).cpu().numpy().reshape(len(samples), -1)
         return x, self.federation.y[index].cpu().numpy()
 
-    def pool(self, part: str) -> Array:
-        """Return the sample numbers of a part of all honest clients, also those that are not evaluated."""
-        lists = self.federation.part(cast(Any, part))
+    def pool(self) -> Array:
+        """Return the numbers of the training samples of all honest clients, also those that are not evaluated."""
+        lists = self.federation.part("train")
         return np.concatenate([np.asarray(rows) for i, rows in enumerate(lists) if i not in self.excluded])
 
 
@@ -152,7 +152,7 @@ def _fit_each(rows: SplitRows, fit: Fit, should_stop: ShouldStop) -> dict[str, R
 
 def _fit_pooled(rows: SplitRows, fit: Fit) -> dict[str, RowPredictions]:
     """Fit one model to the training rows of all clients."""
-    fitted = fit(*rows.gather(rows.pool("train")), len(rows.federation.classes))
+    fitted = fit(*rows.gather(rows.pool()), len(rows.federation.classes))
     outputs: dict[str, list[Array]] = {part: [] for part in PARTS}
     for part in PARTS:
         every = [rows.select(part, i) for i in range(len(rows.ids))]
@@ -244,7 +244,7 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
         part: np.concatenate([rows.select(part, i) for i in range(len(rows.ids))]).astype(np.int64)
         for part in PARTS
     }
-    everybody = Client("everybody", rows.pool("train"), evaluated["validation"], evaluated["test"])
+    everybody = Client("everybody", rows.pool(), evaluated["validation"], evaluated["test"])
     changed: dict[str, Any] = {
         "steps": None,
         "epochs": experiment.epochs or 1,

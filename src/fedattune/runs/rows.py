@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -515,9 +515,7 @@ class RowStorage:
     def allocate_server(self, server_state: ServerState) -> ServerState:
         """Make the stacks in the server's initial state writable."""
         return {
-            name: cast(Params, self.allocate(f"server/{name}", part.rows(0)))
-            if isinstance(part, LazyRows)
-            else part
+            name: self.allocate(f"server/{name}", part.rows(0)) if isinstance(part, LazyRows) else part
             for name, part in server_state.items()
         }
 
@@ -552,8 +550,7 @@ def check_newcomer_memory(server_state: ServerState) -> None:
     Raises:
         ConfigError: the rows take too much memory.
     """
-    # The type of a server's state does not mention stacks on disk.
-    stacks = [part for part in cast(dict[str, object], server_state).values() if isinstance(part, DiskRows)]
+    stacks = [part for part in server_state.values() if isinstance(part, DiskRows)]
     n_bytes = sum(stack.n * stack.row_bytes for stack in stacks)
     if n_bytes > NEWCOMER_MEMORY_BYTES:
         raise ConfigError(

@@ -7,15 +7,7 @@ from typing import Literal, TypedDict, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ..core.algorithm import (
-    Joinable,
-    PerClient,
-    ServerTraits,
-    ServerUpdate,
-    SumsOnly,
-    SumWeighting,
-    change,
-)
+from ..core.algorithm import Joinable, PerClient, ServerTraits, ServerUpdate, SumsOnly, SumWeighting, change
 from ..core.params import Params
 from ..core.payload import Broadcast, MixingMatrices, Payload
 
@@ -65,10 +57,7 @@ class Average(ServerUpdate[AverageT], SumsOnly):
     weighting: Weighting = "samples"
     beta: float = 1.0
 
-    @property
-    def traits(self) -> ServerTraits:
-        """The state has weights per client."""
-        return ServerTraits(AverageState)
+    traits = ServerTraits(AverageState)
 
     def init(self, w0: Params, n_clients: int) -> AverageT:
         """Return the initial model, and weights p (N,) of the last cohort, all zero."""

@@ -10,15 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.algorithm import (
-    Discardable,
-    Joinable,
-    Measurable,
-    PerClient,
-    Quarantining,
-    ServerTraits,
-    change,
-)
+from ..core.algorithm import Discardable, Joinable, Measurable, PerClient, Quarantining, ServerTraits, change
 from ..core.effect import Effect, measure_mixing
 from ..core.errors import ConfigError
 from ..core.params import Params, as_slice
@@ -47,10 +39,7 @@ StoreT = TypeVar("StoreT", bound=StoreState)
 class UploadStore(Joinable[StoreT], Measurable, Discardable):
     """Base of rules that keep every client's last upload."""
 
-    @property
-    def traits(self) -> ServerTraits:
-        """The state has uploads per client."""
-        return ServerTraits(StoreState)
+    traits = ServerTraits(StoreState)
 
     def init(self, w0: Params, n_clients: int) -> StoreT:
         """Return the last uploads `theta`, at first the initial model; two flags per client; and sample counts `n`."""
@@ -136,10 +125,7 @@ QuarantineT = TypeVar("QuarantineT", bound=QuarantineState)
 class QuarantineStore(UploadStore[QuarantineT], Quarantining):
     """A store whose rule can quarantine clients, by `find_pool` and the flag `quarantined`."""
 
-    @property
-    def traits(self) -> ServerTraits:
-        """The state has uploads and a flag per client."""
-        return ServerTraits(QuarantineState)
+    traits = ServerTraits(QuarantineState)
 
     def init(self, w0: Params, n_clients: int) -> QuarantineT:
         """Return the store, with nobody in quarantine."""

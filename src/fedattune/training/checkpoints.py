@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ..core.io import copy_tensors, flatten_tree, save_tensors
 from ..core.params import Params
-from ..core.payload import ServerState, Traffic
+from ..core.payload import Traffic
 from ..runs.checkpoint import Checkpoint, restore_tree
 from ..runs.context import RunContext
 from ..runs.folder import RunFolder
@@ -134,7 +134,7 @@ class RunCheckpoints:
             tree = restore_tree(
                 self._state_tree(), saved.flat, rows=self.folder.rows, older=saved.older_slots
             )
-            self.server.state = cast(ServerState, tree["server"])
+            self.server.state = tree["server"]
             self.backend.load_state_tree(tree["clients"])
         self.ledger.load(saved.flat)
         self.uploads.load(json.loads(saved.meta["upload_steps"]))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ..client import ClientWrapper
-from ..core.algorithm import ClientUpdate
+from ..core.algorithm import ClientUpdate, Finished
 from ..core.effect import Effect, Mechanism
 from ..core.network import MethodModule
 from ..core.params import Params
@@ -57,7 +57,7 @@ class MeasuredUpdate(ClientWrapper):
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload the effects (M,) alone."""
         ratios = [
             (change / norm.clamp_min(1e-30)).sqrt()

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ...client import ClientWrapper
+from ...core.algorithm import Finished, StepChanges
 from ...core.errors import ConfigError
 from ...core.params import Params, choose
 from ...core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
@@ -73,15 +74,13 @@ class AcceptBetter(ClientWrapper):
         context = _restrict(context, carry.refused)
         return carry._replace(inner=self.inner.step(carry.inner, batch, grad, context))
 
-    def measure_step(
-        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
+    def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         """Measure the rule's mechanisms."""
         return super().measure_step(carry.inner, batch, grad, _restrict(context, carry.refused))
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> tuple[Payload, LocalState]:
+    ) -> Finished:
         """Upload what the rule uploads, and keep its model."""
         upload, new_state = self.inner.finish(
             carry.inner,
