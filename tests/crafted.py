@@ -37,7 +37,7 @@ def craft(
     """Write the run of clients a, b, c, ... into `folder`/`algorithm`/seed-`seed`, and return `folder`."""
     path = folder / algorithm / f"seed-{seed}"
     path.mkdir(parents=True)
-    settings = Settings(rounds=max(correct), seed=seed).model_dump(mode="json")
+    settings = Settings(rounds=max(correct), seed=seed).to_keywords(mode="json")
     write_json(
         path / "config.json", {**settings, "algorithm": algorithm, "data": "made", "split": "s", **config}
     )

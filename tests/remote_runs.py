@@ -80,7 +80,7 @@ def trained(
     module = copy.deepcopy(module) or make_model("dnn", federation, options={"hidden": 6}, seed=mine.seed)
     if algorithm.network:
         module = wrap_model(algorithm.network, module, torch.zeros(2, *federation.input_shape), mine.seed)
-    config = {"algorithm": case.name, "data": federation.name, **mine.model_dump()}
+    config = {"algorithm": case.name, "data": federation.name, **mine.to_keywords()}
     folder = RunFolder.open(out, config, resume=out.exists()) if out else None
     loop = RoundLoop(algorithm, federation, module, mine, config, folder, make_backend)
     return loop.run(lambda _: None, stop)

@@ -50,7 +50,7 @@ def test_other_options_are_named_apart_by_their_folder_whatever_the_seed(tmp_pat
     slow, fast = tmp_path / "slow", tmp_path / "fast"
     runs = read_runs([slow, fast, fast / "fedavg" / "seed-1", fast])
     assert names(runs) == [("fedavg", 0), ("fedavg (fast)", 0), ("fedavg (fast)", 1)]
-    assert [run.settings.lr for run in runs.results] == [0.1, 0.5, 0.5]
+    assert [run.settings.training.lr for run in runs.results] == [0.1, 0.5, 0.5]
     (tmp_path / "again").mkdir()
     craft(tmp_path / "again" / "fast", "fedavg", SCORES, lr=0.9)
     third = names(read_runs([slow, fast, tmp_path / "again" / "fast"]))[-1]

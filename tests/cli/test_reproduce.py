@@ -450,11 +450,11 @@ def test_a_killed_process_is_no_result(
 
     def kill(jobs: Any, *how: Any, on_failure: Any, **more: Any) -> Any:
         for job in jobs:
-            if job.name == "fedavg" and job.settings.cohort == 2:
+            if job.name == "fedavg" and job.settings.participation.cohort == 2:
                 on_failure(
                     FailedRun("fedavg", job.settings.seed, "its process was killed", job.folder, False)
                 )
-        rest = [job for job in jobs if job.name != "fedavg" or job.settings.cohort != 2]
+        rest = [job for job in jobs if job.name != "fedavg" or job.settings.participation.cohort != 2]
         return real(rest, *how, on_failure=on_failure, **more)
 
     monkeypatch.setattr(runner, "train_all", kill)

@@ -27,7 +27,7 @@ def start(case: Case, federation: Federation, **settings: Any) -> RoundLoop:
     model = make_model("dnn", federation, options={"hidden": 6}, seed=mine.seed)
     if algorithm.network:
         model = wrap_model(algorithm.network, model, torch.zeros(2, *federation.input_shape), mine.seed)
-    config = {"algorithm": case.name, **mine.model_dump()}
+    config = {"algorithm": case.name, **mine.to_keywords()}
     return RoundLoop(algorithm, federation, model, mine, config)
 
 

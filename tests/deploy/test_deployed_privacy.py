@@ -28,12 +28,12 @@ def test_a_deployed_run_spends_its_budget(
     """All noise comes from the operating system, at the place that the run names."""
     callers: list[bool] = []
 
-    def record(self: clients.ClientNoise, *arguments: Any) -> Any:
+    def record(self: clients.ClientPrivacy, *arguments: Any) -> Any:
         callers.append(self.is_secret)
         return protect(self, *arguments)
 
-    protect = clients.ClientNoise.protect
-    monkeypatch.setattr(clients.ClientNoise, "protect", record)
+    protect = clients.ClientPrivacy.protect
+    monkeypatch.setattr(clients.ClientPrivacy, "protect", record)
     monkeypatch.setattr(clients, "draw_seeded", None)
     (result,) = run_deployed(ragged, tmp_path, algorithm=name, dp_client_where=where, **DP)
     assert callers == [True] * (3 if where == "central" else 3 * len(GROUPS))

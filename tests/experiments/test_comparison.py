@@ -228,7 +228,7 @@ def test_tuning_is_for_all_and_resumes(cli: Cli, work: Path) -> None:
     assert len(log["local"]) > 9
     assert not [path for path in (work / "run" / "tuning").iterdir() if path.is_dir()]
     runs = {run.algorithm: run for run in read_runs([work / "run"]).results}
-    assert runs["local"].settings.lr == chosen["choices"]["local"]["lr"]
+    assert runs["local"].settings.training.lr == chosen["choices"]["local"]["lr"]
     assert runs["fedprox"].config["options"] == chosen["choices"]["fedprox"]["options"]
     assert "tuned by validation data" in (work / "run" / "report.html").read_text("utf-8")
     again = cli("compare", "--resume", "run", "--quiet")
@@ -281,10 +281,10 @@ def test_a_round_of_a_table_is_one_epoch(cli: Cli, work: Path) -> None:
     shutil.rmtree(work / "run" / "fedavg")  # what is missing is trained again, by the same settings
     assert cli("compare", "--resume", "run", "--quiet").code == 0
     again = read_runs([work / "run"]).results[1]
-    assert (again.settings.epochs, again.judged) == (1, runs[1].judged)
+    assert (again.settings.training.epochs, again.judged) == (1, runs[1].judged)
     data = fedattune.load_federation(work / "t.csv", client_column="ward", target="outcome")
     found = fedattune.compare(data, ["fedavg"], rounds=8, lr=0.1)
-    assert [run.settings.epochs for run in found.results] == [1, 1]
+    assert [run.settings.training.epochs for run in found.results] == [1, 1]
     assert found.results[1].judged["acc_uniform"] == pytest.approx(runs[1].judged["acc_uniform"])
 
 
@@ -347,7 +347,7 @@ def test_tuning_trains_no_newcomer_and_stops_as_the_reported_runs_do(
     for job in jobs:
         assert set(job.federation.names) == set(training.names)
         assert not set(job.federation.names) & set(newcomers.names)
-        assert job.settings.early_stopping == stopping
+        assert job.settings.evaluation.early_stopping == stopping
 
 
 def test_options_of_data_are_refused_beside_a_federation() -> None:

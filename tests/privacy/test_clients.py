@@ -14,7 +14,7 @@ from fedattune.core.payload import Payload
 from fedattune.privacy.accounting import epsilon_of
 from fedattune.server.average import weighted_sum
 from fedattune.training.sampling import sample_cohort
-from fedattune.training.uploads.client_privacy import ClientNoise, UploadAccounting, count_participations
+from fedattune.training.uploads.client_privacy import ClientPrivacy, UploadAccounting, count_participations
 from fedattune.training.uploads.step import RoundUploads
 
 DP: dict[str, Any] = {"dp_client": 5.0, "dp_delta": 0.01}
@@ -58,13 +58,13 @@ def test_the_noise_on_a_sum_is_that_on_one_upload(ragged: Federation) -> None:
     noises = []
     for name in ("fedavg", "fedmcsa"):
         run = start(Case(name), ragged, **settings)
-        noise = ClientNoise.make(run.context)
-        assert noise is not None
+        privacy = ClientPrivacy.make(run.context)
+        assert privacy is not None
         zeros = Params(w=torch.zeros(6, 20_000, dtype=torch.float64))
         context_params = run.context.task.params
         object.__setattr__(run.context.task, "params", Params(w=zeros["w"][0]))
         ids = torch.arange(6)
-        upload = noise.protect(RoundUploads(1, ids, Payload(zeros), Payload(zeros), Params(), ids)).upload
+        upload = privacy.protect(RoundUploads(1, ids, Payload(zeros), Payload(zeros), Params(), ids)).upload
         object.__setattr__(run.context.task, "params", context_params)
         noises.append(weighted_sum(torch.full((6,), 1 / 6), upload.params)["w"].std().item())
     assert noises[0] == pytest.approx(2.0 * 0.5 / 6, rel=0.02)  # 20,000 draws: 4 deviations

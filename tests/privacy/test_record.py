@@ -49,7 +49,9 @@ def make_plan(name: str, federation: Federation, *, is_secret: bool = False, **s
     given = Settings(**(RUN | settings))
     module = make_model("dnn", federation, options={"hidden": 6})
     context = make_run_context(build(name, ALGORITHMS[name], options), federation, module, given)
-    return RecordPlan(context, is_secret)
+    plan = RecordPlan.make(context, is_secret=is_secret)
+    assert plan is not None
+    return plan
 
 
 def account(events: list[tuple[float, float, int]], delta: float) -> float:

@@ -44,7 +44,7 @@ def answer(numbers: Numbers, facts: Any = None, **claim: Any) -> Answer:
         for seed, value in enumerate(values):
             run = study.make_run(Cell(row, column), {}, seed)
             records.runs[run.id] = {
-                "experiment": run.experiment.model_dump(mode="json"),
+                "experiment": run.experiment.to_keywords(mode="json"),
                 "headline": "received",
                 "seconds": 1,
                 "local_steps": 50,
@@ -170,7 +170,7 @@ def rounds(n: int) -> Callable[[Records, str, str, int], None]:
 
             short = study.make_run(Cell(row, column), {}, seed, Extent(n, "off"))
             records.runs[short.id] = records.runs.pop(run) | {
-                "experiment": short.experiment.model_dump(mode="json")
+                "experiment": short.experiment.to_keywords(mode="json")
             }
             records.curves[short.id] = records.curves.pop(run)
 

@@ -97,7 +97,7 @@ def test_stored_runs_are_what_the_study_asks_for_today(name: str) -> None:
             facts = records.runs[run]
             then = facts["experiment"]
             now = study.make_run(cell, one.choice, then["seed"], one.extent)
-            dumped = now.experiment.model_dump(mode="json")
+            dumped = now.experiment.to_keywords(mode="json")
             for option in now.options:  # these are compared below, with their defaults
                 for given in (dumped["set"], then["set"]):
                     given.pop(f"{study.source_row(cell).algorithm}.{option}", None)

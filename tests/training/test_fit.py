@@ -69,12 +69,11 @@ def test_cohorts_are_drawn_from_the_seed() -> None:
     settings = fedattune.Settings(rounds=50, cohort=0.3, seed=5)
     plan = [sample_cohort(settings, 20, r) for r in range(1, 51)]
     assert all(len(ids) == 6 and len(set(ids.tolist())) == 6 for ids in plan)
-    longer = settings.model_copy(update={"rounds": 60})
+    longer = settings.replace(rounds=60)
     assert all(torch.equal(ids, sample_cohort(longer, 20, r)) for r, ids in enumerate(plan, 1))
     assert len({tuple(ids.tolist()) for ids in plan}) > 40
     assert any(
-        not torch.equal(ids, sample_cohort(settings.model_copy(update={"seed": 6}), 20, r))
-        for r, ids in enumerate(plan, 1)
+        not torch.equal(ids, sample_cohort(settings.replace(seed=6), 20, r)) for r, ids in enumerate(plan, 1)
     )
     share = np.bincount(torch.cat(plan).numpy(), minlength=20) / 50
     assert share.min() > 0.05

@@ -34,7 +34,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 def make_loop(algorithm: Algorithm, federation: Federation, **settings: Any) -> RoundLoop:
     mine = Settings(**(RUN | settings))
     model = make_model("mlr", federation)
-    return RoundLoop(algorithm, federation, model, mine, {"algorithm": "mine", **mine.model_dump()})
+    return RoundLoop(algorithm, federation, model, mine, {"algorithm": "mine", **mine.to_keywords()})
 
 
 @pytest.mark.parametrize("receive", ["cohort", "all", "answer"])

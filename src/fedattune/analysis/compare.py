@@ -493,7 +493,7 @@ def _describe_run(
         "clients": None if run is None else run.n_clients,
         "rounds": None if run is None else run.rounds,
         "finished": True if run is None else run.is_finished,
-        "lr": None if run is None else run.settings.lr,
+        "lr": None if run is None else run.settings.training.lr,
         "metric": line.metric,
     }
     for name in SPREADS:

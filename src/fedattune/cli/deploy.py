@@ -51,8 +51,8 @@ def deploy(space: Namespace, problems: list[str]) -> int:
     kit = validate_options(KitOptions, space, problems)
     experiment, _, overrides = read_experiment(space, problems)
     assert server and kit  # noqa: PT018 (else read_experiment has raised)
-    for key in sorted(SIMULATION_OPTIONS & experiment.model_fields_set):
-        if getattr(experiment, key) != Experiment.model_fields[key].default:
+    for key in sorted(SIMULATION_OPTIONS & experiment.given):
+        if experiment.get(key) != Experiment.flat_fields()[key].default:
             raise ConfigError(f"{key}: only a simulation has this option; leave it out")
     check_run_folder(kit.out)
     federation, data_schema = _load_data(experiment, server, kit, has_data="data" in overrides)
@@ -60,7 +60,7 @@ def deploy(space: Namespace, problems: list[str]) -> int:
 
     experiment = settle_local_work(experiment, is_table=bool(data_schema.columns))
     if federation is not None:
-        experiment.cohort_size(federation.n_clients)
+        experiment.participation.cohort_size(federation.n_clients)
         seed = federation.partition.get("seed")  # it draws the evaluated clients
         experiment = experiment.model_copy(update={"split_seed": seed})
     config = make_run_config(experiment, server, data_schema)
@@ -85,8 +85,8 @@ def make_run_config(experiment: Experiment, server: DeploymentOptions, schema: "
         "set": "; ".join(
             f"{key}={value}" for key, value in experiment.set.items() if key.rpartition(".")[0] not in of_data
         ),
-        **experiment.model_dump(mode="json", exclude=excluded),
-        "steps": experiment.local_steps,
+        **experiment.to_keywords(mode="json", exclude=excluded),
+        "steps": experiment.training.local_steps,
         **server.model_dump(mode="json", exclude=excluded_server),
         "data_schema": schema.to_json(),
     }

@@ -269,7 +269,7 @@ def read_experiment(
     from ..experiments.validate import collect_errors
 
     errors = list(problems)
-    overrides = {key: value for key, value in vars(space).items() if key in Experiment.model_fields}
+    overrides = {key: value for key, value in vars(space).items() if key in Experiment.flat_fields()}
     output = {key: value for key, value in vars(space).items() if key in OutputOptions.model_fields}
     if items := overrides.pop("set", None):
         with collect_errors(errors):

@@ -296,10 +296,18 @@ def _fill_command(parser: ArgumentParser, command: Command, algorithms: str | No
             groups[options.title] = parser.add_argument_group(options.title)
         schema = _import(options.schema)
         without = _import(options.without) if options.without else ()
-        fields = options.fields or schema.model_fields
+        fields = options.fields or list_fields(schema)
         names = [one for one in fields if one not in without]
         _add_options(groups[options.title], schema, names, algorithms)
     parser.shorten_help()
+
+
+def list_fields(schema: Any) -> "dict[str, FieldInfo]":
+    """List the options of a schema by their flat names."""
+    fields: dict[str, FieldInfo] = (
+        schema.flat_fields() if hasattr(schema, "flat_fields") else schema.model_fields
+    )
+    return fields
 
 
 def _import(path: str) -> Any:
@@ -326,7 +334,7 @@ def _add_options(group: Any, schema: "type[BaseModel]", names: Iterable[str], al
 
     """
     for name in names:
-        field = schema.model_fields[name]
+        field = list_fields(schema)[name]
         if field.exclude:  # no option of the command line
             continue
         flags = ["--" + (field.alias or name).replace("_", "-")]

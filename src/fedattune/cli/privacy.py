@@ -58,7 +58,7 @@ def _plan_clients(options: PrivacyOptions) -> list[PlannedNoise]:
         dp_client_noise=options.noise_multiplier,
     )
     n = options.clients
-    size = settings.cohort_size(n)
+    size = settings.participation.cohort_size(n)
     plans = []
     for is_sum, mechanism in (
         (True, "central, on sums (fedavg, ditto)"),

@@ -42,17 +42,17 @@ def train(space: Namespace, problems: list[str]) -> int:
     if output.resume:
         out = output.resume
         plan, notes = reopen_run(command, out, overrides, output.allow_code)
-        _check_processes(plan.experiment.engine, output)
+        _check_processes(plan.experiment.execution.engine, output)
         check_output_files(files, list_input_files(plan.experiment, out=out))
     else:
         out = output.out or choose_run_folder(command, experiment.data)
         check_run_folder(out, command)
         check_output_files(files, list_input_files(experiment, config=output.config, out=out))
-        _check_processes(experiment.engine, output)
+        _check_processes(experiment.execution.engine, output)
         experiment, notes = prepare_command(command, experiment)
         plan = make_plan(experiment)
         create_run_folder(plan, out, command)
-    space.training_folder, space.training_code = out, list_references(plan.experiment.model_dump())
+    space.training_folder, space.training_code = out, list_references(plan.experiment.to_keywords())
     is_comparison = command == "compare"
     with InterruptHandler() as should_stop, lock_folder(out):
         try:

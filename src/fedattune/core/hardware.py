@@ -118,18 +118,19 @@ def check_device(settings: Settings) -> None:
         ConfigError: the device or its arithmetic is missing.
 
     """
-    if settings.device == "cuda" and not torch.cuda.is_available():
+    execution = settings.execution
+    if execution.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: got 'cuda', but PyTorch finds no CUDA device here; use cpu or auto")
-    if settings.mixed_precision == "off":
+    if execution.mixed_precision == "off":
         return
-    if settings.dtype != "float32":
+    if execution.dtype != "float32":
         raise ConfigError(
-            f"mixed_precision: {settings.mixed_precision} goes with dtype float32, got {settings.dtype}"
+            f"mixed_precision: {execution.mixed_precision} goes with dtype float32, got {execution.dtype}"
         )
     where = resolve_device(settings).type
     if not (torch.cuda.is_bf16_supported() if where == "cuda" else has_cpu_bfloat16()):
         raise ConfigError(
-            f"mixed_precision: the {where} here has no {settings.mixed_precision} arithmetic; leave it off"
+            f"mixed_precision: the {where} here has no {execution.mixed_precision} arithmetic; leave it off"
         )
 
 
@@ -140,14 +141,14 @@ def has_cpu_bfloat16() -> bool:
 
 def resolve_device(settings: Settings) -> torch.device:
     """Return the device of the settings; `auto` prefers CUDA."""
-    if settings.device == "auto":
+    if settings.execution.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(settings.device)
+    return torch.device(settings.execution.device)
 
 
 def find_usable_device(settings: Settings) -> torch.device:
     """Return the device of the settings if this machine has it, else the CPU."""
-    if settings.device == "cuda" and not torch.cuda.is_available():
+    if settings.execution.device == "cuda" and not torch.cuda.is_available():
         return torch.device("cpu")
     return resolve_device(settings)
 

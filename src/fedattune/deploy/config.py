@@ -158,7 +158,7 @@ class DeploymentPlan:
 
     def settings(self, seed: int) -> Settings:
         """Return the training settings of the run with a seed; nodes keep the models of the last round."""
-        return self.experiment.settings(seed).model_copy(update={"early_stopping": "off"})
+        return self.experiment.settings(seed).replace(early_stopping="off")
 
     @property
     def seeds(self) -> range:
@@ -209,7 +209,7 @@ def _check_reachable(methods: Sequence[str], model: str) -> None:
 def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOptions]:
     problems: list[str] = []
     values: dict[str, Any] = {}
-    allowed_keys = Experiment.model_fields.keys() - NODE_OPTIONS - SIMULATION_OPTIONS
+    allowed_keys = Experiment.flat_fields().keys() - NODE_OPTIONS - SIMULATION_OPTIONS
     allowed_keys |= DeploymentOptions.model_fields.keys()
     for key, value in run_config.items():
         name = {"algorithm": "algorithms"}.get(key, key.replace("-", "_"))
@@ -229,9 +229,12 @@ def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOpti
     if isinstance(text := values.get("data_schema"), str):
         values["data_schema"] = Schema.from_json(text) if text else None
     parts: list[Any] = []
-    for schema in (Experiment, DeploymentOptions):
+    for schema, fields in (
+        (Experiment, Experiment.flat_fields()),
+        (DeploymentOptions, DeploymentOptions.model_fields),
+    ):
         try:
-            parts.append(schema(**{k: v for k, v in values.items() if k in schema.model_fields}))
+            parts.append(schema(**{k: v for k, v in values.items() if k in fields}))
         except ValidationError as error:
             problems += describe_errors(error, lambda key: key.replace("_", "-"))
     if problems:

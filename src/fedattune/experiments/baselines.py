@@ -247,7 +247,7 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
     everybody = Client("everybody", rows.pool(), evaluated["validation"], evaluated["test"])
     changed: dict[str, Any] = {
         "steps": None,
-        "epochs": experiment.epochs or 1,
+        "epochs": experiment.training.epochs or 1,
         "cohort": 1.0,
         "drop_out": 0.0,
         "held_out": 0,
@@ -267,7 +267,7 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
         "local",
         experiment.model,
         model_options=plan.model_options,
-        settings=experiment.settings(experiment.seed).model_copy(update=changed),
+        settings=experiment.settings(experiment.seed).replace(**changed),
         stop=should_stop,
     )
     if not result.is_finished:

@@ -187,7 +187,7 @@ class Experiment(Settings):
         excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS
         if self.tune:  # the metric chooses
             excluded = excluded - {"metric"}
-        identity = self.model_dump(mode="json", exclude=excluded)
+        identity = self.to_keywords(mode="json", exclude=excluded)
         for key in ("data", "partition"):  # the hash of the partition covers the content of a file
             identity[key] = identity[key] and Path(identity[key]).stem
         identity["model"] = make_portable(self.model)
@@ -198,10 +198,10 @@ class Experiment(Settings):
 
     def settings(self, seed: int) -> Settings:
         """Return the settings of one training run, with its seed."""
-        values = {name: getattr(self, name) for name in Settings.model_fields}
-        return Settings(**values | {"seed": seed})
+        given = {name: self.get(name) for name in self.given & Settings.flat_fields().keys()}
+        return Settings(**given | {"seed": seed})
 
     def to_yaml(self) -> str:
         """Write the experiment as a YAML file for `--config`."""
-        values = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        values = yaml.safe_dump(self.to_keywords(mode="json"), sort_keys=False, allow_unicode=True)
         return f"# FedAttune experiment {self.hash}\n{values}"

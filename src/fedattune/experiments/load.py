@@ -87,7 +87,7 @@ def load_options(
         return option if key in overrides or key not in in_file else f"{path}: {name}"
 
     def report_unknown(key: str) -> str:
-        hint = suggest_name(key, Experiment.model_fields)
+        hint = suggest_name(key, Experiment.flat_fields())
         return f"unknown option {locate(key)}{', ' if hint else ''}{hint}"
 
     if path:
@@ -126,7 +126,7 @@ def _canonical_key(key: str) -> str:
 
 def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     """Read the options in a file; add unknown and repeated keys to `problems`."""
-    allowed_keys = Experiment.model_fields.keys() | OutputOptions.model_fields.keys()
+    allowed_keys = Experiment.flat_fields().keys() | OutputOptions.model_fields.keys()
     values: dict[str, Any] = {}
     for key, value in read_yaml(path).items():
         name = _canonical_key(key)

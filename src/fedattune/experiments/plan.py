@@ -89,7 +89,7 @@ class Plan:
             return job
         lr, tuned_options = self.tuned[name]
         options = {**job.options, **tuned_options}
-        settings = job.settings.model_copy(update={"lr": lr})
+        settings = job.settings.replace(lr=lr)
         return replace(job, algorithm=self.build_method(name, options), options=options, settings=settings)
 
     def build_method(self, name: str, options: Mapping[str, Any]) -> "Algorithm":
@@ -169,8 +169,8 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
         federation,
         options=model_options,
         seed=experiment.seed,
-        batch_size=experiment.batch_size,
-        engine=experiment.engine,
+        batch_size=experiment.training.batch_size,
+        engine=experiment.execution.engine,
     )
     for name, algorithm in algorithms.items():
         try:
@@ -209,8 +209,8 @@ def settle_local_work(experiment: Experiment, *, is_table: bool) -> Experiment:
     many passes over the smallest one's. The run folder records the epoch, so that a resumed run has it, too. A folder
     of an older version records 20 steps by an explicit null, and keeps them.
     """
-    is_given = {"steps", "epochs"} & experiment.model_fields_set
-    return experiment if is_given or not is_table else experiment.model_copy(update={"epochs": 1})
+    is_given = {"steps", "epochs"} & experiment.given
+    return experiment if is_given or not is_table else experiment.replace(epochs=1)
 
 
 def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, list[str]]:
@@ -236,7 +236,7 @@ def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, l
 
 def prepare_data(experiment: Experiment) -> "Federation":
     """Make the federation of an experiment; options of models and methods are allowed if the user named these."""
-    is_named = bool({"algorithms", "model"} & experiment.model_fields_set)
+    is_named = bool({"algorithms", "model"} & experiment.given)
     known_options = _collect_known_options(experiment, methods=bool(experiment.set) and is_named)
     dataset = _load_dataset(experiment, known_options)
     return _federate(experiment, dataset, _assign_all(experiment, known_options, dataset.default_partition))

@@ -99,7 +99,7 @@ def train_all(
         DivergedError, WorkerKilledError: a run failed, and `keep_going` is off.
     """
     runs = _JobRunner(jobs, should_stop, display, keep_going, on_failure)
-    if on_ray := [job for job in jobs if job.settings.engine == "ray" and not job.is_finished]:
+    if on_ray := [job for job in jobs if job.settings.execution.ray and not job.is_finished]:
         from ..training.backends.ray import connect_ray
 
         with connect_ray(on_ray[0].settings):  # once for all runs

@@ -271,8 +271,8 @@ def train_plan(
             plan, notes = apply_tuning(plan, tuning), tuning.write_notes()
         elif is_comparison:
             notes = [
-                f"not tuned: every method trains with lr {plan.experiment.lr:g} and its default options; --tune 5 "
-                "tunes each with the budget of 5 runs, local too"
+                f"not tuned: every method trains with lr {plan.experiment.training.lr:g} and its default options; "
+                "--tune 5 tunes each with the budget of 5 runs, local too"
             ]
         if notes:
             write_json(out / NOTES_FILE, notes)

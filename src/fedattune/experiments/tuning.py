@@ -220,7 +220,7 @@ def tune_plan(
     training = [hold_out_newcomers(one, experiment)[0] for one in plan.federations]
     federation = make_tuning_split(training, experiment.seed)
     left = {
-        name: list_combinations(name, experiment.lr, 3 * budget, experiment.seed, plan.options[name])
+        name: list_combinations(name, experiment.training.lr, 3 * budget, experiment.seed, plan.options[name])
         for name in plan.algorithms
     }
     n_tried = {name: len(each) for name, each in left.items()}
@@ -260,7 +260,7 @@ def tune_plan(
                     f"tuning: training diverged with every combination of {name}; give a lower --lr"
                 )
     choices = {name: combinations[0] for name, combinations in left.items()}
-    edges = [LR_FACTORS[0] * experiment.lr, LR_FACTORS[-1] * experiment.lr]
+    edges = [LR_FACTORS[0] * experiment.training.lr, LR_FACTORS[-1] * experiment.training.lr]
     at_edge = [name for name, one in choices.items() if any(math.isclose(one.lr, edge) for edge in edges)]
     tuning = Tuning(budget, choices, n_tried, at_edge)
     write_json(folder / LOG_FILE, log)
@@ -280,11 +280,11 @@ def _make_job(
     """Make the job of one combination: on the tuning split, with a seed of its own, evaluated now and then."""
     seed = (plan.experiment.seed + TUNING_STREAM) % 2**32
     options = {**plan.options[name], **one.options}
-    settings = plan.experiment.settings(seed).model_copy(
-        update={"lr": one.lr, "rounds": rounds, "held_out": 0, "eval_every": max(1, rounds // 10)}
+    settings = plan.experiment.settings(seed).replace(
+        lr=one.lr, rounds=rounds, held_out=0, eval_every=max(1, rounds // 10)
     )
     if not plan.federation.part("validation").sizes.any():  # what is reported cannot stop early either
-        settings = settings.model_copy(update={"early_stopping": "off"})
+        settings = settings.replace(early_stopping="off")
     return Job(
         title=f"tuning {name}, {rounds} rounds, {one.describe()}",
         name=name,

@@ -216,7 +216,7 @@ class RunFacts:
     @property
     def settings(self) -> Settings:
         """The settings of the run."""
-        return Settings(**{k: v for k, v in self.config.items() if k in Settings.model_fields})
+        return Settings(**{k: v for k, v in self.config.items() if k in Settings.flat_fields()})
 
     @property
     def seed(self) -> int:

@@ -491,8 +491,8 @@ class RowStorage:
             folder: folder for the files; without it, temporary files.
             is_small: whether a round is little work for the processor.
         """
-        is_on_disk = settings.client_state == "disk"
-        if settings.client_state == "auto":
+        is_on_disk = settings.execution.client_state == "disk"
+        if settings.execution.client_state == "auto":
             is_on_disk = n * row_bytes > AUTO_MEMORY_BYTES
         return cls(n, is_on_disk, folder, is_small)
 

@@ -187,7 +187,7 @@ class StudyResults:
         """Return short phrases on everything that a cell lacks of what the study specifies."""
         full = self.study.make_run(one.cell, one.choice, 0).experiment
         parts = [one.missing_rounds] if one.missing_rounds else []
-        if one.extent.mixed_precision != full.mixed_precision:
+        if one.extent.mixed_precision != full.execution.mixed_precision:
             parts.append(f"{one.extent.mixed_precision} products")
         if one.failures or one.n_seeds < self.study.seeds:
             diverged = f", {len(one.failures)} diverged" * bool(one.failures)

@@ -180,7 +180,7 @@ def _is_run(facts: object) -> bool:
 
 def _describe(run: CellRun) -> dict[str, Any]:
     return {
-        "experiment": run.experiment.model_dump(mode="json", exclude={"data_dir"}),
+        "experiment": run.experiment.to_keywords(mode="json", exclude={"data_dir"}),
         "options": run.options,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }

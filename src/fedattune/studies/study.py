@@ -179,7 +179,7 @@ class CellRun(NamedTuple):
     def id(self) -> str:
         """Twelve hex digits. Runs with equal results have equal ids in all studies."""
         excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS | {"early_stopping", "small_clients"}
-        values = self.experiment.model_dump(mode="json", exclude_defaults=True, exclude=excluded)
+        values = self.experiment.to_keywords(mode="json", exclude_defaults=True, exclude=excluded)
         (name,) = self.experiment.algorithms
         values["set"] = self.experiment.set | {f"{name}.{key}": value for key, value in self.options.items()}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
@@ -421,7 +421,7 @@ class Study(BaseModel):
             **{f"{row.algorithm}.{key}": value for key, value in row.options.items()},
         }
         for key, value in choice.items():
-            if key in Settings.model_fields:
+            if key in Settings.flat_fields():
                 values[key] = value
             else:
                 values["set"][f"{row.algorithm}.{key}"] = value
@@ -438,8 +438,8 @@ class Study(BaseModel):
             changes["validation"] = self.tuning.validation
         if self.populations:
             changes["split_seed"] = seed
-        changes |= {"rounds": rounds, "eval_every": min(experiment.eval_every, rounds)}
-        return CellRun(cell, dict(choice), experiment.model_copy(update=changes))
+        changes |= {"rounds": rounds, "eval_every": min(experiment.evaluation.every, rounds)}
+        return CellRun(cell, dict(choice), experiment.replace(**changes))
 
     def paper_value(self, cell: Cell) -> tuple[float | None, float | None]:
         """Return the paper's number and its spread, in percent."""

@@ -129,7 +129,7 @@ class StudyTrainer:
         federation: Federation | None = None
         pairs = []
         for run in runs:
-            experiment = run.experiment.model_copy(update=self.options.overrides)
+            experiment = run.experiment.replace(**self.options.overrides)
             federation = federation or prepare_data(experiment)
             plan = make_plan(experiment, federation)
             (name,) = experiment.algorithms
@@ -174,8 +174,8 @@ def _data_key(experiment: Experiment) -> str:
     from ..models import MODELS
 
     names = (
-        Experiment.model_fields.keys()
-        - Settings.model_fields.keys()
+        Experiment.flat_fields().keys()
+        - Settings.flat_fields().keys()
         - {"model", "algorithms", "set", "seeds"}
     )
     others = {*ALGORITHMS, *MODELS} - {*PARTITIONS, *SOURCES}

@@ -71,7 +71,7 @@ class PreparedRun:
             "data": self.federation.name,
             "partition": dict(self.federation.partition),
             "split": self.federation.digest,
-            **self.settings.model_dump(),
+            **self.settings.to_keywords(),
         }
 
 
@@ -127,7 +127,7 @@ def fit(
         >>> 0.5 < result.metrics["acc_uniform"] <= 1
         True
     """
-    settings = Settings.from_keywords(**({**settings.model_dump(), **more} if settings else more))
+    settings = Settings.from_keywords(**({**settings.to_keywords(), **more} if settings else more))
     if tensorboard is not None:
         check_tensorboard()
     run = prepare_run(
@@ -180,7 +180,9 @@ def prepare_run(
     else:
         module = copy.deepcopy(model)
     if check:
-        check_model(module, federation, batch_size=settings.batch_size, engine=settings.engine)
+        check_model(
+            module, federation, batch_size=settings.training.batch_size, engine=settings.execution.engine
+        )
     return PreparedRun(
         name or "custom",
         algorithm,

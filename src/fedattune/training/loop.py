@@ -139,7 +139,7 @@ class RoundLoop:
             should_stop: asked after every round; if it says yes, the run is saved and returned unfinished.
 
         """
-        rounds, eval_every = self.context.settings.rounds, self.context.settings.eval_every
+        rounds, eval_every = self.context.settings.rounds, self.context.settings.evaluation.every
         started = time.perf_counter() - self.record.seconds
         saved = committed = time.perf_counter()
         cost, stopped = 0.0, False
@@ -216,8 +216,8 @@ class RoundLoop:
             self.store.commit()
             raise DivergedError(
                 f"round {request.round}: training diverged on every client that trained ({len(reply.diverged)} of "
-                f"them; values are not finite); lower the learning rate (lr is {self.context.settings.lr:g}), or a "
-                "hyper-parameter that is too large"
+                f"them; values are not finite); lower the learning rate (lr is {self.context.settings.training.lr:g}), "
+                "or a hyper-parameter that is too large"
             )
         return reply
 
@@ -342,7 +342,7 @@ class RoundLoop:
         """Tell whether the checkpoint is between an evaluated round and its deferred scores."""
         settings = self.context.settings
         points = {point for round_, point, _ in self.store.scores("test", since=r) if round_ == r}
-        return 0 < r < settings.rounds and not r % settings.eval_every and "received" not in points
+        return 0 < r < settings.rounds and not r % settings.evaluation.every and "received" not in points
 
     def _measure_effects(self) -> list[Effect]:
         """Measure how much the method's mechanisms did."""

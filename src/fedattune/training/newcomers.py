@@ -116,7 +116,7 @@ def train_newcomers(
         ConfigError: `rounds` is no number of rounds, or the server keeps too much of other clients.
         DivergedError: training diverged on all newcomers.
     """
-    before = {k: v for k, v in config.items() if k in Settings.model_fields}
+    before = {k: v for k, v in config.items() if k in Settings.flat_fields()}
     changed = {
         "rounds": rounds,
         "cohort": 1.0,
@@ -132,7 +132,7 @@ def train_newcomers(
         **({"engine": "auto", **RAY_DEFAULTS} if before.get("engine") == "ray" else {}),
     }
     settings = Settings.from_keywords(**{**before, **changed})
-    config = {**config, "data": clients.name, **settings.model_dump()}
+    config = {**config, "data": clients.name, **settings.to_keywords()}
     rule: ServerWrapper[Any] = ServerWrapper(trained_server.algorithm.server)
     state = load_server_rows(trained_server.state)
     method = replace(
@@ -180,7 +180,7 @@ def _load_trained_server(
         raise RunError(
             "this run was not finished, or was kept neither in memory nor in a folder: no client can join it"
         )
-    settings = result.settings.model_copy(update={"device": config["device"]})
+    settings = result.settings.replace(device=config["device"])
     for given, name, key in (
         (algorithm, config.get(SOURCE_KEY, ""), "algorithm"),
         (module, config["model"], "module"),

@@ -155,18 +155,18 @@ def _note_settings(context: RunContext, records: Sequence[RoundRecord]) -> list[
     n_excluded = len(context.excluded)
     n_evaluated, n = len(context.eval_ids), context.n_clients - n_excluded
     if n_evaluated < n:
-        why = "" if settings.eval_clients else f", the default for more than {EVALUATE_ALL_UP_TO:,}"
+        why = "" if settings.evaluation.clients else f", the default for more than {EVALUATE_ALL_UP_TO:,}"
         notes.append(
             f"numbers are of {n_evaluated:,} of the {n:,}{' honest' * bool(n_excluded)} clients, drawn once for "
             f"all methods (--eval-clients{why})"
         )
     notes += _note_rows_seen(context)
-    if settings.drop_out and any(record.absent for record in records):
+    if settings.participation.drop_out and any(record.absent for record in records):
         notes.append(
             "clients that were asked dropped out (--drop-out): their work of these rounds was lost; local, which is "
             "asked for nothing, loses none"
         )
-    concerns_norms = settings.bn_affine == "local" or settings.bn_buffers == "average"
+    concerns_norms = settings.training.bn_affine == "local" or settings.training.bn_buffers == "average"
     if concerns_norms and not context.task.bn_statistics:
         notes.append("this model has no BatchNorm layers: --bn-affine and --bn-buffers change nothing")
     return notes
@@ -174,15 +174,15 @@ def _note_settings(context: RunContext, records: Sequence[RoundRecord]) -> list[
 
 def _note_rows_seen(context: RunContext) -> list[str]:
     """Say which share of the largest client's training rows the steps of a round see, if it is less than half."""
-    settings, sizes = context.settings, context.federation.sizes("train")
-    if not settings.local_steps or not len(sizes):
+    training, sizes = context.settings.training, context.federation.sizes("train")
+    if not training.local_steps or not len(sizes):
         return []
     largest = int(sizes.argmax())
-    n_rows, n_seen = int(sizes[largest]), settings.local_steps * settings.batch_size
+    n_rows, n_seen = int(sizes[largest]), training.local_steps * training.batch_size
     if n_seen >= MIN_SEEN_SHARE * n_rows:
         return []
     return [
-        f"a round of {settings.local_steps} steps of {settings.batch_size} rows sees {n_seen:,} of the {n_rows:,} "
+        f"a round of {training.local_steps} steps of {training.batch_size} rows sees {n_seen:,} of the {n_rows:,} "
         f"training rows of the largest client, {context.federation.names[largest]} ({100 * n_seen / n_rows:.2g}%); "
         "--epochs 1 sees all rows of every client"
     ]

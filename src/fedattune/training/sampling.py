@@ -19,15 +19,17 @@ EVALUATE_ALL_UP_TO, DEFAULT_EVAL_CLIENTS = 10_000, 1_000
 def sample_cohort(settings: Settings, n_clients: int, r: int) -> Tensor:
     """Draw the cohort of round r, sorted, from the seed alone: it is the same for every algorithm."""
     rng = np.random.default_rng([settings.seed, Stream.COHORT, r])
-    return torch.from_numpy(np.sort(rng.choice(n_clients, settings.cohort_size(n_clients), replace=False)))
+    return torch.from_numpy(
+        np.sort(rng.choice(n_clients, settings.participation.cohort_size(n_clients), replace=False))
+    )
 
 
 def sample_dropouts(settings: Settings, n_clients: int, r: int) -> Tensor:
     """Draw, from the seed alone, the clients (N,) bool that drop out in round r if they are in its cohort."""
-    if not settings.drop_out:
+    if not settings.participation.drop_out:
         return torch.from_numpy(np.zeros(n_clients, dtype=np.bool_))  # takes no memory before it is written
     rng = np.random.default_rng([settings.seed, Stream.DROPOUT, r])
-    return torch.from_numpy(rng.random(n_clients) < settings.drop_out)
+    return torch.from_numpy(rng.random(n_clients) < settings.participation.drop_out)
 
 
 def sample_eval_ids(
@@ -35,7 +37,7 @@ def sample_eval_ids(
 ) -> Tensor:
     """Draw the clients that are evaluated, sorted: the same in every round and for every method and seed."""
     n = federation.n_clients
-    n_evaluated = settings.eval_clients or (n if n <= EVALUATE_ALL_UP_TO else DEFAULT_EVAL_CLIENTS)
+    n_evaluated = settings.evaluation.clients or (n if n <= EVALUATE_ALL_UP_TO else DEFAULT_EVAL_CLIENTS)
     if n_evaluated >= n - len(excluded):
         return torch.from_numpy(np.setdiff1d(np.arange(n), excluded)) if excluded else torch.arange(n)
     rng = np.random.default_rng([get_split_seed(federation), Stream.EVALUATION])
@@ -52,12 +54,12 @@ def sample_newcomers(settings: Settings, federation: Federation) -> list[int]:
         ConfigError: no client would be left to train.
     """
     n = federation.n_clients
-    if settings.held_out >= n:
+    if settings.participation.held_out >= n:
         raise ConfigError(
-            f"held_out: got {settings.held_out}, expected fewer than the {n} clients that there are"
+            f"held_out: got {settings.participation.held_out}, expected fewer than the {n} clients that there are"
         )
     rng = np.random.default_rng([get_split_seed(federation), Stream.NEWCOMERS])
-    return sorted(int(i) for i in rng.choice(n, settings.held_out, replace=False))
+    return sorted(int(i) for i in rng.choice(n, settings.participation.held_out, replace=False))
 
 
 def get_split_seed(federation: Federation | FederationInfo) -> int:

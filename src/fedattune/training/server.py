@@ -48,13 +48,13 @@ class Server:
         self._context = context
         settings, task, n = context.settings, context.task, context.n_clients
         state = init_server(context.algorithm, task, n, settings.seed)
-        is_small = settings.cohort_size(n) * task.params.numel() < MIN_SHARED_VALUES
+        is_small = settings.participation.cohort_size(n) * task.params.numel() < MIN_SHARED_VALUES
         size = count_row_bytes(context.algorithm, task, state)
         self.storage = RowStorage.choose(settings, n, size, folder, is_small=is_small)
         self.rule: ServerWrapper[Any] = ServerWrapper(context.algorithm.server)
         self.state = self.storage.allocate_server(state)
         self._last: tuple[Tensor, Broadcast] | None = None
-        if settings.held_out:
+        if settings.participation.held_out:
             check_newcomer_memory(self.state)
         check_compatible(context.algorithm, self.state, context.all_ids[:1])
 

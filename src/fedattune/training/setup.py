@@ -32,19 +32,19 @@ from .uploads.pipeline import find_excluded
 def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
     """Apply the user's settings for all methods alike: who trains, BatchNorm policies, limits of mixtures."""
     personal = algorithm.personal
-    if settings.bn_affine == "local" and personal != BatchNorms():
+    if settings.training.bn_affine == "local" and personal != BatchNorms():
         personal = AnyOf((personal, BatchNorms()))
     return replace(
         limit_mixtures(algorithm, settings),
-        participation=algorithm.participation.override(settings.train),
+        participation=algorithm.participation.override(settings.participation.train),
         personal=personal,
-        bn_buffers=algorithm.bn_buffers or settings.bn_buffers,
+        bn_buffers=algorithm.bn_buffers or settings.training.bn_buffers,
     )
 
 
 def limit_mixtures(algorithm: Algorithm, settings: Settings) -> Algorithm:
     """Return the method with the user's limits of what enters a client's mixture, if its rule mixes models."""
-    limits = MixtureLimits(settings.max_share, settings.robust == "rows")
+    limits = MixtureLimits(settings.defence.max_share, settings.defence.robust == "rows")
     return (
         algorithm
         if limits == MixtureLimits()
@@ -64,9 +64,11 @@ def make_run_context(
     """Settle everything that all rounds of a run share."""
     device, excluded = resolve_device(settings), find_excluded(settings, federation)
     algorithm = apply_settings(algorithm, settings)
-    task = Task(model, settings.mixed_precision != "off").to(device, getattr(torch, settings.dtype))
+    task = Task(model, settings.execution.mixed_precision != "off").to(
+        device, getattr(torch, settings.execution.dtype)
+    )
     has_shared = bool(get_shared_parameters(algorithm, task))
-    if settings.accept == "better" and has_shared and not isinstance(algorithm.client, AcceptBetter):
+    if settings.defence.accept == "better" and has_shared and not isinstance(algorithm.client, AcceptBetter):
         algorithm = replace(algorithm, client=AcceptBetter(algorithm.client))
     return RunContext(
         algorithm,
@@ -126,7 +128,7 @@ def hold_out_newcomers(federation: Federation, settings: Settings) -> tuple[Fede
         ConfigError: no client would be left to train, or fewer than a cohort.
     """
     waiting = sample_newcomers(settings, federation)
-    settings.cohort_size(federation.n_clients - len(waiting))
+    settings.participation.cohort_size(federation.n_clients - len(waiting))
     if not waiting:
         return federation, None
     members = federation.index
@@ -164,5 +166,5 @@ def take_example_inputs(clients: Federation) -> Tensor:
 
 def resolve_weight_decay(algorithm: Algorithm, settings: Settings) -> float:
     """Return the l2 coefficient: the method's, or the run's, or the method's default if neither is given."""
-    decays = (algorithm.weight_decay, settings.weight_decay)
+    decays = (algorithm.weight_decay, settings.training.weight_decay)
     return next((decay for decay in decays if decay is not None), algorithm.default_weight_decay)

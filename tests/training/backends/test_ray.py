@@ -14,6 +14,7 @@ from conformance.table import CASES, Case
 from conformance.test_conformance import RUN
 from fedattune import ConfigError, Federation, Result, RunError, Settings
 from fedattune.cli import main
+from fedattune.core.settings import Ray
 from fedattune.training.backends.message import WorkerMessage
 from remote_runs import same_numbers, trained
 
@@ -71,7 +72,7 @@ def test_methods_give_the_numbers_of_one_process(case: Case, ragged: Federation,
 
 def test_a_cluster_of_the_users_own_is_used_and_left(cluster: RayCluster) -> None:
     second = RayCluster(None)  # finds that this process is connected already
-    assert second.count_actors(Settings(engine="ray"), 6) == 2
+    assert second.count_actors(Ray(), 6) == 2
     second.close()
     assert cluster.ray.is_initialized()
 

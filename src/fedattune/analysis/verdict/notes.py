@@ -207,11 +207,11 @@ def write_fairness_notes(results: Sequence["RunMetrics"]) -> list[str]:
     if differs and len(set(counts.values())) > 1:
         settings = results[0].settings
         reasons = []
-        if settings.cohort_size(results[0].n_clients) < results[0].n_clients:
+        if settings.participation.cohort_size(results[0].n_clients) < results[0].n_clients:
             reasons.append(
                 "some train only the clients asked in a round (--train all or --train cohort: all alike)"
             )
-        if settings.epochs:
+        if settings.training.epochs:
             reasons.append("with --epochs, a step of several batches is counted once")
         why = f": {'; '.join(reasons)}" if reasons else ""
         notes.append(

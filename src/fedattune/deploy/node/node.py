@@ -225,7 +225,7 @@ class NodeRuntime:
         seed = self.plan.experiment.split_seed or 0  # by which the evaluated clients are drawn
         mine = replace(self.federation, clients=clients, partition={"seed": seed})
         data = renumber_clients(mine, members[order], int(head["n_clients"]))
-        settings = self.plan.settings(head["seed"]).model_copy(update={"client_state": "memory"})
+        settings = self.plan.settings(head["seed"]).replace(client_state="memory")
         return open_backend(algorithm, data, module, settings, members.tolist(), is_one_message=True)
 
     def _count_spending(self, backend: LocalBackend, folder: Path, parts: Sequence[WorkerMessage]) -> None:
@@ -235,7 +235,7 @@ class NodeRuntime:
         round whose reply was lost is spent.
         """
         settings, fine_tune = backend.context.settings, backend.context.algorithm.fine_tune
-        is_private = settings.is_record_private
+        is_private = settings.privacy.record is not None
         trained = sum(bool(part.head.get("ids")) for part in parts)
         self.policy.count_trained(folder, trained, settings.rounds if is_private else None)
         if is_private and fine_tune:

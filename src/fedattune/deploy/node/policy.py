@@ -141,28 +141,25 @@ class NodePolicy(StrictSchema):
             PrivacyRequiredError: the node would add too little noise, or none.
 
         """
-        most = self.max_record_epsilon
-        if most is not None and (
-            settings.dp_record is None or settings.dp_record > most or settings.dp_delta > MAX_DELTA
-        ):
-            asked = "none" if settings.dp_record is None else f"dp-record {settings.dp_record:g}"
+        delta, client, record = settings.privacy.delta, settings.privacy.client, settings.privacy.record
+        most, epsilon = self.max_record_epsilon, None if record is None else record.epsilon
+        if most is not None and (epsilon is None or epsilon > most or delta > MAX_DELTA):
+            asked = "none" if epsilon is None else f"dp-record {epsilon:g}"
             raise PrivacyRequiredError(
                 f"this node has max-record-epsilon {most:g}, and the run's differential privacy of rows is: {asked}, "
-                f"at delta {settings.dp_delta:g}; the run needs dp-record {most:g} or less, and dp-delta {MAX_DELTA:g} "
+                f"at delta {delta:g}; the run needs dp-record {most:g} or less, and dp-delta {MAX_DELTA:g} "
                 "or less"
             )
         if self.max_epsilon is None:
             return
-        is_local = settings.dp_client is not None and settings.dp_client_where == "local"
-        if not is_local or settings.dp_client > self.max_epsilon or settings.dp_delta > MAX_DELTA:  # type: ignore[operator]
-            asked = (
-                f"dp-client {settings.dp_client:g}, {settings.dp_client_where}"
-                if settings.dp_client
-                else "none"
-            )
+        asked, is_enough = "none", False
+        if client is not None and client.epsilon is not None:
+            asked = f"dp-client {client.epsilon:g}, {client.where}"
+            is_enough = client.where == "local" and client.epsilon <= self.max_epsilon and delta <= MAX_DELTA
+        if not is_enough:
             raise PrivacyRequiredError(
                 f"this node has max-epsilon {self.max_epsilon:g}, and the run's differential privacy is: {asked}, at "
-                f"delta {settings.dp_delta:g}; the run needs dp-client {self.max_epsilon:g} or less, dp-client-where "
+                f"delta {delta:g}; the run needs dp-client {self.max_epsilon:g} or less, dp-client-where "
                 f"local, and dp-delta {MAX_DELTA:g} or less"
             )
 
@@ -180,7 +177,7 @@ class NodePolicy(StrictSchema):
 
         """
         folder.mkdir(parents=True, exist_ok=True)
-        file, target = folder / "uploads.json", accounting.settings.dp_client
+        file, target = folder / "uploads.json", accounting.noise.epsilon
         total = _read_count(file, "uploads") + uploads
         if target is not None and accounting.epsilon(total) > target:
             raise PrivacyBudgetError(

@@ -457,7 +457,7 @@ def _check_data(
     values = dict(config)
     if "data" in values and (base / str(values["data"])).exists():
         values["data"] = str(base / str(values["data"]))
-    defaults = Experiment.model_fields
+    defaults = Experiment.flat_fields()
     problems = find_node_problems(
         values,
         schema,

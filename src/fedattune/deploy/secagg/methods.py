@@ -73,13 +73,13 @@ def check_settings(settings: Settings) -> None:
         ConfigError: one does.
 
     """
-    if settings.is_client_private and settings.dp_client_where == "central":
+    if settings.privacy.client is not None and settings.privacy.client.where == "central":
         raise ConfigError(
             "secure-aggregation: dp-client-where central clips and noises single uploads at the server, which sees "
             "none; choose dp-client-where local"
         )
-    given = {"robust": settings.robust != "off", "max-share": settings.max_share is not None}
-    if settings.compress is not None:
+    given = {"robust": settings.defence.robust != "off", "max-share": settings.defence.max_share is not None}
+    if settings.uploads.compress is not None:
         raise ConfigError(
             "secure-aggregation: compress sends codes of single uploads, which have no sum under masks; leave it out"
         )

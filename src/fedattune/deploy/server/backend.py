@@ -287,7 +287,7 @@ class NodeBackend(RemoteBackend):
         last = min(request.round + self._count_rounds() - 1, settings.rounds)
         groups: dict[tuple[str, int], Group] = {}
         for r in range(request.round, last + 1):
-            is_evaluated = r == settings.rounds or not r % settings.eval_every
+            is_evaluated = r == settings.rounds or not r % settings.evaluation.every
             more = TrainRequest.draw(
                 self.context, r, update_server=request.update_server, should_evaluate=is_evaluated
             )

@@ -38,7 +38,7 @@ def make_expected_upload(context: RunContext, personal: Params, make_payload: Pa
         seed=0,
         stream=0,
         round=1,
-        lr=context.settings.lr,
+        lr=context.settings.training.lr,
         batch_size=1,
         cohort_size=1,
         personal_names=tuple(personal),

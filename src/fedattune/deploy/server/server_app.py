@@ -215,7 +215,7 @@ class _Server:
             self.folder / name / f"seed-{seed}",
             self.registry.splits,
         )
-        settings.cohort_size(self.registry.info.n_clients)
+        settings.participation.cohort_size(self.registry.info.n_clients)
         check_device(settings)
         check_clients(settings, self.registry.info)
         card = self._make_card(name, seed)
@@ -226,7 +226,7 @@ class _Server:
             "data": self.registry.info.name,
             "partition": dict(self.registry.info.partition),
             "split": splits[-1],
-            **settings.model_dump(),
+            **settings.to_keywords(),
         }
         folder = RunFolder(path)
         if folder.config.exists() and not folder.is_finished:
@@ -260,7 +260,10 @@ class _Server:
         return loop, transports[0]
 
     def _log_progress(self, loop: RoundLoop, name: str, seed: int, progress: Progress) -> None:
-        absent, n = len(loop.record.absent), loop.context.settings.cohort_size(loop.context.n_clients)
+        absent, n = (
+            len(loop.record.absent),
+            loop.context.settings.participation.cohort_size(loop.context.n_clients),
+        )
         self.monitor.record_progress(progress, absent, is_empty=absent >= n)
         accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f}"
         if accuracy and progress.evaluated not in (0, progress.round):  # 0: an older checkpoint does not tell

@@ -78,13 +78,13 @@ class LocalBackend(Backend):
             federation = step.prepare_data(federation, context)
         self.client_ids = context.all_ids if client_ids is None else client_ids
         n_samples = float(context.n_train[self.client_ids].double().mean())
-        steps_per_round = settings.count_local_steps(n_samples) // settings.rounds
+        steps_per_round = settings.training.count_steps(n_samples)
         self.engine = make_engine(
-            settings.engine,
+            settings.execution.engine,
             task,
             federation,
             steps=steps_per_round * (1 if is_one_message else settings.rounds),
-            cohort_size=min(settings.cohort_size(context.n_clients), len(self.client_ids)),
+            cohort_size=min(settings.participation.cohort_size(context.n_clients), len(self.client_ids)),
         )
         own_buffers = None
         if network := context.algorithm.network:
@@ -291,13 +291,13 @@ class LocalBackend(Backend):
             seed=settings.seed,
             stream=stream,
             round=r,
-            lr=settings.lr,
-            batch_size=settings.batch_size,
-            steps=settings.local_steps,
-            epochs=settings.epochs,
+            lr=settings.training.lr,
+            batch_size=settings.training.batch_size,
+            steps=settings.training.local_steps,
+            epochs=settings.training.epochs,
             weight_decay=resolve_weight_decay(self.context.algorithm, settings),
             drop_last=self.context.task.has_batch_statistics,
-            cohort_size=settings.cohort_size(self.context.n_clients),
+            cohort_size=settings.participation.cohort_size(self.context.n_clients),
             personal_names=tuple(self.client_states.personal),
             privacy=privacy,
         )

@@ -11,7 +11,7 @@ from ...core.algorithm import Algorithm
 from ...core.io import flatten_tree
 from ...core.params import select_prefix
 from ...core.payload import Payload, concatenate_payloads
-from ...core.settings import Settings
+from ...core.settings import RAY_DEFAULTS, Settings
 from ...data import Federation
 from ...runs.rows import RowStorage, count_row_bytes, load_rows
 from ..clients.state import PayloadFactory
@@ -43,7 +43,8 @@ def open_backend(
         is_one_message: whether the backend, and its process, end after one message.
 
     """
-    settings = settings.model_copy(update={"engine": "auto" if settings.engine == "ray" else settings.engine})
+    if settings.execution.ray:
+        settings = settings.replace(engine="auto", **RAY_DEFAULTS)
     context = make_run_context(algorithm, federation, model, settings)
     size = count_row_bytes(context.algorithm, context.task, {})
     return LocalBackend(

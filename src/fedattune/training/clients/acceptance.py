@@ -176,7 +176,7 @@ class Refusals:
     """
 
     def __init__(self, context: RunContext) -> None:
-        self.context, self.is_on = context, context.settings.accept == "better"
+        self.context, self.is_on = context, context.settings.defence.accept == "better"
         self.clients = torch.zeros(context.n_clients if self.is_on else 0, dtype=torch.int64)
         self.rounds: list[tuple[int, int]] = []
         self.n_trained = 0
@@ -235,7 +235,7 @@ def check_acceptance(settings: Settings, federation: Federation | FederationInfo
     Raises:
         ConfigError: no client has validation rows.
     """
-    if settings.accept == "better" and not bool(federation.sizes("validation").any()):
+    if settings.defence.accept == "better" and not bool(federation.sizes("validation").any()):
         raise ConfigError(
             "accept: better judges received models by validation rows, and no client has any; "
             "give --validation 0.1 or more"

@@ -20,7 +20,7 @@ from ...core.errors import ConfigError, summarize_error
 from ...core.network import MethodModule, Network
 from ...core.params import Params
 from ...core.payload import Batch, LocalState, Payload, RoundContext
-from ...core.settings import Settings
+from ...core.settings import RecordNoiseOptions, Settings
 from ...core.task import Task
 from ...data import Federation
 from ...privacy.accounting import check_accounting
@@ -45,10 +45,12 @@ def check_record_privacy(
     Raises:
         ConfigError: it is not so; the sentence says why.
     """
-    if not settings.is_record_private:
+    if settings.privacy.record is None:
         return
     check_accounting()
-    reason = _find_obstacle(algorithm, module) or _find_gradient_error(module, federation, settings.dtype)
+    reason = _find_obstacle(algorithm, module) or _find_gradient_error(
+        module, federation, settings.execution.dtype
+    )
     if reason:
         raise ConfigError(f"record-level differential privacy (--dp-record) cannot go with this: {reason}")
 
@@ -116,7 +118,7 @@ def count_gradients(context: RunContext) -> tuple[int, ...]:
     one = next(iter(task.params.values())).new_ones(())
     yes = torch.ones((), dtype=torch.bool, device=one.device)
     names = tuple(context.algorithm.personal.names(task.model))
-    round_context = RoundContext(context.settings.lr, one, one, n, names, yes)
+    round_context = RoundContext(context.settings.training.lr, one, one, n, names, yes)
     state = rule.init_local_state(task.params)
     with torch.no_grad():
         return _count_in_step(rule, sent, state, yes, round_context, context.federation.input_shape)
@@ -154,16 +156,19 @@ class RecordPlan:
 
     Attributes:
         context: the run.
+        noise: what the settings say about the noise.
         is_secret: whether this is a node, whose random numbers nobody else knows.
     """
 
     context: RunContext
+    noise: RecordNoiseOptions
     is_secret: bool = False
 
     @classmethod
     def make(cls, context: RunContext, *, is_secret: bool = False) -> "RecordPlan | None":
         """Return the plan of a run; None without record-level privacy."""
-        return cls(context, is_secret) if context.settings.is_record_private else None
+        noise = context.settings.privacy.record
+        return None if noise is None else cls(context, noise, is_secret)
 
     @cached_property
     def calls(self) -> tuple[int, ...]:
@@ -172,9 +177,7 @@ class RecordPlan:
 
     def training(self) -> GradientNoise:
         """Return the privacy of the local steps."""
-        return GradientNoise(
-            self.context.settings.dp_record_clip, self.calls, self.multiplier, self.is_secret
-        )
+        return GradientNoise(self.noise.clip, self.calls, self.multiplier, self.is_secret)
 
     def fine_tuning(self) -> GradientNoise:
         """Return the privacy of fine-tuning, which is plain SGD."""
@@ -182,15 +185,16 @@ class RecordPlan:
 
     def multiplier(self, client: int) -> float:
         """Return the noise multiplier of a client: noise over the clipping norm, on the sum of a batch."""
-        settings = self.context.settings
-        if settings.dp_record is None:
-            return settings.dp_record_noise or 0.0
+        if self.noise.epsilon is None:
+            return self.noise.noise or 0.0
         n = int(self.context.n_train[client])
         rounds = int(self._planned_rounds[client])
         if not n or not rounds + self.planned_evaluations:
             return 0.0
         return find_multiplier(
-            settings.dp_record, settings.dp_delta, self._mechanisms(n, rounds, self.planned_evaluations)
+            self.noise.epsilon,
+            self.context.settings.privacy.delta,
+            self._mechanisms(n, rounds, self.planned_evaluations),
         )
 
     def epsilon(self, client: int, rounds: int, evaluations: int) -> float:
@@ -200,26 +204,28 @@ class RecordPlan:
             return 0.0
         noise = self.multiplier(client)
         parts = self._mechanisms(n, rounds, evaluations)
-        return compute_epsilon(self.context.settings.dp_delta, noise, parts)
+        return compute_epsilon(self.context.settings.privacy.delta, noise, parts)
 
     @property
     def planned_evaluations(self) -> int:
         """Evaluations for which models are fine-tuned, one on arrival included; 0 if the method does not fine-tune."""
         settings = self.context.settings
-        return 1 + ceil(settings.rounds / settings.eval_every) if self.context.algorithm.fine_tune else 0
+        return (
+            1 + ceil(settings.rounds / settings.evaluation.every) if self.context.algorithm.fine_tune else 0
+        )
 
     def _mechanisms(self, n: int, rounds: int, evaluations: int) -> tuple[Sampled, ...]:
         # k gradients of one batch are one Gaussian mechanism with the noise over sqrt(k), on one Poisson sample.
-        settings, plan = self.context.settings, self.context.algorithm.client.plan
+        training, plan = self.context.settings.training, self.context.algorithm.client.plan
         rows = max(1, min(n, _round_down(n)))
-        rate = min(1.0, settings.batch_size / rows)
+        rate = min(1.0, training.batch_size / rows)
         steps = count_steps(
-            settings.local_steps, settings.epochs, n, settings.batch_size, plan.batches_per_step, plan.passes
+            training.local_steps, training.epochs, n, training.batch_size, plan.batches_per_step, plan.passes
         )
         parts = [Sampled(1 / sqrt(k), rate, rounds * steps) for k in self.calls if k and rounds]
         if (tuned := self.context.algorithm.fine_tune) and evaluations:
             ft_steps = tuned.steps or count_steps(
-                settings.local_steps, settings.epochs, n, settings.batch_size
+                training.local_steps, training.epochs, n, training.batch_size
             )
             parts.append(Sampled(1.0, rate, evaluations * ft_steps))
         merged: dict[float, int] = {}
@@ -235,7 +241,9 @@ class RecordPlan:
         """
         context, settings = self.context, self.context.settings
         n, rounds = context.n_clients, settings.rounds
-        is_everybody = context.algorithm.participation.train == "all" or settings.cohort_size(n) == n
+        is_everybody = (
+            context.algorithm.participation.train == "all" or settings.participation.cohort_size(n) == n
+        )
         if is_everybody or self.is_secret:
             return np.full(n, rounds, dtype=np.int64)
         counts = np.zeros(n, dtype=np.int64)
@@ -288,7 +296,7 @@ class RecordLedger:
         """
         if not self.plan:
             return {}
-        settings, ids = self.plan.context.settings, self.plan.context.eval_ids.tolist()
+        plan, ids = self.plan, self.plan.context.eval_ids.tolist()
         spent = self._spent(ids, repeats)
         return {
             "record_privacy": {
@@ -296,10 +304,10 @@ class RecordLedger:
                 "mechanism": "DP-SGD: Gaussian noise on sums of clipped gradients of single rows",
                 "neighbours": "one training row of a client added or removed",
                 "epsilon": [None if one == inf else one for one in spent],
-                "target": settings.dp_record,
-                "delta": settings.dp_delta,
+                "target": plan.noise.epsilon,
+                "delta": plan.context.settings.privacy.delta,
                 "noise_multiplier": [self.plan.multiplier(i) for i in ids],
-                "clip": settings.dp_record_clip,
+                "clip": plan.noise.clip,
                 "sampling": "Poisson",
                 "gradients_per_batch": list(self.plan.calls),
                 "repeated_rounds": repeats,
@@ -312,18 +320,18 @@ class RecordLedger:
         if not self.plan:
             return []
         context = self.plan.context
-        settings, spent = context.settings, self._spent(context.eval_ids.tolist(), repeats)
+        delta, spent = context.settings.privacy.delta, self._spent(context.eval_ids.tolist(), repeats)
         noise = sorted(self.plan.multiplier(i) for i in context.eval_ids.tolist())
         found = [
             f"record-level differential privacy: epsilon {median(spent):.3g} in the median of clients, at most "
-            f"{max(spent):.3g}, at delta {settings.dp_delta:g}, for one training row more or less "
-            f"(noise multiplier {noise[0]:.3g} to {noise[-1]:.3g}, gradients clipped to {settings.dp_record_clip:g}); "
+            f"{max(spent):.3g}, at delta {delta:g}, for one training row more or less "
+            f"(noise multiplier {noise[0]:.3g} to {noise[-1]:.3g}, gradients clipped to {self.plan.noise.clip:g}); "
             "validation and test rows, and the sizes of clients, are not protected"
         ]
         largest = int(context.n_train.max())
-        if settings.dp_delta * largest >= 1:
+        if delta * largest >= 1:
             found.append(
-                f"delta {settings.dp_delta:g} is no promise for a client with {largest:,} training rows: choose one "
+                f"delta {delta:g} is no promise for a client with {largest:,} training rows: choose one "
                 f"well below {1 / largest:.1g} (--dp-delta)"
             )
         return found

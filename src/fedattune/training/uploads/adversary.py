@@ -44,7 +44,7 @@ def check_attack(settings: Settings, federation: Federation | FederationInfo | N
     """
     if settings.attack is None:
         return
-    chosen = parse_attack(settings.attack)
+    chosen = parse_attack(settings.attack.name)
     if federation is None:
         return
     sample_attackers(settings, federation)
@@ -66,7 +66,7 @@ def sample_attackers(settings: Settings, federation: Federation | FederationInfo
     """
     if settings.attack is None:
         return []
-    n, given = federation.n_clients, settings.attackers
+    n, given = federation.n_clients, settings.attack.attackers
     share = DEFAULT_ATTACKERS if given is None else given
     n_attackers = share if isinstance(share, int) else max(1, round(share * n))
     if n_attackers >= n:
@@ -91,7 +91,8 @@ class Attack(UploadStep[None]):
 
     def __init__(self, context: RunContext) -> None:
         assert context.settings.attack is not None
-        self._context, self._chosen = context, parse_attack(context.settings.attack)
+        self._context, self._name = context, context.settings.attack.name
+        self._chosen = parse_attack(self._name)
 
     def prepare_data(self, federation: Federation, context: RunContext) -> Federation:
         """Poison the attackers' rows if the attack is one on data."""
@@ -108,14 +109,14 @@ class Attack(UploadStep[None]):
         if isinstance(federation, Federation) and federation.classes:
             attackers = federation.index.take(context.excluded.cpu().numpy())
             marked["labels"] = replace(federation, clients=attackers).label_counts().tolist()
-        return {"attack": {"name": context.settings.attack, "attackers": names}, "marked": marked}
+        return {"attack": {"name": self._name, "attackers": names}, "marked": marked}
 
     def report(self, state: None, past: PastRounds, context: StepContext) -> Report:
         """Name the attackers."""
         run = self._context
         names = list_some([run.federation.names[i] for i in run.excluded.tolist()], MAX_LISTED)
         note = (
-            f"{len(run.excluded)} of the {run.n_clients:,} clients attack (--attack {run.settings.attack}: they "
+            f"{len(run.excluded)} of the {run.n_clients:,} clients attack (--attack {self._name}: they "
             f"{self._chosen.attack.summary}): {names}; all numbers are of honest clients"
         )
         return Report(common_notes=[note])

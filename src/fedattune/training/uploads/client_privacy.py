@@ -18,7 +18,7 @@ import torch
 from ...core.algorithm import find_needed_sums
 from ...core.params import Params
 from ...core.payload import Payload
-from ...core.settings import Settings
+from ...core.settings import ClientNoiseOptions, Settings
 from ...privacy.accounting import check_accounting, epsilon_of, noise_for
 from ...privacy.noise import Uploaded, clip_and_noise, draw_secret, draw_seeded
 from ...runs.context import RunContext
@@ -28,7 +28,7 @@ from .step import PastRounds, Report, RoundUploads, StepContext, UploadStep
 
 def count_participations(settings: Settings, n_clients: int, rounds: int) -> int:
     """Return the largest number of cohorts, in the first rounds, that a client is part of; the seed draws them."""
-    if settings.cohort_size(n_clients) == n_clients or not rounds:
+    if settings.participation.cohort_size(n_clients) == n_clients or not rounds:
         return rounds
     counts = np.zeros(n_clients, dtype=np.int64)
     for r in range(1, rounds + 1):
@@ -54,6 +54,12 @@ class UploadAccounting:
     is_secret: bool = False
 
     @property
+    def noise(self) -> ClientNoiseOptions:
+        """What the settings say about the noise."""
+        assert self.settings.privacy.client is not None
+        return self.settings.privacy.client
+
+    @property
     def has_hidden_cohort(self) -> bool:
         """True if observers do not know who is in a cohort: they see sums alone, and do not have the seed.
 
@@ -64,15 +70,15 @@ class UploadAccounting:
     @property
     def cohort_size(self) -> int:
         """Clients in a cohort."""
-        return self.settings.cohort_size(self.n_clients)
+        return self.settings.participation.cohort_size(self.n_clients)
 
     @cached_property
     def multiplier(self) -> float:
         """The noise multiplier: deviation of the noise over the clipping norm."""
-        settings, rounds = self.settings, self.settings.rounds
-        if settings.dp_client is None:
-            return settings.dp_client_noise or 0.0
-        epsilon, delta = settings.dp_client, settings.dp_delta
+        given, rounds = self.noise, self.settings.rounds
+        if given.epsilon is None:
+            return given.noise or 0.0
+        epsilon, delta = given.epsilon, self.settings.privacy.delta
         found = [noise_for(epsilon, delta, 1, self.count_uploads(rounds), sampling="none")]
         if self.has_hidden_cohort:
             found.append(noise_for(epsilon, delta, self._rate, rounds, sampling="fixed"))
@@ -86,7 +92,7 @@ class UploadAccounting:
             repeats: rounds that were done again with other noise, after an interruption.
 
         """
-        noise, delta = self.multiplier, self.settings.dp_delta
+        noise, delta = self.multiplier, self.settings.privacy.delta
         found = [epsilon_of(noise, 1, self.count_uploads(rounds) + repeats, delta, sampling="none")]
         if self.has_hidden_cohort:
             found.append(epsilon_of(noise, self._rate, rounds + repeats, delta, sampling="fixed"))
@@ -102,11 +108,12 @@ class UploadAccounting:
 
 
 @dataclass(frozen=True)
-class ClientNoise(UploadStep[None]):
+class ClientPrivacy(UploadStep[None]):
     """Clip and noise what leaves clients, and account the epsilon that this costs.
 
     Attributes:
         context: the run.
+        noise: the noise that the user asks for.
         is_sum: whether only the sum of the uploads is protected, which must be all that later steps look at.
         is_secret: whether this is no simulation: the noise comes from the operating system.
 
@@ -117,13 +124,14 @@ class ClientNoise(UploadStep[None]):
     adds_noise = True
 
     context: RunContext
+    noise: ClientNoiseOptions
     is_sum: bool = False
     is_secret: bool = False
 
     @classmethod
     def make(
         cls, context: RunContext, *, needs_uploads: bool = False, is_secret: bool = False
-    ) -> "ClientNoise | None":
+    ) -> "ClientPrivacy | None":
         """Return the noise of a run; None if it has none.
 
         Args:
@@ -132,17 +140,17 @@ class ClientNoise(UploadStep[None]):
             is_secret: whether this is no simulation.
 
         """
-        if not context.settings.is_client_private:
+        noise = context.settings.privacy.client
+        if noise is None:
             return None
         check_accounting()
         is_average = find_needed_sums(context.algorithm.server) is not None and not needs_uploads
-        is_central = context.settings.dp_client_where == "central"
-        return cls(context, is_central and is_average, is_secret)
+        return cls(context, noise, noise.where == "central" and is_average, is_secret)
 
     @property
     def is_central(self) -> bool:
         """True if the server adds the noise."""
-        return self.context.settings.dp_client_where == "central"
+        return self.noise.where == "central"
 
     @cached_property
     def accounting(self) -> UploadAccounting:
@@ -173,12 +181,12 @@ class ClientNoise(UploadStep[None]):
             start = Params({k: uploads.sent.params.get(k, v) for k, v in start.items()})
         # Independent noise on C uploads, each with 1/sqrt(C) of the deviation, is the noise on their sum.
         share = sqrt(len(uploads.ids)) if self.is_sum else 1.0
-        deviation = self.accounting.multiplier * settings.dp_client_clip / share
+        deviation = self.accounting.multiplier * self.noise.clip / share
         new = clip_and_noise(
             Uploaded(uploads.upload, uploads.buffers),
             Uploaded(Payload(start), uploads.statistics),
             uploads.ids,
-            settings.dp_client_clip,
+            self.noise.clip,
             deviation,
             draw_secret if self.is_secret else draw_seeded(settings.seed, uploads.round),
         )
@@ -193,7 +201,7 @@ class ClientNoise(UploadStep[None]):
 
     def facts(self, rounds: int, repeats: int = 0) -> dict[str, Any]:
         """Return the facts about the privacy of a run after some rounds."""
-        settings, accounting, n = self.context.settings, self.accounting, self.context.n_clients
+        accounting, n = self.accounting, self.context.n_clients
         size, epsilon = accounting.cohort_size, accounting.epsilon(rounds, repeats)
         cohort = "all clients in every round"
         if size < n:
@@ -202,16 +210,16 @@ class ClientNoise(UploadStep[None]):
             )
         return {
             "level": "client",
-            "where": settings.dp_client_where,
+            "where": self.noise.where,
             "mechanism": "Gaussian noise on the sum of the uploads"
             if accounting.is_sum
             else "Gaussian noise on each upload",
             "neighbours": "one client replaced",
             "epsilon": None if epsilon == inf else epsilon,
-            "target": settings.dp_client,
-            "delta": settings.dp_delta,
+            "target": self.noise.epsilon,
+            "delta": self.context.settings.privacy.delta,
             "noise_multiplier": accounting.multiplier,
-            "clip": settings.dp_client_clip,
+            "clip": self.noise.clip,
             "sampling": cohort,
             "rounds": rounds,
             "repeated_rounds": repeats,
@@ -219,20 +227,20 @@ class ClientNoise(UploadStep[None]):
         }
 
     def _describe(self, facts: Mapping[str, Any]) -> list[str]:
-        settings = self.context.settings
+        delta = self.context.settings.privacy.delta
         spent = "no finite epsilon" if facts["epsilon"] is None else f"epsilon {facts['epsilon']:.3g}"
         against = (
             "clients, while the server is trusted" if self.is_central else "the server and other clients"
         )
         found = [
-            f"client-level differential privacy against {against}: {spent} at delta {settings.dp_delta:g} "
+            f"client-level differential privacy against {against}: {spent} at delta {delta:g} "
             f"({facts['mechanism']}, noise multiplier {facts['noise_multiplier']:.3g}, updates clipped to "
-            f"{settings.dp_client_clip:g}; cohorts: {facts['sampling']}); scores, names and sample counts are not "
+            f"{self.noise.clip:g}; cohorts: {facts['sampling']}); scores, names and sample counts are not "
             "protected"
         ]
-        if settings.dp_delta * self.context.n_clients >= 1:
+        if delta * self.context.n_clients >= 1:
             found.append(
-                f"delta {settings.dp_delta:g} is no promise for {self.context.n_clients:,} clients: choose one well "
+                f"delta {delta:g} is no promise for {self.context.n_clients:,} clients: choose one well "
                 f"below {1 / self.context.n_clients:.1g} (--dp-delta)"
             )
         return found

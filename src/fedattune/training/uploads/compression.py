@@ -84,7 +84,7 @@ class Compression(UploadStep[None]):
     @classmethod
     def make(cls, context: RunContext) -> "Compression | None":
         """Return the step of a run; None without compression."""
-        text = context.settings.compress
+        text = context.settings.uploads.compress
         return None if text is None else cls(*parse_compression(text))
 
     def acts(self, run: RunContext) -> bool:
@@ -179,8 +179,8 @@ class Compression(UploadStep[None]):
         if run.has_shared_parameters and not self.acts(run):
             return Report(
                 notes=[
-                    f"uploads were not compressed (--compress {run.settings.compress}): they are no models, which "
-                    "alone have updates"
+                    f"uploads were not compressed (--compress {run.settings.uploads.compress}): they are no models, "
+                    "which alone have updates"
                 ]
             )
         if not run.has_shared_parameters:
@@ -188,5 +188,7 @@ class Compression(UploadStep[None]):
         how = "8 bits for a value" if self.method == "int8" else f"{100 * self.share:g}% of the values"
         return Report(
             {"method": self.method, "share": self.share},
-            [f"uploads were compressed with error feedback (--compress {run.settings.compress}): {how}"],
+            [
+                f"uploads were compressed with error feedback (--compress {run.settings.uploads.compress}): {how}"
+            ],
         )

@@ -32,7 +32,7 @@ from ...runs.context import RunContext
 from ...runs.rows import RowStack
 from ...server.robust import find_robust_rule
 from .adversary import Attack, check_attack, sample_attackers
-from .client_privacy import ClientNoise
+from .client_privacy import ClientPrivacy
 from .compression import Compression, parse_compression
 from .robust import KEEPS_UPLOADS, RobustAggregation
 from .screening import Screening
@@ -49,10 +49,10 @@ def check_upload_steps(settings: Settings, federation: Federation | FederationIn
 
     """
     check_attack(settings, federation)
-    if settings.compress is not None:
-        parse_compression(settings.compress)
-    if settings.robust not in KEEPS_UPLOADS:
-        find_robust_rule(settings.robust)
+    if settings.uploads.compress is not None:
+        parse_compression(settings.uploads.compress)
+    if settings.defence.robust not in KEEPS_UPLOADS:
+        find_robust_rule(settings.defence.robust)
     load_custom_steps(settings)
 
 
@@ -69,7 +69,7 @@ def load_custom_steps(settings: Settings) -> list[UploadStep[Any]]:
 
     """
     steps = []
-    for name in filter(None, map(str.strip, (settings.upload_steps or "").split(","))):
+    for name in filter(None, map(str.strip, (settings.uploads.steps or "").split(","))):
         step = load_function(name, "the upload step")()
         if not isinstance(step, UploadStep):
             raise ConfigError(
@@ -85,15 +85,15 @@ def make_client_steps(context: StepContext) -> tuple[UploadStep[Any], ...]:
     run = context.run
     return _drop_none(
         *reversed(load_custom_steps(run.settings)),
-        ClientNoise.make(run, is_secret=context.is_deployed),
+        ClientPrivacy.make(run, is_secret=context.is_deployed),
         Attack(run) if len(run.excluded) else None,
         Compression.make(run),
     )
 
 
-def find_noise(steps: tuple[UploadStep[Any], ...]) -> ClientNoise | None:
+def find_noise(steps: tuple[UploadStep[Any], ...]) -> ClientPrivacy | None:
     """Return the step that adds noise at the clients; None if there is none."""
-    return next((step for step in steps if isinstance(step, ClientNoise) and not step.is_central), None)
+    return next((step for step in steps if isinstance(step, ClientPrivacy) and not step.is_central), None)
 
 
 def encode_example(run: RunContext, sent: Payload, upload: Payload) -> Payload:
@@ -131,7 +131,7 @@ class UploadPipeline:
         attack = Attack(run) if len(run.excluded) else None
         custom, robust = load_custom_steps(run.settings), RobustAggregation.make(run)
         needs_uploads = any(step.needs == "uploads" for step in _drop_none(*custom, robust))
-        noise = ClientNoise.make(run, needs_uploads=needs_uploads, is_secret=context.is_deployed)
+        noise = ClientPrivacy.make(run, needs_uploads=needs_uploads, is_secret=context.is_deployed)
         compression = Compression.make(run)
         for step in _drop_none(*custom, robust, compression):
             if step.needs == "uploads" and not context.sees_uploads:

@@ -29,7 +29,7 @@ def find_trusted(context: RunContext) -> list[int]:
         ConfigError: a name is no client's, or there is none where one is needed.
 
     """
-    names = [name.strip() for name in (context.settings.trusted or "").split(",") if name.strip()]
+    names = [name.strip() for name in (context.settings.defence.trusted or "").split(",") if name.strip()]
     numbers = {name: i for i, name in enumerate(context.federation.names)} if names else {}
     if unknown := [name for name in names if name not in numbers]:
         raise ConfigError(
@@ -59,7 +59,7 @@ class RobustAggregation(UploadStep[None]):
     @classmethod
     def make(cls, context: RunContext) -> "RobustAggregation | None":
         """Return the step of a run; None if nothing is robust in it."""
-        settings, trusted = context.settings, tuple(find_trusted(context))
+        settings, trusted = context.settings.defence, tuple(find_trusted(context))
         if settings.robust == "off" and settings.max_share is None:
             return None
         rule = None if settings.robust in KEEPS_UPLOADS else find_robust_rule(settings.robust)
@@ -92,7 +92,7 @@ class RobustAggregation(UploadStep[None]):
     def report(self, state: None, past: PastRounds, context: StepContext) -> Report:
         """Note options that do nothing for the method."""
         run, notes = context.run, []
-        rule, settings = run.algorithm.server, run.settings
+        rule, settings = run.algorithm.server, run.settings.defence
         if not run.has_shared_parameters:
             return Report()
         averages = find_needed_sums(rule) is not None

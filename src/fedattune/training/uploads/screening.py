@@ -124,8 +124,9 @@ class Screening(UploadStep[ScreenState]):
         run, claimed = context.run, context.counts_are_claimed
         auto = "on" if claimed else "off"
         self._context = context
-        self.mode = auto if run.settings.screening == "auto" else run.settings.screening
-        max_weight = run.settings.max_weight or (MAX_CLAIMED_WEIGHT if claimed else math.inf)
+        defence = run.settings.defence
+        self.mode = auto if defence.screening == "auto" else defence.screening
+        max_weight = defence.max_weight or (MAX_CLAIMED_WEIGHT if claimed else math.inf)
         # Of all clients: a cohort of two has no median to speak of.
         self._max_count = max_weight * max(1.0, float(run.n_train.double().median()))
         self._is_on = self.mode != "off" and context.sees_uploads
@@ -203,7 +204,7 @@ class Screening(UploadStep[ScreenState]):
         """
         n, run = uploads.n, self._context.run
         factors = torch.ones(len(n), dtype=torch.float64, device=n.device)
-        if run.settings.epochs:
+        if run.settings.training.epochs:
             factors = (n / max(1, statistics.median_low(n.tolist()))).clamp_min(1).double()
         if run.replies_immediately:
             clients, r = uploads.ids.tolist(), uploads.round
@@ -289,7 +290,7 @@ class Screening(UploadStep[ScreenState]):
             if clients:
                 facts[name] = [names[i] for i in sorted(clients)]
         notes = describe_screening({**facts, "rejected": {}})  # the note on faults has the rounds of those
-        is_private = run.settings.is_client_private and run.has_shared_parameters
+        is_private = run.settings.privacy.client is not None and run.has_shared_parameters
         if is_private and self.mode != "off" and not context.sees_uploads:
             notes.append(
                 "uploads were not screened, because the noise protects their sum only (--dp-client-where local "

@@ -24,7 +24,7 @@ def open_ray_backend(
         ConfigError: Ray is not installed, its address is wrong, or it lacks resources.
         RunError: Ray cannot be started or reached.
     """
-    if settings.engine != "ray":
+    if settings.execution.ray is None:
         yield None
         return
     from .backend import RayTransport

@@ -26,7 +26,9 @@ class RayTransport:
     """Carry messages to actors. A lost actor ends the run, and `--resume` continues after the last checkpoint."""
 
     def __init__(self, context: RunContext, cluster: RayCluster) -> None:
-        n = cluster.count_actors(context.settings, context.federation.n_clients)
+        assert context.settings.execution.ray is not None
+        self.options = context.settings.execution.ray
+        n = cluster.count_actors(self.options, context.federation.n_clients)
         groups = balance(estimate_loads(context), n)
         self.context, self.cluster, self.ray = context, cluster, cluster.ray
         self.worker_clients = [torch.tensor(sorted(ids), device=context.device) for ids in groups]
@@ -63,9 +65,9 @@ class RayTransport:
         context, settings = self.context, self.context.settings
         assert isinstance(context.federation, Federation)
         data = select_samples(context.federation, members.cpu().numpy()).to(torch.device("cpu"))
-        if not settings.ray_gpus:
-            settings = settings.model_copy(update={"device": "cpu"})
-        self.actors.append(actor := self.cluster.acquire(settings.ray_gpus))
+        if not self.options.gpus:
+            settings = settings.replace(device="cpu")
+        self.actors.append(actor := self.cluster.acquire(self.options.gpus))
         for module in list_loaded_modules():  # the actor's machine may lack the user's files
             self.ray.cloudpickle.register_pickle_by_value(module)
         return actor.open.remote(
@@ -88,7 +90,7 @@ class RayTransport:
         except self.ray.exceptions.GetTimeoutError as error:
             has = self.ray.cluster_resources()
             raise RunError(
-                f"engine ray: no machine of the cluster started an actor with {self.context.settings.ray_gpus:g} of a "
+                f"engine ray: no machine of the cluster started an actor with {self.options.gpus:g} of a "
                 f"GPU within {START_TIMEOUT_S:.0f} s; the cluster has {has.get('CPU', 0):g} CPUs and "
                 f"{has.get('GPU', 0):g} GPUs; ask for fewer actors, or free some of its resources"
             ) from error
@@ -132,9 +134,13 @@ def estimate_loads(context: RunContext) -> list[float]:
     """Estimate the work of a round for each client: its training samples, and a third of its evaluation samples."""
     settings, sizes = context.settings, context.federation.sizes
     train = sizes("train").double()
-    batch = train.clamp_max(settings.batch_size)
-    trained = train * settings.epochs if settings.epochs else batch * (settings.local_steps or 0)
+    batch = train.clamp_max(settings.training.batch_size)
+    trained = (
+        train * settings.training.epochs
+        if settings.training.epochs
+        else batch * (settings.training.local_steps or 0)
+    )
     loads: list[float] = (
-        trained + (sizes("test") + sizes("validation")).double() / settings.eval_every / 3
+        trained + (sizes("test") + sizes("validation")).double() / settings.evaluation.every / 3
     ).tolist()
     return loads

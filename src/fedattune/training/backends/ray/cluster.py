@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ....core.errors import ConfigError, RunError, summarize_error
-from ....core.settings import Settings
+from ....core.settings import Ray, Settings
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds within which an address must answer."""
@@ -45,24 +45,25 @@ def check_ray(settings: Settings) -> None:
     Raises:
         ConfigError: Ray is not installed, or the address does not answer.
     """
-    if settings.engine != "ray":
+    ray = settings.execution.ray
+    if ray is None:
         return
     if find_spec("ray") is None:
         raise ConfigError(
             "engine: got 'ray', but the package ray is not installed; run pip install 'fedattune[ray]'"
         )
-    if settings.device == "cuda" and not settings.ray_gpus:
+    if settings.execution.device == "cuda" and not ray.gpus:
         raise ConfigError(
             "device: got 'cuda' with engine ray, but actors have no GPU unless ray_gpus gives the share of a "
             "GPU for each; give --ray-gpus 1, or leave the device at auto"
         )
-    if not _connections and (address := _address(settings)):
+    if not _connections and (address := _address(ray)):
         _check_address(address)
 
 
-def _address(settings: Settings) -> str | None:
+def _address(ray: Ray) -> str | None:
     """Return the address of the cluster to join; None for a cluster of this machine alone."""
-    address = settings.ray_address or os.environ.get("RAY_ADDRESS")
+    address = ray.address or os.environ.get("RAY_ADDRESS")
     return None if address == "local" else address
 
 
@@ -94,7 +95,8 @@ def connect_ray(settings: Settings) -> "Iterator[RayCluster]":
     if _connections:
         yield _connections[-1]
         return
-    cluster = RayCluster(_address(settings))
+    assert settings.execution.ray is not None
+    cluster = RayCluster(_address(settings.execution.ray))
     _connections.append(cluster)
     try:
         yield cluster
@@ -136,19 +138,19 @@ class RayCluster:
                 self.ray.shutdown()
             raise RunError(f"engine ray: cannot {where}: {summarize_error(error)}{hint}") from error
 
-    def count_actors(self, settings: Settings, n_clients: int) -> int:
-        """Count the actors that the settings ask for: by default one per core, or as many as the GPUs hold.
+    def count_actors(self, ray: Ray, n_clients: int) -> int:
+        """Count the actors that the options ask for: by default one per core, or as many as the GPUs hold.
 
         Raises:
             ConfigError: the cluster has too few GPUs.
         """
         has = self.ray.cluster_resources()
-        share, gpus = settings.ray_gpus, float(has.get("GPU", 0))
+        share, gpus = ray.gpus, float(has.get("GPU", 0))
         most = int(gpus / share + 1e-9) if share else max(1, int(has.get("CPU", 1)))
-        n = min(settings.ray_actors or most, n_clients)
+        n = min(ray.actors or most, n_clients)
         if share and not 0 < n <= most:
             raise ConfigError(
-                f"ray_gpus: got {share:g} of a GPU for each of {settings.ray_actors or 1} actors, but the cluster has "
+                f"ray_gpus: got {share:g} of a GPU for each of {ray.actors or 1} actors, but the cluster has "
                 f"{gpus:g} GPUs; ask for fewer actors or a smaller share"
             )
         return n
