@@ -23,7 +23,7 @@ def test_yaml_and_command_line(tmp_path: Path) -> None:
         "rounds: 7\nbatch-size: 5\nalgorithms: local, fedavg\nlr: 1e-3\nset: {fedavg: {weighting: uniform}}",
     )
     found = load_experiment(path, {"rounds": "9", "set": {"fedmcsa.sigma": 3}})
-    assert (found.rounds, found.batch_size, found.algorithms, found.lr) == (9, 5, ("local", "fedavg"), 1e-3)
+    assert (found.rounds, found.training.batch_size, found.algorithms, found.training.lr) == (9, 5, ("local", "fedavg"), 1e-3)
     assert found.set == {"fedavg.weighting": "uniform", "fedmcsa.sigma": 3}
 
 
@@ -43,7 +43,7 @@ def test_settings_in_python_are_checked_alike() -> None:
 
 def test_the_command_lines_unit_of_work_replaces_the_files(tmp_path: Path) -> None:
     found = load_experiment(file(tmp_path, "steps: 5"), {"epochs": "2"})
-    assert (found.steps, found.epochs) == (None, 2)
+    assert (found.training.steps, found.training.epochs) == (None, 2)
 
 
 def test_every_error_at_once_with_file_key_and_near_name(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_yaml_round_trip(tmp_path: Path) -> None:
     one = Experiment(cohort=1.0, lr=1e-5, set={"a.b": [1, "x"]}, algorithms=("local",), data_dir=Path("d"))
     again = load_experiment(file(tmp_path, one.to_yaml()), {})
     assert again == one
-    assert isinstance(again.cohort, float)
+    assert isinstance(again.participation.cohort, float)
     assert yaml.safe_load(one.to_yaml())["steps"] is None
 
 
