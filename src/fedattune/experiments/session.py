@@ -201,7 +201,7 @@ def reopen_run(
     changed = [
         f"{key} was {old} and is {new}"
         for key in sorted(RESUMABLE_SETTINGS)
-        if (old := getattr(before, key)) != (new := getattr(experiment, key))
+        if (old := before.get(key)) != (new := experiment.get(key))
     ]
     note = (
         f"{' and '.join(changed)}: results stay equal up to rounding, except for models that draw random "

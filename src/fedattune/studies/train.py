@@ -180,7 +180,7 @@ def _data_key(experiment: Experiment) -> str:
     )
     others = {*ALGORITHMS, *MODELS} - {*PARTITIONS, *SOURCES}
     options = {k: v for k, v in experiment.set.items() if k.rpartition(".")[0] not in others}
-    return json.dumps([[str(getattr(experiment, name)) for name in sorted(names)], options], sort_keys=True)
+    return json.dumps([[str(experiment.get(name)) for name in sorted(names)], options], sort_keys=True)
 
 
 def _select_versions(environment: dict[str, Any]) -> dict[str, Any]:
