@@ -23,7 +23,12 @@ def test_yaml_and_command_line(tmp_path: Path) -> None:
         "rounds: 7\nbatch-size: 5\nalgorithms: local, fedavg\nlr: 1e-3\nset: {fedavg: {weighting: uniform}}",
     )
     found = load_experiment(path, {"rounds": "9", "set": {"fedmcsa.sigma": 3}})
-    assert (found.rounds, found.training.batch_size, found.algorithms, found.training.lr) == (9, 5, ("local", "fedavg"), 1e-3)
+    assert (found.rounds, found.training.batch_size, found.algorithms, found.training.lr) == (
+        9,
+        5,
+        ("local", "fedavg"),
+        1e-3,
+    )
     assert found.set == {"fedavg.weighting": "uniform", "fedmcsa.sigma": 3}
 
 
