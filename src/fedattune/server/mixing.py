@@ -146,12 +146,6 @@ class QuarantineStore(UploadStore[QuarantineT], Quarantining):
         others = state["has_uploaded"] & ~state["quarantined"]
         return super().newcomer_model(change(state, has_uploaded=others))
 
-    def add_clients(self, state: QuarantineT, n_new: int) -> QuarantineT:
-        """Return the state with `n_new` more clients, who are not in quarantine."""
-        old = state["quarantined"]
-        quarantined = torch.cat([old, old.new_zeros(n_new)])
-        return change(super().add_clients(state, n_new), quarantined=quarantined)
-
 
 @dataclass(frozen=True)
 class Pool:
