@@ -93,15 +93,8 @@ class FedRoDNetwork(Network):
 
     zeros: bool = False
 
-    @property
-    def generic(self) -> bool:
-        """Return True: without its personal head, the module is the generic model."""
-        return True
-
-    @property
-    def class_need(self) -> str:
-        """Its loss weighs classes by their numbers of samples."""
-        return "FedRoD's balanced softmax counts the samples of each class"
+    generic = True  # without its personal head, the module is the generic model
+    class_need = "FedRoD's balanced softmax counts the samples of each class"
 
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
         """Split off the head and copy it."""

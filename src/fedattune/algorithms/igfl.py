@@ -21,7 +21,6 @@ IGFL has both parts. IGFL-C averages on the server; IGFL-S trains with plain SGD
 Delta_i and Delta'_i are zero before a client's first round.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
@@ -29,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
-from ..core.algorithm import Algorithm, Measurable, PerClient, ServerTraits, SumWeighting, change
+from ..core.algorithm import Algorithm, Measurable, PerClient, ServerTraits, change
 from ..core.dense import column_blocks
 from ..core.effect import Effect, Mechanism, total_variation
 from ..core.options import Fraction
@@ -252,10 +251,7 @@ class GlobalUpdateWrapper(ServerWrapper[GlobalUpdateState]):
             return change(new, D=mean_update(client_weights(n, "uniform"), sent.params, uploads.params))
         return change(new, D=after - before)
 
-    @property
-    def needed_sums(self) -> Mapping[str, SumWeighting] | None:
-        """The sums that `inner` needs."""
-        return super().needed_sums
+    needed_sums = ServerWrapper.needed_sums
 
     def skip_round(self, state: GlobalUpdateState) -> GlobalUpdateState:
         """Set D = 0: without uploads, the global model did not move."""

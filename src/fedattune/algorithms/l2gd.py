@@ -20,7 +20,6 @@ paper's best p = lam / (L + lam) with its largest stable alpha gives c = 1/2.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -38,7 +37,6 @@ from ..core.algorithm import (
     Measurable,
     Participation,
     Resting,
-    SumWeighting,
     TrafficCounting,
     change,
 )
@@ -149,10 +147,7 @@ class L2GDServer(Average[L2GDState], Joinable[L2GDState], Measurable, TrafficCou
             return new
         return super().aggregate(new, ids, sent, uploads, n)
 
-    @property
-    def needed_sums(self) -> Mapping[str, SumWeighting]:
-        """The mean of the models, in rounds with an averaging."""
-        return super().needed_sums
+    needed_sums = Average.needed_sums  # in rounds with an averaging
 
     def aggregate_newcomers(
         self, state: L2GDState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
