@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import ablate, compiler, in_jax, problems, robustness, show
-from benchmarks.__main__ import all_cases, main, select_cases
+from benchmarks.__main__ import all_cases, select_cases
 from benchmarks.measure import Figures, Setting, Target
 
 from fedattune.engine.compiler.compile import PASSES
@@ -177,22 +177,3 @@ def test_the_table_of_attacks_has_a_row_per_attack_and_takes_settings(tmp_path: 
     assert 0 <= said["cells"]["backdoor"]["fedavg"][0]["success"] <= 1
     mean = sum(one["accuracy"] for one in said["cells"]["none"]["local"]) / 2
     assert lines[2].split(" | ")[1] == f"{100 * mean:.1f}"
-
-
-def test_the_cost_of_screening_has_a_row_per_method() -> None:
-    text = run("screening", "--columns", "digits", "--algorithms", "fedavg", "--rounds", "3")
-    (row,) = text.splitlines()[2:]
-    cells = row.strip("| ").split(" | ")
-    assert cells[:2] == ["digits", "fedavg"]
-    assert cells[3:7] == ["+0.00", "0", "+0.00", "0"]
-    text = run(
-        "screening", "--columns", "digits", "--algorithms", "pfedla", "--rounds", "8", "--permuted", "4"
-    )
-    head, _, row = text.splitlines()
-    cells = row.strip("| ").split(" | ")
-    assert len(cells) == len(head.strip("| ").split(" | "))
-    assert cells[:2] == ["digits", "pfedla"]
-    assert all(0 < float(cell) < 100 for cell in cells[2:6])
-    assert re.fullmatch(r"([4-9]|1[0-2]) of 12, 0", cells[6])
-    with pytest.raises(SystemExit, match="no column is called 'minst'"):
-        main(["screening", "--columns", "minst"])

@@ -84,17 +84,6 @@ def test_a_tidy_table_has_one_row_per_method_seed_and_split(comparison: Path) ->
     assert np.std(mine) == pytest.approx(means["fedmcsa"].std)
 
 
-def test_a_tidy_table_of_clients_has_their_gains(comparison: Path) -> None:
-    runs = read_runs([comparison])
-    rows = runs.to_table(clients=True).to_pylist()
-    assert len(rows) == sum(len(run.clients) for run in runs.results)
-    value = {(row["method"], row["seed"], row["client"]): row["accuracy"] for row in rows}
-    for row in rows:
-        alone = value["local", row["seed"], row["client"]]
-        expected = None if row["method"] == "local" else pytest.approx(row["accuracy"] - alone)
-        assert row["gain"] == expected
-
-
 def test_data_frames_have_numbers(comparison: Path) -> None:
     pytest.importorskip("pandas")
     runs = read_runs([comparison])

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fake_results import LOCAL, Fake, results
 from fedattune import ConfigError
-from fedattune.analysis.compare import build_rows, rows_to_json
+from fedattune.analysis.compare import build_rows
 from fedattune.analysis.output.tables import (
     choose_columns,
     print_methods,
@@ -40,25 +40,6 @@ def cells(fakes: Any, rounds_to: float | None = None) -> list[dict[str, str]]:
         title: column.format for group in choose_columns(lines, rounds_to) for title, column in group.items()
     }
     return [{title: cell(line) for title, cell in heads.items()} for line in lines]
-
-
-@pytest.mark.parametrize(
-    ("reached", "said"),
-    [
-        ([40], "40"),
-        ([None], "never"),
-        ([40, 60], "50.0 ±10.0"),
-        ([40, 40], "40 ±0.0"),
-        ([40, None, 60], "50.0 in 2 of 3"),
-        ([None, 7], "7 in 1 of 2"),
-        ([None, None], "never"),
-    ],
-)
-def test_rounds_to_says_how_many_seeds_got_there(reached: list[int | None], said: str) -> None:
-    fakes = results(*(Fake("a", LOCAL, reached=one) for one in reached))
-    assert cells(fakes, 0.9)[0]["rounds to 90%"] == said
-    assert rows_to_json(build_rows(fakes, 0.9))[0]["rounds_to"] == reached
-    assert "; rounds to 90%: first round with that mean" in printed(fakes, rounds_to=0.9)
 
 
 def test_columns_that_no_method_has_are_left_out() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cli_helpers import Done, hospital_rows, write_csv
+from cli_helpers import Done
 from fedattune.cli import main
 
 Cli = Callable[..., Done]
@@ -155,20 +155,6 @@ def test_data_show(cli: Cli, work: Path) -> None:
     assert sum(sum(client["labels"]) for client in content["clients"]) == 1797
     assert content["heterogeneity"]["clients"] == 45
     assert (work / "p.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_twelve_hospitals(cli: Cli, work: Path) -> None:
-    write_csv(work / "patients.csv", hospital_rows())
-    table = ("--data", "patients.csv", "--client-column", "hospital", "--target", "outcome")
-    done = cli("compare", *table, "--algorithms", "fedavg,fedmcsa", "--rounds", 10, "--json", "r.json")
-    assert done.code == 0, done.err
-    content = json.loads((work / "r.json").read_text())
-    assert [client["id"] for client in content["runs"][0]["clients"]] == [f"H{h:02d}" for h in range(12)]
-    assert content["runs"][1]["final"]["received"]["acc_uniform"] > 0.6
-    assert "pressure" in done.out  # missing values are handled and said
-    assert done.out.count("note: ") == len(set(re.findall(r"^note: .*", done.out, re.M)))
-    assert "…" not in done.out
-    assert not re.search(r" $", done.out, re.M)
 
 
 def test_a_live_bar_on_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch, work: Path) -> None:

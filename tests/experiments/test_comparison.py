@@ -288,17 +288,6 @@ def test_a_round_of_a_table_is_one_epoch(cli: Cli, work: Path) -> None:
     assert found.results[1].judged["acc_uniform"] == pytest.approx(runs[1].judged["acc_uniform"])
 
 
-def test_a_note_tells_which_share_of_the_rows_a_round_sees(cli: Cli, work: Path) -> None:
-    write_wards(work / "t.csv", n_clients=6, rows=300)
-    told = "a round of 4 steps of 20 rows sees 80 of the 203 training rows of the largest client, w0 (39%)"
-    done = cli("compare", *TABLE, "--algorithms", "local,fedavg", "--steps", 4)
-    assert done.out.count(told) == 1
-    assert "--epochs 1 sees all rows of every client" in done.out
-    for name, words in (("half", ("--steps", 6)), ("epochs", ("--epochs", 1))):
-        done = cli("compare", *TABLE[:-1], name, "--algorithms", "local,fedavg", *words)
-        assert "rows sees" not in done.out
-
-
 def test_tuning_sees_no_test_rows_of_any_split(work: Path) -> None:
     write_wards(work / "t.csv")
     words = {"client_column": "ward", "target": "outcome"}
@@ -356,8 +345,3 @@ def test_options_of_data_are_refused_beside_a_federation() -> None:
         ConfigError, match="scaling, test: a federation made in Python has its data and parts"
     ):
         fedattune.compare(data, ["fedavg"], scaling="global", test=0.5, rounds=1)
-
-
-def test_the_metric_is_part_of_a_tuned_experiment() -> None:
-    assert Experiment(metric="auc").hash == Experiment(metric="accuracy").hash
-    assert Experiment(metric="auc", tune=2).hash != Experiment(metric="accuracy", tune=2).hash

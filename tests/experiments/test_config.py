@@ -106,16 +106,6 @@ def test_wrong_files(tmp_path: Path, text: str, said: str) -> None:
         load_experiment(file(tmp_path, text), {})
 
 
-def test_missing_and_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        load_experiment(tmp_path / "none.yaml", {})
-    with pytest.raises(ConfigError, match="cannot read"):
-        load_experiment(tmp_path, {})
-    (tmp_path / "latin.yaml").write_bytes(b"data: \xff\xfe")
-    with pytest.raises(ConfigError, match="not valid YAML"):
-        load_experiment(tmp_path / "latin.yaml", {})
-
-
 def test_hash_is_of_what_decides_the_numbers() -> None:
     one = Experiment()
     assert len(one.hash) == 12
@@ -173,33 +163,3 @@ def test_set_options_are_shared_out() -> None:
 def test_set_options_that_cannot_be(key: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         assign_options({key: 1}, KNOWN)
-
-
-def test_options_of_what_the_command_line_replaced_go_with_it(tmp_path: Path) -> None:
-    """The file sets options of its model and method; the command line takes others."""
-    file = tmp_path / "e.yaml"
-    file.write_text("model: dnn\nalgorithms: [fedmcsa]\nset: {dnn: {hidden: 16}, fedmcsa: {sigma: 5}}\n")
-    assert load_experiment(file, {}).set == {"dnn.hidden": 16, "fedmcsa.sigma": 5}
-    assert load_experiment(file, {"model": "mlr"}).set == {"fedmcsa.sigma": 5}
-    assert load_experiment(file, {"algorithms": "fedavg,local"}).set == {"dnn.hidden": 16}
-    typed = load_experiment(file, {"model": "mlr", "set": {"dnn.hidden": 3}})
-    assert typed.set == {"dnn.hidden": 3, "fedmcsa.sigma": 5}  # said by the user: refused when it is used
-
-
-def test_wrong_names_are_said_together_with_wrong_values(tmp_path: Path) -> None:
-    file = tmp_path / "e.yaml"
-    file.write_text(
-        "model: dnnn\nalgorithms: [fedmsca, fedmcsa]\nrounds: -1\ndata: digit\npartition: dirichlett\n"
-        "set: {fedmcsa: {sigma: abc}}\n"
-    )
-    with pytest.raises(ConfigError) as error:
-        load_experiment(file, {})
-    for said in (
-        "rounds",
-        "unknown algorithm 'fedmsca'; did you mean 'fedmcsa'?",
-        "unknown model 'dnnn'",
-        "fedmcsa.sigma",
-        "unknown data 'digit'",
-        "unknown partition 'dirichlett', and no such file; did you mean 'dirichlet'?",
-    ):
-        assert said in str(error.value)

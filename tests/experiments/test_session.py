@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,21 +41,6 @@ def test_interrupt_and_resume(
     wrong = cli("run", "--resume", "o")
     assert wrong.code == 2
     assert "use fedattune compare --resume o" in wrong.err
-
-
-@pytest.mark.parametrize("point", ["fedmcsa: round 24 of"])
-def test_kill_and_resume(
-    cli: Cli, start: Callable[..., "subprocess.Popen[str]"], work: Path, whole: Any, point: str
-) -> None:
-    running = start(*SLOW, "--out", "o")
-    wait_for(running, point)
-    time.sleep(0.02)
-    running.kill()
-    running.communicate(timeout=60)
-    assert running.returncode == -signal.SIGKILL
-    done = cli("compare", "--resume", "o", "--quiet")
-    assert done.code == 0, done.err
-    assert numbers(work / "o" / "result.json") == whole
 
 
 def test_interrupt_between_two_methods(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,16 +121,6 @@ def test_all_runs_of_a_comparison_are_in_its_folder(
             agree(folder, Result.load(folder))
 
 
-def test_it_can_be_asked_for_in_a_file_and_is_off_otherwise(
-    command: Callable[..., int], tmp_path: Path
-) -> None:
-    (tmp_path / "c.yaml").write_text("tensorboard: true\nalgorithm: fedavg\n")
-    assert command("run", *SMALL, "--config", "c.yaml", "-o", "with") == 0
-    assert command("run", *SMALL, "--algorithm", "fedavg", "-o", "without") == 0
-    assert len(list((tmp_path / "with").rglob("events.out.tfevents.*"))) == 1
-    assert not list((tmp_path / "without").rglob("events*"))
-
-
 def test_without_it_installed_nothing_is_begun(
     command: Callable[..., int],
     ragged: Federation,

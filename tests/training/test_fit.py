@@ -45,6 +45,8 @@ def test_when_all_diverge_the_run_says_what_to_do_and_keeps_finished_rounds(
 
 
 def test_options_models_and_settings_are_checked(ragged: Federation) -> None:
+    with pytest.raises(ConfigError, match=r"needs a Federation, got list.*fedattune\.federation"):
+        fedattune.fit([], "fedavg")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="did you mean 'fedavg'"):
         fedattune.fit(ragged, "fedavgg")
     with pytest.raises(ConfigError, match="no option 'sigm'; did you mean 'sigma'"):
@@ -116,6 +118,8 @@ def test_personal_models_are_saved_and_loaded(ragged: Federation, tmp_path: Path
     result = fedattune.fit(ragged, "fedmcsa", "dnn", model_options={"hidden": 4}, **RUN)
     files = result.save_models(tmp_path / "models")
     assert len(files) == ragged.n_clients
+    with pytest.raises(RunError, match="no file is overwritten"):
+        result.save_models(tmp_path / "models")
     x = ragged.features(torch.arange(9))
     for number, file in enumerate(files):
         model = fedattune.load_model(file)
