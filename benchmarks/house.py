@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 CONCEPTS = {
-    "secure aggregation": (r"secagg|secure", r"secagg|secure"),
+    "secure aggregation": (r"secagg|(?<!in)secure", r"secagg|secure"),
     "attack": (r"attack|adversar", r"attack|adversary|poisoning"),
     "acceptance": (r"acceptance|AcceptBetter|accept ==|--accept|\bdeclin", r"acceptance"),
     "client privacy": (

@@ -9,11 +9,14 @@ from ..core.errors import ConfigError
 from ..deploy import require_flower
 from ..deploy.config import (
     NODE_OPTIONS,
+    RARE_KEYS,
+    ROSTER,
     SIMULATION_OPTIONS,
     DeploymentOptions,
     DeploymentPlan,
     KitOptions,
     Scalar,
+    list_node_rules,
 )
 from ..experiments.config import Experiment
 from ..experiments.output import check_run_folder
@@ -22,9 +25,6 @@ from .options import read_experiment, validate_options
 
 if TYPE_CHECKING:
     from ..data import Federation, Schema
-
-SECURE_RULES: dict[str, Scalar] = {"secure-aggregation": "required", "min-participants": 3}
-"""A node's rules for secure aggregation, so that its operator sees them and can make them stricter."""
 
 DATA_PLACEHOLDER = "CHANGE ME: a table, or a folder with one file per client"
 
@@ -73,10 +73,8 @@ def deploy(space: Namespace, problems: list[str]) -> int:
 def make_run_config(experiment: Experiment, server: DeploymentOptions, schema: "Schema") -> dict[str, Scalar]:
     """Make the configuration of the run: flat values for the server and the nodes, by keys with hyphens."""
     excluded = NODE_OPTIONS | SIMULATION_OPTIONS | {"set", "algorithms"}
-    # A node of the version before refuses keys that it does not know, so new ones are written only if they matter.
-    new = {"metrics_port", "log_format", "secure_aggregation", "secure_bits", "secure_clip"}
     excluded_server = {"data_schema"} | {
-        key for key in new if getattr(server, key) == DeploymentOptions.model_fields[key].default
+        key for key in RARE_KEYS if getattr(server, key) == DeploymentOptions.model_fields[key].default
     }
     # The data are in the nodes' files and in the schema already.
     of_data = {TABLE_SOURCE, "data", "partition", experiment.data, experiment.partition}
@@ -126,15 +124,15 @@ def _check_models(plan: DeploymentPlan, schema: "Schema") -> None:
 def _write(kit: KitOptions, config: Mapping[str, Scalar], n: int, federation: "Federation | None") -> None:
     """Write the folder for n nodes; in a trial, with the files of each node's clients."""
     from ..data import deal_clients, export_clients
-    from ..deploy.operate.kit import ROSTER, write_kit
+    from ..deploy.operate.kit import write_kit
 
-    is_trial, is_secure = federation is not None, bool(config.get("secure-aggregation"))
+    is_trial = federation is not None
     write_kit(
         kit.out,
         config=config,
         nodes=[
             {"name": f"node-{i}", "data": f"data/node-{i}" if is_trial else DATA_PLACEHOLDER}
-            | ({"key": f"keys/node-{i}", "roster": ROSTER, **SECURE_RULES} if is_secure else {})
+            | list_node_rules(config, i)
             for i in range(n)
         ],
         port=kit.port,
@@ -146,7 +144,7 @@ def _write(kit: KitOptions, config: Mapping[str, Scalar], n: int, federation: "F
         export_clients(federation, kit.out / "data", deal_clients(federation.n_clients, n))
     console = make_console()
     console.print(f"{kit.out} is ready for {n} nodes; {kit.out / 'README.md'} says how to start it.")
-    if is_secure and not is_trial:
+    if "roster" in list_node_rules(config, 0) and not is_trial:
         console.print(f"The nodes' operators collect all public keys in {kit.out / ROSTER} among themselves.")
     if not is_trial:
         console.print(f"Write into {kit.out / 'nodes'} where each node has its data.")

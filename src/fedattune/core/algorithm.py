@@ -235,7 +235,7 @@ class ServerUpdate(ABC, Generic[StateT]):
 
 
 class SumsOnly(ABC):
-    """A server rule that needs only sums of uploads, so that it can work under secure aggregation."""
+    """A server rule that needs only sums of uploads, so that the server need not see single ones."""
 
     @property
     @abstractmethod

@@ -1,7 +1,7 @@
 """The data of one node of a real federation, which the node's own configuration names."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -21,12 +21,6 @@ from .splits import check_fractions
 from .tables import load_table
 from .tables.by_schema import find_table_problems
 from .tables.file import TABLE_SUFFIXES
-
-NON_DATA_KEYS = (
-    "state", "consent", "max-rounds", "max-bytes", "max-epsilon", "max-record-epsilon", "methods", "log-format",
-    "secure-aggregation", "min-participants", "threshold", "key", "roster", "partition-id", "num-partitions",
-)  # fmt: skip
-"""Keys of a node's configuration that are not about its data."""
 
 
 class Split(TypedDict):
@@ -70,6 +64,7 @@ def load_node(
     validation: float,
     seed: int,
     data_dir: Path | str | None = None,
+    other_keys: Collection[str] = (),
 ) -> NodeData:
     """Load the data of one node: its clients, and no sample of any other client.
 
@@ -91,13 +86,14 @@ def load_node(
         validation: fraction of a client's training samples for validation.
         seed: seed of the split into parts.
         data_dir: folder to look in for known image sets.
+        other_keys: keys of the configuration that are not about data.
 
     Raises:
         ConfigError: a key is unknown or missing, or does not go with the data.
         DataError: the data cannot be found, read or divided, or do not fit the schema.
 
     """
-    node = _read_config(config)
+    node = _read_config(config, other_keys)
     split = Split(
         test=test if node.test is None else node.test,
         validation=validation if node.validation is None else node.validation,
@@ -128,6 +124,7 @@ def find_node_problems(
     test: float,
     validation: float,
     data_dir: Path | str | None = None,
+    other_keys: Collection[str] = (),
 ) -> list[str]:
     """Find all problems of a node's data that can be distinguished: one sentence each, which says what to do.
 
@@ -137,14 +134,23 @@ def find_node_problems(
         test: fraction of a client's samples for testing.
         validation: fraction of a client's training samples for validation.
         data_dir: folder to look in for known image sets.
+        other_keys: keys of the configuration that are not about data.
 
     """
     try:
-        node = _read_config(config)
+        node = _read_config(config, other_keys)
         problems = _find_table_problems(node, schema) if schema is not None else []
         problems = [*problems, *_find_name_problems(node)] if problems else []
         if not problems:
-            load_node(config, schema, test=test, validation=validation, seed=0, data_dir=data_dir)
+            load_node(
+                config,
+                schema,
+                test=test,
+                validation=validation,
+                seed=0,
+                data_dir=data_dir,
+                other_keys=other_keys,
+            )
     except (ConfigError, DataError) as error:
         return [str(error)]
     return problems
@@ -175,9 +181,9 @@ def _find_name_problems(node: NodeConfig) -> Iterator[str]:
         )
 
 
-def _read_config(config: Mapping[str, Any]) -> NodeConfig:
-    keys = [*(field.alias or name for name, field in NodeConfig.model_fields.items()), *NON_DATA_KEYS]
-    values = {key: value for key, value in config.items() if key not in NON_DATA_KEYS}
+def _read_config(config: Mapping[str, Any], other_keys: Collection[str]) -> NodeConfig:
+    keys = [*(field.alias or name for name, field in NodeConfig.model_fields.items()), *other_keys]
+    values = {key: value for key, value in config.items() if key not in other_keys}
     if "data" not in values and set(values) <= set(keys):
         raise ConfigError(
             "the node's configuration has no data; name a table, a folder or a known data set, such as "

@@ -45,6 +45,12 @@ SIMULATION_OPTIONS = {
 }
 """Settings that only a simulation has."""
 
+ROSTER = "nodes/roster.pub"
+"""File with the public keys of all nodes, relative to a deployment's folder."""
+
+RARE_KEYS = {"metrics_port", "log_format", "secure_aggregation", "secure_bits", "secure_clip"}
+"""Options of the server that a written deployment names only if they differ from the defaults."""
+
 Scalar = str | int | float | bool
 """A value of a run's or a node's configuration, as Flower carries it."""
 
@@ -241,3 +247,15 @@ def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOpti
         raise ConfigError("run configuration: " + "; ".join(problems))
     experiment, deployment = parts
     return experiment, deployment
+
+
+def list_node_rules(run_config: Mapping[str, Scalar], node: int) -> dict[str, Scalar]:
+    """List the rules that a run needs in the configuration of a node, whose operator can make them stricter."""
+    if not run_config.get("secure-aggregation"):
+        return {}
+    return {
+        "key": f"keys/node-{node}",
+        "roster": ROSTER,
+        "secure-aggregation": "required",
+        "min-participants": 3,
+    }

@@ -18,7 +18,7 @@ SUMMANDS = 4
 """Draws that make one number of the secret noise.
 
 A single draw in floating-point numbers lets an observer exclude some values (Mironov, CCS 2012). From a sum, the draws
-cannot be found back in practice (Holohan and Braghin, ESORICS 2021); Opacus does the same in its secure mode.
+cannot be found back in practice (Holohan and Braghin, ESORICS 2021); Opacus does the same on request.
 """
 
 MIN_VARIANCE = 1e-3
@@ -54,7 +54,7 @@ def draw_seeded(seed: int, round_: int) -> NoiseSource:
 
 
 def draw_secret(_client: int) -> Draw:
-    """Return the noise of the operating system's secure generator."""
+    """Return the noise of the operating system's generator."""
     from scipy.special import ndtri
 
     def draw(n: int) -> NDArray[np.float64]:

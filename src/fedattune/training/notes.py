@@ -21,11 +21,6 @@ from ..server.wrapper import ServerWrapper
 from .sampling import EVALUATE_ALL_UP_TO, sample_cohort
 from .setup import resolve_weight_decay
 
-MERGED_NOTE = (
-    "numbers are of the rows of all clients together, and nothing is told of single clients: the server learned sums "
-    "over nodes only (secure aggregation)"
-)
-
 MAX_LISTED = 5
 """Names that a sentence lists."""
 MIN_SEEN_SHARE = 0.5

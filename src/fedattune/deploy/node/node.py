@@ -37,7 +37,7 @@ from ..secagg import SecureAggregationRequiredError
 from ..secagg.methods import require_sums
 from ..secagg.runtime import KINDS, TRAINING_KIND, SecureSteps, read_rules
 from .files import LostStateError, NodeState, mark_current, report_error, retire_errors
-from .policy import NodePolicy
+from .policy import OTHER_KEYS, NodePolicy
 
 TASKS = ("train", "evaluate")
 """Kinds of messages that a node handles. A worker of one's own cluster also sends its clients' states and models."""
@@ -101,6 +101,7 @@ class NodeRuntime:
                 validation=experiment.validation,
                 seed=experiment.split_seed or 0,
                 data_dir=experiment.data_dir,
+                other_keys=OTHER_KEYS,
             )
         except Exception as error:
             raise self.policy.hide_problem(

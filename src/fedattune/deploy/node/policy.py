@@ -288,6 +288,15 @@ class NodePolicy(StrictSchema):
         )
 
 
+OTHER_KEYS = (
+    *(str(field.alias) for field in NodePolicy.model_fields.values()),
+    "state",
+    "partition-id",
+    "num-partitions",
+)
+"""Keys of a node's configuration that are not about its data."""
+
+
 def format_shared(shared: Mapping[str, Any]) -> str:
     """Format what a node tells about its data; equal contents give equal texts."""
     return json.dumps(shared, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

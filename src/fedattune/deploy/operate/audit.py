@@ -22,33 +22,17 @@ START = "0" * 64
 
 Direction = Literal["in", "out"]
 
-PURPOSES = {
+PURPOSES: dict[tuple[Direction, str], str] = {
     ("in", "hello"): "The server asks for the names and sizes of the clients and the schema of their data.",
     ("in", "train"): "The server sends what the clients start from, and asks them to train.",
     ("in", "evaluate"): "The server sends models, and asks for their scores on the clients' data.",
-    ("in", "secure-keys"): "The server begins a secure sum, and asks for keys that are new for it.",
-    (
-        "in",
-        "secure-shares",
-    ): "The server passes on all nodes' keys, and asks for encrypted shares of the own secrets.",
-    ("in", "secure-masked"): "The server sends a model and encrypted shares, and asks for masked sums.",
-    ("in", "secure-survivors"): "The server says whose masked sums arrived, and asks to sign that.",
-    ("in", "secure-unmask"): "The server shows what nodes signed, and asks for shares that take off masks.",
     ("in", "unreadable"): "The server sends a message that this version of FedAttune cannot read.",
     ("out", "hello"): "The node tells the names and sizes of its clients and the schema of their data.",
     ("out", "trained"): "The node sends what its clients learned, and the scores of their models.",
     ("out", "evaluated"): "The node sends the scores of models on its clients' data.",
-    ("out", "secure-keys"): "The node sends ephemeral public keys, signed.",
-    ("out", "secure-shares"): "The node sends shares of its secrets, encrypted for the other nodes.",
-    ("out", "secure-masked"): "The node sends the sum of what its clients learned and scored, behind masks.",
-    ("out", "secure-survivors"): "The node signs whose masked sums arrived.",
-    (
-        "out",
-        "secure-unmask",
-    ): "The node sends one share for each node, with which masks come off the sum of all.",
     ("out", "failed"): "The node could not do what was asked, and tells only the kind of the error.",
 }
-"""Direction and kind of a message -> its purpose."""
+"""Direction and kind of a message -> its purpose; protocols add their own."""
 
 NO_PURPOSE = "This version of the log has no sentence for the kind {!r}."
 

@@ -33,7 +33,7 @@ from ...data.node import find_node_problems
 from ...experiments.config import Experiment
 from ..config import DeploymentPlan
 from ..node.files import find_base, find_state, read_node_file
-from ..node.policy import NodePolicy
+from ..node.policy import OTHER_KEYS, NodePolicy
 from ..secagg.runtime import check_secure_node
 from .kit import APP_FILE, CONFIG_KEYS, find_run_config, list_nodes, read_app, read_port
 
@@ -463,6 +463,7 @@ def _check_data(
         schema,
         test=float(run.get("test", defaults["test"].default)),
         validation=float(run.get("validation", defaults["validation"].default)),
+        other_keys=OTHER_KEYS,
     )
     for problem in problems:
         is_config = problem.startswith("the node's configuration")

@@ -16,9 +16,6 @@ from ...core.errors import ConfigError, RunError
 from ...core.io import write_text
 from ..config import DeploymentOptions, Scalar
 
-ROSTER = "nodes/roster.pub"
-"""File with the public keys of all nodes, for secure aggregation."""
-
 MONITORING = "monitoring"
 """Folder of the files for Prometheus and Grafana; a deployment without metrics has none."""
 
@@ -102,7 +99,7 @@ def write_kit(
         "server_app": server_app,
         "client_app": client_app,
         "version": __version__,
-        "roster": ROSTER if config.get("secure-aggregation") else "",
+        "roster": next((node["roster"] for node in nodes if "roster" in node), ""),
         "metrics_port": config.get("metrics-port", DeploymentOptions.model_fields["metrics_port"].default),
     }
     texts = {

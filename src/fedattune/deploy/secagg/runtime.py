@@ -17,6 +17,7 @@ from ...core.io import write_text
 from ...training.backends.local import LocalBackend
 from ...training.backends.message import WorkerMessage, split_message
 from ..node.policy import NodePolicy
+from ..operate.audit import PURPOSES
 from . import AlreadySummedError, SecureAggregationError, SessionMismatchError, keys
 from .layout import COMMON_KEYS, digest_model, pack_scores, pack_upload
 from .methods import MAX_NODES
@@ -33,6 +34,33 @@ STATE_NAME, SUMMED_NAME = "secure-session.json", "secure-summed.json"
 
 Work = Callable[[WorkerMessage], tuple[LocalBackend, WorkerMessage]]
 """Trains and evaluates as a message says; returns the backend with the clients, and the reply."""
+
+PURPOSES.update(
+    {
+        ("in", "secure-keys"): "The server begins a secure sum, and asks for keys that are new for it.",
+        (
+            "in",
+            "secure-shares",
+        ): "The server passes on all nodes' keys, and asks for encrypted shares of the own secrets.",
+        ("in", "secure-masked"): "The server sends a model and encrypted shares, and asks for masked sums.",
+        ("in", "secure-survivors"): "The server says whose masked sums arrived, and asks to sign that.",
+        (
+            "in",
+            "secure-unmask",
+        ): "The server shows what nodes signed, and asks for shares that take off masks.",
+        ("out", "secure-keys"): "The node sends ephemeral public keys, signed.",
+        ("out", "secure-shares"): "The node sends shares of its secrets, encrypted for the other nodes.",
+        (
+            "out",
+            "secure-masked",
+        ): "The node sends the sum of what its clients learned and scored, behind masks.",
+        ("out", "secure-survivors"): "The node signs whose masked sums arrived.",
+        (
+            "out",
+            "secure-unmask",
+        ): "The node sends one share for each node, with which masks come off the sum of all.",
+    }
+)
 
 
 def read_rules(policy: NodePolicy) -> SumRules:

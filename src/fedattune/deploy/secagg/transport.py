@@ -229,6 +229,10 @@ class SecureTransport(NodeTransport):
     """
 
     merges_clients = True
+    common_notes = (
+        "numbers are of the rows of all clients together, and nothing is told of single clients: the server learned "
+        "sums over nodes only (secure aggregation)",
+    )
 
     def __init__(
         self,

@@ -61,11 +61,13 @@ class NodeTransport:
         bytes_sent, bytes_received: bytes of all tensors in messages, with those for evaluation.
         seconds: time that the last messages took.
         notes: sentences about the run.
+        common_notes: sentences about all runs alike.
         merges_clients: whether replies are of all clients together.
 
     """
 
     merges_clients = False
+    common_notes: Sequence[str] = ()
 
     def __init__(
         self,

@@ -23,7 +23,6 @@ from ...runs.result import Result
 from ...training.clients.options import check_clients
 from ...training.clients.state import PayloadFactory
 from ...training.loop import RoundLoop
-from ...training.notes import MERGED_NOTE
 from ..config import DeploymentPlan, Scalar
 from ..grid import NodeGrid
 from ..logs import log_errors, make_server_log
@@ -186,8 +185,11 @@ class _Server:
             run_folder, config = self._open_folder(name, algorithm, seed)
             loop, transport = self._open_loop(name, algorithm, seed, run_folder, config)
         wire = {"up": transport.bytes_received, "down": transport.bytes_sent}
-        told = [MERGED_NOTE] if transport.merges_clients else []
-        facts = {**result.facts, "wire": wire, "notes": [*result.notes, *told, *self.registry.notes]}
+        facts = {
+            **result.facts,
+            "wire": wire,
+            "notes": [*result.notes, *transport.common_notes, *self.registry.notes],
+        }
         Result(result.config, facts, result.store).finish(run_folder)
         return Result.load(run_folder.path)
 
