@@ -172,15 +172,7 @@ class DeploymentPlan:
         return range(self.experiment.seed, self.experiment.seed + self.experiment.seeds)
 
     def card(self, name: str, seed: int, shape: tuple[int, ...], classes: tuple[str, ...]) -> dict[str, Any]:
-        """Make the card of a run's model, from which it can be built: see `fedattune.models.files`.
-
-        Args:
-            name: the method.
-            seed: seed of the initial weights.
-            shape: shape of one input.
-            classes: names of the classes.
-
-        """
+        """Make the card of a run's model, from which it can be built: see `fedattune.models.files`."""
         return {
             "model": self.experiment.model,
             "model_options": dict(self.model_options),
@@ -193,12 +185,7 @@ class DeploymentPlan:
 
 
 def _check_reachable(methods: Sequence[str], model: str) -> None:
-    """Refuse custom code that nodes cannot find.
-
-    Raises:
-        ConfigError: a method is a reference, or the model is in a file.
-
-    """
+    """Refuse custom code that nodes cannot find."""
     for name in methods:
         if is_reference(name):
             raise ConfigError(

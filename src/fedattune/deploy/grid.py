@@ -91,14 +91,7 @@ def unpack_record(record: RecordDict) -> WorkerMessage:
 
 
 class NodeGrid:
-    """The server's connection to its nodes, which Flower numbers.
-
-    Args:
-        grid: Flower's grid.
-        options: how long to wait.
-        log: called with a sentence for the user.
-
-    """
+    """The server's connection to its nodes, which Flower numbers."""
 
     def __init__(self, grid: Grid, options: DeploymentOptions, log: Callable[[str], None]) -> None:
         self._grid, self._options, self.log = grid, options, log

@@ -24,12 +24,7 @@ HEAD_FIELDS = {"run": "token", "method": "algorithm", "seed": "seed", "round": "
 
 
 class JsonFormatter(logging.Formatter):
-    """Format a record as one JSON object: time (UTC), level, event, and the fields that are known.
-
-    Args:
-        constants: fields of every line.
-
-    """
+    """Format a record as one JSON object: time (UTC), level, event, and the fields that are known."""
 
     def __init__(self, constants: Mapping[str, Any]) -> None:
         super().__init__()
@@ -46,13 +41,7 @@ class JsonFormatter(logging.Formatter):
 
 @contextmanager
 def log_errors(log_format: LogFormat, get_fields: Callable[[str], Mapping[str, Any]]) -> Iterator[None]:
-    """Log an error that ends the server as a line of JSON; in text, the server app prints its sentence.
-
-    Args:
-        log_format: the format.
-        get_fields: returns what is known about a sentence.
-
-    """
+    """Log an error that ends the server as a line of JSON; in text, the server app prints its sentence."""
     try:
         yield
     except Exception as error:
@@ -72,14 +61,7 @@ class StandardOutput(logging.Handler):
 
 
 def open_log(program: Literal["server", "node"], log_format: LogFormat, **constants: Any) -> logging.Logger:
-    """Make the logger of a program print to the standard output.
-
-    Args:
-        program: the program.
-        log_format: the format.
-        constants: fields of every line in JSON, such as the name of the node.
-
-    """
+    """Make the logger of a program print to the standard output."""
     handler = StandardOutput()
     is_json = log_format == "json"
     handler.setFormatter(JsonFormatter(constants) if is_json else logging.Formatter("fedattune: %(message)s"))
@@ -92,13 +74,7 @@ def open_log(program: Literal["server", "node"], log_format: LogFormat, **consta
 def make_server_log(
     log_format: LogFormat, get_fields: Callable[[str], Mapping[str, Any]]
 ) -> Callable[[str], None]:
-    """Make the function that logs the server's sentences.
-
-    Args:
-        log_format: the format.
-        get_fields: returns what is known about a sentence: run, method, seed, round, node.
-
-    """
+    """Make the function that logs the server's sentences."""
     logger = open_log("server", log_format)
 
     def log(sentence: str) -> None:

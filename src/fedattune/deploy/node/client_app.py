@@ -42,12 +42,6 @@ def _log_failure(
 ) -> WorkerMessage:
     """Log that a message could not be read, or that a reply could not be packed.
 
-    Args:
-        node: the node.
-        error: the reason.
-        asked: the message; None if it could not be read.
-        content: the records in which the message came.
-
     Returns:
         The reply, which names only the kind of the error.
 

@@ -30,9 +30,6 @@ KEPT_CHARS = 200_000
 def read_node_file(file: Path) -> dict[str, Any]:
     """Read the configuration of a node.
 
-    Args:
-        file: the node's `nodes/N.toml`.
-
     Raises:
         ConfigError: the file cannot be read, or is not TOML.
 
@@ -79,14 +76,7 @@ def find_state(node: Path | None) -> Path:
 
 
 def report_error(folder: Path, error: Exception, head: Mapping[str, Any]) -> None:
-    """Print an error, and add it to the node's `error.log` with its date.
-
-    Args:
-        folder: the folder of the node's state.
-        error: the error.
-        head: head of the message that the node could not answer.
-
-    """
+    """Print an error, and add it to the node's `error.log` with its date."""
     text = "".join(traceback.format_exception(error))
     log_node(
         str(error if isinstance(error, FedAttuneError) else text),
@@ -117,11 +107,6 @@ def mark_current(folder: Path, token: str) -> None:
     """Point to the folder of the run that the node takes part in: `current`, a link.
 
     Where the system allows no links, the file `current.json` names the folder.
-
-    Args:
-        folder: the folder of the node's state.
-        token: name of the run's folder in it.
-
     """
     link = folder / "current"
     if link.is_symlink() and os.readlink(link) == token:

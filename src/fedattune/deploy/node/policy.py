@@ -93,9 +93,6 @@ class NodePolicy(StrictSchema):
     def read(cls, config: Mapping[str, Any]) -> "NodePolicy":
         """Read the rules in a node's configuration.
 
-        Args:
-            config: the node's configuration; other keys are not looked at.
-
         Raises:
             ConfigError: a value is impossible; the message names them all.
 
@@ -108,10 +105,6 @@ class NodePolicy(StrictSchema):
 
     def check_run(self, methods: Iterable[str], rounds: int) -> None:
         """Compare what the server asks for with the node's limits.
-
-        Args:
-            methods: names of the methods.
-            rounds: number of rounds, or the number of one round.
 
         Raises:
             MethodNotAllowedError: a method is not allowed.
@@ -133,9 +126,6 @@ class NodePolicy(StrictSchema):
 
     def check_privacy(self, settings: Settings) -> None:
         """Compare the noise that a run asks for with the node's limit.
-
-        Args:
-            settings: settings of the run, which the server wrote.
 
         Raises:
             PrivacyRequiredError: the node would add too little noise, or none.
@@ -166,11 +156,6 @@ class NodePolicy(StrictSchema):
     @staticmethod
     def count_uploads(folder: Path, uploads: int, accounting: UploadAccounting) -> None:
         """Count noised uploads before they are made: each one spends epsilon, also one that is lost and made again.
-
-        Args:
-            folder: folder of one method and seed on this node, which keeps the count.
-            uploads: number of uploads.
-            accounting: gives the epsilon of the run.
 
         Raises:
             PrivacyBudgetError: these are too many; nothing is counted then.
@@ -221,10 +206,6 @@ class NodePolicy(StrictSchema):
     def count_sent(self, folder: Path, n_bytes: int) -> None:
         """Count the bytes of a reply before it leaves.
 
-        Args:
-            folder: folder of the run on this node, which keeps the count.
-            n_bytes: bytes of the reply.
-
         Raises:
             MaxBytesError: the run would have sent too much; nothing is counted then.
 
@@ -244,10 +225,6 @@ class NodePolicy(StrictSchema):
         """Write down what the node tells about its data, and check that its operator has approved exactly that.
 
         The text goes to `shared.json` and, when it changes, to the node's log.
-
-        Args:
-            folder: the folder of the node's state.
-            shared: the content.
 
         Raises:
             NotApprovedError: `consent` is `ask`, and this content is not approved.
@@ -305,9 +282,6 @@ def format_shared(shared: Mapping[str, Any]) -> str:
 def read_shared(folder: Path) -> tuple[str, str]:
     """Read what the node would tell about its data, and compute its SHA-256.
 
-    Args:
-        folder: the folder of the node's state.
-
     Raises:
         RunError: there is nothing to approve.
 
@@ -324,13 +298,7 @@ def read_shared(folder: Path) -> tuple[str, str]:
 
 
 def approve_shared(folder: Path, text: str) -> None:
-    """Approve that the node tells the server exactly this about its data.
-
-    Args:
-        folder: the folder of the node's state.
-        text: the text that was read.
-
-    """
+    """Approve that the node tells the server exactly this about its data."""
     approval = {
         "sha256": _hash_text(text),
         "schema": _hash_schema(json.dumps(json.loads(text).get("schema"))),

@@ -101,12 +101,7 @@ class AuditLog:
             self._write_end(_add_line(end, line))
 
     def _find_end(self) -> dict[str, Any]:
-        """Find the end of the log for the next line, and remove or take over what a crash left after it.
-
-        Raises:
-            AuditLogError: the node did not leave the log so.
-
-        """
+        """Find the end of the log for the next line, and remove or take over what a crash left after it."""
         size = self.file.stat().st_size if self.file.exists() else 0
         end = _read_end(self.end_file)
         if end is None:
@@ -295,12 +290,7 @@ def _read_line(line: bytes) -> dict[str, Any]:
 
 
 def _read_end(file: Path) -> dict[str, Any] | None:
-    """Read the end of the log; None if the file is missing.
-
-    Raises:
-        AuditLogError: the file is damaged.
-
-    """
+    """Read the end of the log; None if the file is missing."""
     if not file.exists():
         return None
     end = _read_line(file.read_bytes())

@@ -206,10 +206,6 @@ def find_run_folder(folder: Path) -> Path:
 def find_run_config(app: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Find the configuration of the run in a Flower app; empty if there is none.
 
-    Args:
-        app: content of the app's pyproject.toml.
-        file: that file, for messages.
-
     Raises:
         ConfigError: a key on the way holds no table.
 
@@ -263,9 +259,6 @@ def read_port(folder: Path) -> int:
 
 def list_nodes(folder: Path) -> list[KnownNode]:
     """List the registered nodes of a deployment.
-
-    Args:
-        folder: the folder that `fedattune deploy` wrote.
 
     Raises:
         RunError: the folder holds no deployment, or its SuperLink does not answer.

@@ -49,10 +49,6 @@ def encode(content: bytes) -> str:
 def decode(text: object, n_bytes: int | None = None) -> bytes:
     """Decode the text of `encode`.
 
-    Args:
-        text: the text, as it came.
-        n_bytes: the number of bytes that are expected, if it is known.
-
     Raises:
         SessionMismatchError: it is no such text.
 
@@ -146,11 +142,6 @@ def sign(key: ec.EllipticCurvePrivateKey, content: bytes) -> str:
 def verify(member: Member, signature: object, content: bytes) -> None:
     """Check a node's signature.
 
-    Args:
-        member: the node.
-        signature: the text of `sign`, as it came.
-        content: what was signed.
-
     Raises:
         BadSignatureError: it does not fit.
 
@@ -165,14 +156,7 @@ def verify(member: Member, signature: object, content: bytes) -> None:
 
 
 def derive(secret: bytes, purpose: str, *parts: str) -> bytes:
-    """Derive a key of 32 bytes for one purpose from a secret.
-
-    Args:
-        secret: 32 random bytes, or the result of `agree`.
-        purpose: what the key is for.
-        parts: what it belongs to, such as the session and the nodes.
-
-    """
+    """Derive a key of 32 bytes for one purpose from a secret."""
     info = PREFIX + hash_text(purpose.encode(), *(part.encode() for part in parts)).encode()
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)
 
@@ -189,12 +173,7 @@ def find_public(private: bytes) -> bytes:
 
 
 def agree(private: bytes, public: bytes) -> bytes:
-    """Return the secret that two nodes share, by X25519.
-
-    Raises:
-        SessionMismatchError: the public key is of low order.
-
-    """
+    """Return the secret that two nodes share, by X25519."""
     try:
         return X25519PrivateKey.from_private_bytes(private).exchange(
             X25519PublicKey.from_public_bytes(public)
@@ -211,11 +190,6 @@ def encrypt(key: bytes, content: bytes, about: bytes) -> str:
 
 def decrypt(key: bytes, text: object, about: bytes) -> bytes:
     """Decrypt the result of `encrypt`.
-
-    Args:
-        key: the key.
-        text: the text, as it came.
-        about: what is authenticated with it.
 
     Raises:
         TamperedShareError: the content, the key or `about` is another one.
@@ -237,13 +211,7 @@ def split_secret(secret: bytes, threshold: int, n: int) -> list[bytes]:
 
 
 def join_shares(shares: dict[int, bytes], threshold: int) -> bytes:
-    """Compute the secret of some shares.
-
-    Args:
-        shares: number of the share, from 1 -> share; at least `threshold` of them.
-        threshold: shares that are enough.
-
-    """
+    """Compute the secret of some shares."""
     chosen = sorted(shares.items())[:threshold]
     halves = [
         Shamir.combine([(number, share[i : i + HALF_BYTES]) for number, share in chosen], False)

@@ -73,12 +73,7 @@ def list_tensors(upload: Payload, buffers: Params) -> dict[str, Tensor]:
 
 
 def find_weighting(name: str, sums: Mapping[str, SumWeighting]) -> SumWeighting:
-    """Return the weighting of a tensor by its flat name.
-
-    Raises:
-        SessionMismatchError: the server rule states no sum for it.
-
-    """
+    """Return the weighting of a tensor by its flat name."""
     top, _, rest = name.partition("/")
     if top == "buffers":
         return "samples"
@@ -89,15 +84,7 @@ def find_weighting(name: str, sums: Mapping[str, SumWeighting]) -> SumWeighting:
 
 
 def plan_blocks(part: int, kind: str, n_values: int, *, has_scores: bool) -> list[Block]:
-    """List the blocks of one part of a session.
-
-    Args:
-        part: number of the part.
-        kind: train or evaluate.
-        n_values: numbers of one client's upload with its statistics.
-        has_scores: whether clients are evaluated.
-
-    """
+    """List the blocks of one part of a session."""
     blocks = [Block(part=part, what="upload", length=len(COUNTS) + n_values)] if kind == "train" else []
     if has_scores:
         blocks.append(Block(part=part, what="scores", length=SCORE_NUMBERS * len(SCORED[kind])))
@@ -108,10 +95,6 @@ def digest_model(message: WorkerMessage) -> str:
     """Return the SHA-256 of what a message asks of all clients alike, with the one model that all are sent.
 
     A server that sends one client another model could tell its upload from the sum.
-
-    Raises:
-        SessionMismatchError: the clients of this node are sent different models.
-
     """
     head = {key: message.head.get(key) for key in COMMON_KEYS}
     rows: dict[str, Tensor] = {}
@@ -139,13 +122,6 @@ def pack_upload(
     reply: WorkerMessage, n_train: Tensor, sums: Mapping[str, SumWeighting], session: Session, length: int
 ) -> Fixed:
     """Sum the uploads of a node's own clients, as fixed-point numbers.
-
-    Args:
-        reply: the reply to a training.
-        n_train: (N,) training samples of every client.
-        sums: the sums that the server rule needs.
-        session: the session, with its binary places and largest value.
-        length: numbers of the block.
 
     Raises:
         ClipRangeError: a value or a weight is too large.
@@ -179,17 +155,7 @@ def pack_upload(
 def unpack_upload(
     total: Fixed, sums: Mapping[str, SumWeighting], bits: int, upload: Payload, buffers: Params, n: int
 ) -> UploadSum:
-    """Read the sum of all uploads.
-
-    Args:
-        total: the sum.
-        sums: the sums that the server rule needs.
-        bits: binary places of the values.
-        upload: example of one client's upload.
-        buffers: example of one client's statistics.
-        n: number of clients whose uploads the sum stands for, which `sum` divides by.
-
-    """
+    """Read the sum of all uploads."""
     counts = dict(zip(COUNTS, total[: len(COUNTS)].tolist(), strict=True))
     divisors = {"samples": counts["samples"], "uniform": counts["clients"], "sum": n}
     flat: dict[str, Tensor] = {}
@@ -219,14 +185,7 @@ def pack_scores(reply: WorkerMessage, kind: str) -> Fixed:
 
 
 def unpack_scores(total: Fixed, kind: str, number: int) -> list[PointScores]:
-    """Read the sums of scores, as the scores of one client that stands for all.
-
-    Args:
-        total: the sum.
-        kind: train or evaluate.
-        number: number of the client that stands for all.
-
-    """
+    """Read the sums of scores, as the scores of one client that stands for all."""
     scores = []
     rows = total.reshape(-1, SCORE_NUMBERS).tolist()
     for (point, part), (clients, n, correct, loss) in zip(SCORED[kind], rows, strict=True):

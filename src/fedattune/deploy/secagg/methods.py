@@ -30,10 +30,6 @@ def find_sums(algorithm: Algorithm) -> Mapping[str, SumWeighting] | None:
 def require_sums(name: str, algorithm: Algorithm) -> Mapping[str, SumWeighting]:
     """Return the sums that a method's server needs.
 
-    Args:
-        name: name of the method.
-        algorithm: the method.
-
     Raises:
         ConfigError: the method needs single uploads.
 
@@ -48,10 +44,6 @@ def require_sums(name: str, algorithm: Algorithm) -> Mapping[str, SumWeighting]:
 
 def check_methods(algorithms: Mapping[str, Algorithm], n_nodes: int) -> None:
     """Check that a federation can work under secure aggregation.
-
-    Args:
-        algorithms: name -> method.
-        n_nodes: number of nodes.
 
     Raises:
         ConfigError: a method needs single uploads, or there are too few or too many nodes.

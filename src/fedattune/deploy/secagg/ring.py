@@ -29,14 +29,7 @@ LOSS_BITS = 24
 
 
 def find_weight_limit(bits: int, clip: float, n_nodes: int) -> int:
-    """Return the largest sum of weights of one node with which no sum over `n_nodes` nodes overflows.
-
-    Args:
-        bits: binary places of a value.
-        clip: largest absolute value.
-        n_nodes: number of nodes.
-
-    """
+    """Return the largest sum of weights of one node with which no sum over `n_nodes` nodes overflows."""
     largest = math.ceil(math.ldexp(clip, bits)) + 1
     room = (1 << (MODULUS_BITS - 1)) - 1
     return min(MAX_COUNT, room // (largest * n_nodes))
@@ -44,11 +37,6 @@ def find_weight_limit(bits: int, clip: float, n_nodes: int) -> int:
 
 def quantize(values: NDArray[np.float64], bits: int, clip: float) -> Fixed:
     """Round values to `bits` binary places.
-
-    Args:
-        values: finite values of any shape.
-        bits: binary places.
-        clip: largest absolute value.
 
     Raises:
         ClipRangeError: a value is larger; to cut it off would change the sum without a word.

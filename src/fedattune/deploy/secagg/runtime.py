@@ -80,15 +80,7 @@ def read_rules(policy: NodePolicy) -> SumRules:
 
 
 class SecureSteps:
-    """The steps of the sessions of one method and seed, at one node.
-
-    Args:
-        folder: the node's folder of this method and seed.
-        rules: the node's own rules.
-        sums: the sums that the method's server needs.
-        bits, clip: binary places and largest value, as the run's configuration says.
-
-    """
+    """The steps of the sessions of one method and seed, at one node."""
 
     def __init__(
         self, folder: Path, rules: SumRules, sums: Mapping[str, SumWeighting], bits: int, clip: float
@@ -98,10 +90,6 @@ class SecureSteps:
 
     def answer(self, message: WorkerMessage, work: Work) -> WorkerMessage:
         """Answer one step. Any error ends the session at this node, and its secrets are deleted.
-
-        Args:
-            message: the server's message.
-            work: trains and evaluates, for the one step that does.
 
         Raises:
             SecureAggregationError: the node leaves the session.

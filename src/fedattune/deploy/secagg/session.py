@@ -85,12 +85,7 @@ class Session(_Part):
 
     @classmethod
     def read(cls, values: object) -> "Session":
-        """Read a session as it came in a message.
-
-        Raises:
-            SessionMismatchError: it is none, such as one with another modulus.
-
-        """
+        """Read a session as it came in a message."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -147,12 +142,7 @@ class Advert:
 
     @classmethod
     def read(cls, values: object, session: Session) -> "Advert":
-        """Read an advert as it came in a message.
-
-        Raises:
-            SessionMismatchError: it is none of this session.
-
-        """
+        """Read an advert as it came in a message."""
         names = {"id", "channel", "mask", "commitment", "contributes", "signature"}
         if not isinstance(values, Mapping) or values.keys() != names:
             raise SessionMismatchError("a node's keys came without all their parts")
@@ -192,13 +182,6 @@ def check_members(
 ) -> None:
     """Check that a sum over some nodes tells nothing about one of them.
 
-    Args:
-        session: the session.
-        adverts: what the nodes said at the beginning.
-        ids: the nodes.
-        least: nodes that each block needs, if it has any.
-        threshold: nodes whose shares are enough.
-
     Raises:
         TooFewParticipantsError: these are too few.
 
@@ -219,12 +202,6 @@ def check_signatures(
     members: Mapping[str, keys.Member], signatures: Mapping[str, object], ids: Sequence[str], content: bytes
 ) -> set[str]:
     """Check the signatures of some nodes over the same content; return the nodes that signed it.
-
-    Args:
-        members: the nodes of the roster.
-        signatures: id -> signature, as they came.
-        ids: nodes whose signatures count.
-        content: what was signed.
 
     Raises:
         BadSignatureError: a signature does not fit, or is of another node.
@@ -320,10 +297,6 @@ class NodeSession:
     def share(self, values: object, rules: SumRules) -> dict[str, Any]:
         """Round 1: check all nodes' keys, and encrypt shares of the own secrets for them.
 
-        Args:
-            values: the adverts of all nodes, as they came.
-            rules: the node's own rules.
-
         Returns:
             `threshold`, the number of shares that are enough, and `shares`: id -> encrypted shares.
 
@@ -373,10 +346,6 @@ class NodeSession:
     def open(self, values: object, rules: SumRules) -> None:
         """Round 2, before any training: open the shares of the other nodes.
 
-        Args:
-            values: id of the sender -> encrypted shares, as they came.
-            rules: the node's own rules.
-
         Raises:
             TamperedShareError, TooFewParticipantsError: see there.
 
@@ -394,13 +363,7 @@ class NodeSession:
             self.shares[id_] = plain[: keys.KEY_BYTES], plain[keys.KEY_BYTES :]
 
     def hide(self, numbers: Fixed, me: str) -> Ring:
-        """Round 2, after the training: add the node's own mask, and one mask for each other node.
-
-        Args:
-            numbers: the numbers of the session's blocks, one after the other.
-            me: the node's id.
-
-        """
+        """Round 2, after the training: add the node's own mask, and one mask for each other node."""
         self._expect("masked")
         if numbers.shape != (self.session.length,):
             raise SessionMismatchError(
@@ -415,11 +378,6 @@ class NodeSession:
 
     def sign_survivors(self, survivors: object, dropped: object, rules: SumRules) -> str:
         """Round 3, the check: sign who is left. The node signs one list and no other.
-
-        Args:
-            survivors: ids of the nodes whose masked numbers arrived, as they came.
-            dropped: ids of the others that had sent shares.
-            rules: the node's own rules.
 
         Raises:
             SurvivorsError: a node is in both lists or in none, or the node itself is not among the survivors.
@@ -441,10 +399,6 @@ class NodeSession:
 
     def reveal(self, signatures: object, rules: SumRules) -> dict[str, dict[str, str]]:
         """Round 4: give the shares that take off masks; of each node either that of the seed or that of the mask key.
-
-        Args:
-            signatures: id -> signature over the survivors, as they came.
-            rules: the node's own rules.
 
         Returns:
             `seeds`: survivor -> share of its seed; `keys`: dropped node -> share of its mask key.
@@ -523,16 +477,7 @@ def expand_own_mask(session: Session, id_: str, seed: bytes) -> Ring:
 
 
 def expand_pair_mask(session: Session, me: str, other: str, private: bytes, public: bytes) -> Ring:
-    """Expand the mask that two nodes share; the one with the smaller id adds it, the other one subtracts it.
-
-    Args:
-        session: the session.
-        me: id of the node whose private key is given.
-        other: id of the other node.
-        private: private mask key of the one.
-        public: public mask key of the other.
-
-    """
+    """Expand the mask that two nodes share; the one with the smaller id adds it, the other one subtracts it."""
     secret = keys.agree(private, public)
     return expand_mask(keys.derive(secret, "pair mask", session.digest, *sorted((me, other))), session.length)
 
@@ -562,12 +507,7 @@ class ServerSession:
     )
 
     def add_advert(self, values: object) -> str:
-        """Take a node's keys; return its id.
-
-        Raises:
-            SessionMismatchError: they are none, or another node has this id.
-
-        """
+        """Take a node's keys; return its id."""
         advert = Advert.read(values, self.session)
         if advert.id in self.adverts:
             raise SessionMismatchError("sent the keys of a node that has sent its own")
@@ -575,12 +515,7 @@ class ServerSession:
         return advert.id
 
     def add_shares(self, id_: str, threshold: object, shares: object) -> None:
-        """Take the encrypted shares of a node.
-
-        Raises:
-            SessionMismatchError: they are not for all other nodes.
-
-        """
+        """Take the encrypted shares of a node."""
         others = self.adverts.keys() - {id_}
         if type(threshold) is not int or not 1 < threshold <= len(self.adverts):
             raise SessionMismatchError(f"sent the threshold {threshold!r:.40}")
@@ -597,12 +532,7 @@ class ServerSession:
         }
 
     def add_masked(self, id_: str, numbers: Ring) -> None:
-        """Take the masked numbers of a node.
-
-        Raises:
-            SessionMismatchError: they have another type or length.
-
-        """
+        """Take the masked numbers of a node."""
         if numbers.dtype != np.uint64 or numbers.shape != (self.session.length,):
             raise SessionMismatchError(
                 f"sent {numbers.size} numbers of type {numbers.dtype}, expected {self.session.length} of uint64"
@@ -620,12 +550,7 @@ class ServerSession:
         return sorted(self.thresholds.keys() - self.masked.keys())
 
     def add_shares_of_masks(self, id_: str, seeds: object, mask_keys: object) -> None:
-        """Take the shares that a node gives of the survivors' seeds and of the dropped nodes' mask keys.
-
-        Raises:
-            SessionMismatchError: they are of other nodes.
-
-        """
+        """Take the shares that a node gives of the survivors' seeds and of the dropped nodes' mask keys."""
         number = number_shares(self.adverts)[id_]
         expected = {"seeds": self.survivors, "keys": self.dropped}
         for what, values in (("seeds", seeds), ("keys", mask_keys)):

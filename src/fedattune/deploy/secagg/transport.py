@@ -222,10 +222,6 @@ class SecureTransport(NodeTransport):
 
     The sum is handed on as the reply of one node, in which all clients of the round upload the mean, and in which the
     scores are of one client that stands for all. So the round loop and the rules are those of every other run.
-
-    Args:
-        context, make_payload, grid, registry, key, observer: see `NodeTransport`.
-
     """
 
     merges_clients = True

@@ -198,12 +198,7 @@ class NodeTransport:
     def _accept(
         self, i: int, message: WorkerMessage, parts: Sequence[WorkerMessage], reply: WorkerMessage
     ) -> list[WorkerMessage]:
-        """Check the reply to some messages in one; return its parts.
-
-        Raises:
-            RefusedReplyError: the reply is not valid.
-
-        """
+        """Check the reply to some messages in one; return its parts."""
         members, statistics = self.worker_clients[i].tolist(), self.context.initial_statistics
         replies = split_reply(reply, message, len(parts))
         for one, part in zip(replies, parts, strict=True):

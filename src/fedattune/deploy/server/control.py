@@ -18,10 +18,6 @@ ControlRequest = Literal["pause", "abort"]
 def write_request(folder: Path, request: ControlRequest | None) -> None:
     """Ask the run in a folder to pause or to end after its current round; None takes the request back.
 
-    Args:
-        folder: the server's run folder.
-        request: the request.
-
     Raises:
         RunError: the folder holds no run of a federation.
 

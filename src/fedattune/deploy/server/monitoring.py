@@ -82,13 +82,7 @@ class Snapshot(NamedTuple):
 
 
 class RunMonitor:
-    """The state of a deployment, which the server's thread writes and the threads of HTTP requests read.
-
-    Args:
-        deployment: the options of the server.
-        folder: the run folder.
-
-    """
+    """The state of a deployment, which the server's thread writes and the threads of HTTP requests read."""
 
     def __init__(self, deployment: DeploymentOptions, folder: Path) -> None:
         self._deployment, self._folder = deployment, folder
@@ -107,14 +101,7 @@ class RunMonitor:
         self._allowed = deployment.start_timeout
 
     def begin_federation(self, token: str, registry: NodeRegistry, online: set[int]) -> None:
-        """Take over the nodes of the federation.
-
-        Args:
-            token: identifies the federation's runs at the nodes.
-            registry: the nodes.
-            online: Flower's numbers of the nodes that are online.
-
-        """
+        """Take over the nodes of the federation."""
         with self._lock:
             self._token, self._registry = token, registry
             # The clients' names would stand in for a missing name in `label`, but metrics name no clients.
@@ -125,15 +112,7 @@ class RunMonitor:
         self.record_online(online)
 
     def begin_run(self, method: str, seed: int, done: int, planned: int) -> None:
-        """Take the following numbers for a method with a seed.
-
-        Args:
-            method: the method.
-            seed: the seed.
-            done: rounds that are finished already.
-            planned: rounds in all.
-
-        """
+        """Take the following numbers for a method with a seed."""
         with self._lock:
             self._current = method, seed
             self._runs[method, seed] = RunNumbers(planned, done)
@@ -141,14 +120,7 @@ class RunMonitor:
             self._allowed = self._deployment.round_timeout
 
     def record_exchange(self, faults: Mapping[int, Fault | None], sent: int, received: int) -> None:
-        """Count what became of messages.
-
-        Args:
-            faults: index of each asked node -> why its reply does not count, or None.
-            sent: bytes of the run's messages so far.
-            received: bytes of the run's replies so far.
-
-        """
+        """Count what became of messages."""
         with self._lock:
             for i, fault in faults.items():
                 self._last_faults[i] = label = LABELS.get(fault.kind) if fault else None
@@ -266,13 +238,7 @@ class RunMonitor:
 
 
 class MonitoredGrid:
-    """Flower's grid, which tells a monitor the nodes that are online.
-
-    Args:
-        grid: Flower's grid.
-        monitor: the monitor.
-
-    """
+    """Flower's grid, which tells a monitor the nodes that are online."""
 
     def __init__(self, grid: Grid, monitor: RunMonitor) -> None:
         self._grid, self._monitor, self._next = grid, monitor, 0.0
@@ -341,12 +307,7 @@ def _count(now: Snapshot, kind: FaultLabel) -> int:
 
 
 class MetricsCollector:
-    """The metrics of a deployment, for Prometheus's registry. They name methods and nodes, but no clients.
-
-    Args:
-        monitor: the state of the deployment.
-
-    """
+    """The metrics of a deployment, for Prometheus's registry. They name methods and nodes, but no clients."""
 
     def __init__(self, monitor: RunMonitor) -> None:
         self._monitor = monitor
@@ -380,14 +341,7 @@ class MetricsCollector:
 
 @contextmanager
 def serve_metrics(monitor: RunMonitor, port: int, log: Callable[[str], None]) -> Iterator[None]:
-    """Serve `/metrics` and `/healthz` on loopback; if that is impossible, say so once and go on without.
-
-    Args:
-        monitor: the state of the deployment.
-        port: the port; 0 serves nothing.
-        log: called with a sentence for the user.
-
-    """
+    """Serve `/metrics` and `/healthz` on loopback; if that is impossible, say so once and go on without."""
     server = None
     if port:
         try:

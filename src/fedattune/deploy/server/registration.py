@@ -134,10 +134,6 @@ def choose_schema(hellos: Sequence[Hello], deployment: DeploymentOptions) -> Sch
 def find_problems(hellos: Sequence[Hello], schema: Schema) -> list[list[str]]:
     """Find why nodes do not fit into a federation: schema, names of clients, numbers of samples.
 
-    Args:
-        hellos: the nodes' introductions. Of two nodes with the same client, the later one has the problem.
-        schema: the schema of all nodes' data.
-
     Returns:
         Sentences with the cure for each node; none if the node fits.
 
@@ -170,14 +166,7 @@ def find_problems(hellos: Sequence[Hello], schema: Schema) -> list[list[str]]:
 
 
 def ask_hello(grid: NodeGrid, numbers: set[int], timeout: float) -> dict[int, Hello | str]:
-    """Ask nodes to introduce themselves; return each node's introduction, or why there is none.
-
-    Args:
-        grid: the connection to the nodes.
-        numbers: Flower's numbers of the nodes.
-        timeout: seconds to wait.
-
-    """
+    """Ask nodes to introduce themselves; return each node's introduction, or why there is none."""
     messages = {number: WorkerMessage({"kind": "hello"}) for number in sorted(numbers)}
     introductions: dict[int, Hello | str] = {}
     for number, reply in grid.exchange(messages, "hello", timeout).items():

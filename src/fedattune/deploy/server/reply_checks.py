@@ -60,14 +60,6 @@ def check_reply(
 ) -> None:
     """Check the reply of a node.
 
-    Args:
-        reply: the reply.
-        message: the message that it answers.
-        members: numbers of the node's clients.
-        upload: example of one client's upload.
-        federation: the clients and their numbers of samples.
-        statistics: the averaged BatchNorm statistics.
-
     Raises:
         RefusedReplyError: it belongs to another round or run, or it does not answer the message.
 
@@ -91,11 +83,6 @@ def check_reply(
 
 def split_reply(reply: WorkerMessage, message: WorkerMessage, n: int) -> list[WorkerMessage]:
     """Split the reply to n messages in one.
-
-    Args:
-        reply: the reply.
-        message: the message that it answers.
-        n: number of parts of the message.
 
     Raises:
         RefusedReplyError: the reply has other parts.
