@@ -18,6 +18,7 @@ from fedattune import read_runs
 from fedattune.analysis.output import report as frames
 from fedattune.analysis.output.report import render_report
 from fedattune.cli import main
+from fedattune.core.faults import Fault
 from fedattune.runs.store import RoundRecord
 from reports import METHODS, train_odd
 
@@ -126,7 +127,7 @@ def test_warnings_name_harm_divergence_lost_uploads_and_failures(folder: Path, t
     runs = read_runs([tmp_path / "runs"])
     store = runs.results[-1].store
     store.add_round(RoundRecord(5, 1e3, 10**9, 10**9, 10**6, [0, 1], [2]))
-    store.add_faults(5, {2: "the answer is not finite"})
+    store.add_faults(5, {2: Fault("not_finite", "the answer is not finite")})
     text = Page(render_report(runs)).text
     assert "pfedme failed with seed 0: training diverged." in text
     assert "fedmcsa: training diverged 2 times" in text

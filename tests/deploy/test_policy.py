@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import ConfigError, Federation, RunError
-from fedattune.deploy.grid import MESSAGE_TYPES
 from fedattune.deploy.node import policy as policy_module
 from fedattune.deploy.node.policy import (
     MaxRoundsError,
@@ -106,8 +105,6 @@ def test_a_server_cannot_ask_for_the_models_of_clients(
         }
 
     monkeypatch.setattr(NodeBackend, "make_evaluation", ask)
-    for kind in ("state", "models", "keep"):
-        monkeypatch.setitem(MESSAGE_TYPES, kind, MESSAGE_TYPES["train"])
     run_deployed(ragged, tmp_path, algorithms="fedrep", rounds=1)
     assert sum("failed (ConfigError" in line for line in read_log(tmp_path)) >= 3
     assert "a node only trains and evaluates" in (tmp_path / "state-1" / "error.log").read_text()

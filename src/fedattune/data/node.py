@@ -22,6 +22,9 @@ from .tables import load_table
 from .tables.by_schema import find_table_problems
 from .tables.file import TABLE_SUFFIXES
 
+FLOWER_KEYS = ("state", "partition-id", "num-partitions")
+"""Keys that Flower and its simulations write, which are not about data."""
+
 
 class Split(TypedDict):
     """The split of a client's samples into parts: the arguments of `partition_dataset` that decide it."""
@@ -64,7 +67,7 @@ def load_node(
     validation: float,
     seed: int,
     data_dir: Path | str | None = None,
-    other_keys: Collection[str] = (),
+    other_keys: Collection[str] = FLOWER_KEYS,
 ) -> NodeData:
     """Load the data of one node: its clients, and no sample of any other client.
 
@@ -124,7 +127,7 @@ def find_node_problems(
     test: float,
     validation: float,
     data_dir: Path | str | None = None,
-    other_keys: Collection[str] = (),
+    other_keys: Collection[str] = FLOWER_KEYS,
 ) -> list[str]:
     """Find all problems of a node's data that can be distinguished: one sentence each, which says what to do.
 

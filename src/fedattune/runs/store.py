@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.errors import RunError, summarize_error
+from ..core.faults import Fault
 from ..core.io import natural_key
 from ..core.payload import MixingMatrices
 from ..engine.base import Scores
@@ -335,12 +336,12 @@ class RunStore:
                 "remove the folder around it and resume, which trains this run again"
             )
 
-    def add_faults(self, round_: int, reasons: Mapping[int, str]) -> None:
-        """Add the reasons why clients of the cohort have no part in a round."""
+    def add_faults(self, round_: int, faults: Mapping[int, Fault]) -> None:
+        """Add why clients of the cohort have no part in a round."""
         with explain_errors("write", self._path):
             self._db.executemany(
                 "INSERT INTO faults VALUES (?, ?, ?)",
-                ((round_, client, reason) for client, reason in reasons.items()),
+                ((round_, client, str(fault)) for client, fault in faults.items()),
             )
 
     def faults(self) -> list[tuple[int, int, str]]:

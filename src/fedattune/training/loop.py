@@ -242,10 +242,9 @@ class RoundLoop:
         )
         uploads = self.uploads.receive(received)
         if uploads.rejected:
-            reasons = {i: fault.detail for i, fault in uploads.rejected.items()}
-            reply = reply._replace(ids=uploads.ids, faults={**reply.faults, **reasons})
-            backend.refuse(r, reasons)
-            server.discard_uploads(reasons)
+            reply = reply._replace(ids=uploads.ids, faults={**reply.faults, **uploads.rejected})
+            backend.reject(r, uploads.rejected)
+            server.discard_uploads(uploads.rejected)
         ids = uploads.ids
         if not len(ids):
             server.skip_round()

@@ -59,11 +59,11 @@ def same_models(one: Result, other: Result) -> None:
             torch.testing.assert_close(there[k], v, atol=1e-12, rtol=0)
 
 
-ON_RAY = ("local", "fedavg", "fedmcsa", "fedrep", "scaffold", "pfedla", "fedfomo", "l2gd", "attune")
+KINDS = ("local", "fedavg", "fedmcsa", "fedrep", "scaffold", "pfedla", "fedfomo", "l2gd", "attune")
 """A method of each kind: `test_remote.py` sends the same messages of all methods to workers in this process."""
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in ON_RAY], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in KINDS], ids=lambda case: case.name)
 def test_methods_give_the_numbers_of_one_process(case: Case, ragged: Federation, cluster: RayCluster) -> None:
     one, other = trained(case, ragged, None), on_ray(case, ragged)
     same_numbers(one, other)

@@ -16,6 +16,7 @@ from ...core.errors import ConfigError, RunError, summarize_error
 from ...core.io import write_text
 from ...core.options import Count, StrictSchema, describe_errors
 from ...core.settings import Settings
+from ...data.node import FLOWER_KEYS
 from ...training.uploads.client_privacy import UploadAccounting
 from ..logs import LogFormat, log_node
 
@@ -267,9 +268,7 @@ class NodePolicy(StrictSchema):
 
 OTHER_KEYS = (
     *(str(field.alias) for field in NodePolicy.model_fields.values()),
-    "state",
-    "partition-id",
-    "num-partitions",
+    *FLOWER_KEYS,
 )
 """Keys of a node's configuration that are not about its data."""
 

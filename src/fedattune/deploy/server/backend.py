@@ -319,15 +319,15 @@ class NodeBackend(RemoteBackend):
         late, self._late_scores = self._late_scores, (0, [])
         return late
 
-    def refuse(self, r: int, reasons: Mapping[int, str]) -> None:
-        """Log the refused uploads, and let their clients forget the round."""
+    def reject(self, r: int, faults: Mapping[int, Fault]) -> None:
+        """Log the rejected uploads, and let their clients forget the round."""
         names, nodes = self.context.federation.names, []
-        for client, reason in reasons.items():
-            self._nodes.grid.log(f"round {r}: client {names[client]!r} {reason}; its upload is dropped")
+        for client, fault in faults.items():
+            self._nodes.grid.log(f"round {r}: client {names[client]!r} {fault}; its upload is dropped")
             # The client lacks the answers that came with the round that it is told to forget.
             self.pending[client] |= self._delivered[client]
             nodes += [i for i, members in enumerate(self.worker_clients) if client in members]
-        self._nodes.forget(reasons)
+        self._nodes.forget(faults)
         self._nodes.observer.record_dropped(nodes)
 
     def quarantine(self, r: int, clients: Iterable[int]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...core.effect import Effect
 from ...core.errors import RunError
+from ...core.faults import Fault
 from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
 from ...core.settings import LARGEST_UPDATE
@@ -64,7 +65,7 @@ class TrainReply(NamedTuple):
         n_trained: clients whose training went well.
         steps: local steps of all clients.
         diverged: clients whose training was not finite.
-        faults: the reason for each client that could not be reached, or whose upload was refused.
+        faults: why the uploads of clients are missing: they could not be reached, or were rejected.
         refused: clients that refused what they were sent in this round.
 
     """
@@ -76,7 +77,7 @@ class TrainReply(NamedTuple):
     n_trained: int = 0
     steps: int = 0
     diverged: Sequence[int] = ()
-    faults: Mapping[int, str] = {}
+    faults: Mapping[int, Fault] = {}
     refused: Sequence[int] = ()
 
     @classmethod
@@ -93,7 +94,7 @@ class TrainReply(NamedTuple):
             sum(reply.n_trained for reply in replies),
             sum(reply.steps for reply in replies),
             [i for reply in replies for i in reply.diverged],
-            {i: reason for reply in replies for i, reason in reply.faults.items()},
+            {i: fault for reply in replies for i, fault in reply.faults.items()},
             [i for reply in replies for i in reply.refused],
         )
 
@@ -164,8 +165,8 @@ class Backend(ABC):
 
         """
 
-    def refuse(self, r: int, reasons: Mapping[int, str]) -> None:
-        """Take note that uploads of round r were refused: client -> reason."""
+    def reject(self, r: int, faults: Mapping[int, Fault]) -> None:
+        """Take note that uploads of round r were rejected: client -> why."""
         return
 
     def quarantine(self, r: int, clients: Iterable[int]) -> None:

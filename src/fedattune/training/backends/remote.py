@@ -302,10 +302,10 @@ class RemoteBackend(Backend):
     def read_training(self, request: TrainRequest, payload: Payload | None, outcome: Outcome) -> TrainReply:
         """Merge the replies of all workers to a request to train, uploads sorted by client."""
         self._trained_scores = self.merge_scores(outcome.replies)
-        faults: dict[int, str] = {}
+        faults: dict[int, Fault] = {}
         for worker, fault in outcome.faults.items():
             lost = select_ids(select_ids(request.cohort, self.worker_clients[worker]), request.ids)
-            faults |= dict.fromkeys(lost[~torch.isin(lost, request.dropouts)].tolist(), str(fault))
+            faults |= dict.fromkeys(lost[~torch.isin(lost, request.dropouts)].tolist(), fault)
         heads = [reply.head for reply in outcome.replies.values()]
         ids = torch.tensor([i for head in heads for i in head["ids"]], dtype=torch.int64)
         ids, rows = ids.to(self.context.device).sort()
