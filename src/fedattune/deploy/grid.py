@@ -23,6 +23,9 @@ from .node.files import LostStateError
 CLOCK_SKEW_S = 5
 """Seconds by which a node's clock may be ahead of the server's."""
 
+ONLINE_EVERY_S = 5.0
+"""Seconds between two looks at the nodes that are online, while the server waits for replies."""
+
 OFFLINE_CODE = 5
 """Flower's error code for a node that went offline before it replied."""
 
@@ -93,12 +96,22 @@ def unpack_record(record: RecordDict) -> WorkerMessage:
 class NodeGrid:
     """The server's connection to its nodes, which Flower numbers."""
 
-    def __init__(self, grid: Grid, options: DeploymentOptions, log: Callable[[str], None]) -> None:
-        self._grid, self._options, self.log = grid, options, log
+    def __init__(
+        self,
+        grid: Grid,
+        options: DeploymentOptions,
+        log: Callable[[str], None],
+        watch: Callable[[set[int]], None] = lambda _: None,
+    ) -> None:
+        self._grid, self._options, self.log, self._watch = grid, options, log, watch
+        self._looked = 0.0
 
     def online(self) -> set[int]:
-        """Return the numbers of the nodes that are online."""
-        return set(self._grid.get_node_ids())
+        """Return the numbers of the nodes that are online, and let the observer know them."""
+        numbers = set(self._grid.get_node_ids())
+        self._watch(numbers)
+        self._looked = time.monotonic()
+        return numbers
 
     def wait(self, is_enough: Callable[[set[int]], bool], purpose: str) -> set[int]:
         """Wait until enough nodes are online, and return their numbers.
@@ -167,6 +180,9 @@ class NodeGrid:
                     replies[node] = _read_reply(reply)
             if is_late:
                 break
+            # This thread looks, because Flower does not say that its connection can serve several threads.
+            if time.monotonic() > self._looked + ONLINE_EVERY_S:
+                self.online()
             if waiting:
                 time.sleep(self._options.poll)
         late = Fault("late", f"sent no reply within {timeout:g} seconds")

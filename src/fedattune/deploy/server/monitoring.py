@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from wsgiref.simple_server import WSGIRequestHandler, make_server
-
-from flwr.serverapp import Grid
 
 from ...analysis.monitor import NODES_FILE
 from ...core.faults import Fault, FaultKind
@@ -25,9 +23,6 @@ from .registration import NodeRegistry
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-
-ONLINE_EVERY_S = 5.0
-"""Seconds between two looks at the nodes that are online, while the server waits for replies."""
 
 STALL_FACTOR = 3.0
 """Times the allowed time of the current messages, after which a run without a finished round is stalled."""
@@ -235,36 +230,6 @@ class RunMonitor:
                     for i, name in enumerate(self._names)
                 ]
                 write_json(self._folder / NODES_FILE, {"nodes": nodes})
-
-
-class MonitoredGrid:
-    """Flower's grid, which tells a monitor the nodes that are online."""
-
-    def __init__(self, grid: Grid, monitor: RunMonitor) -> None:
-        self._grid, self._monitor, self._next = grid, monitor, 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of Flower's grid."""
-        return getattr(self._grid, name)
-
-    def get_node_ids(self) -> list[int]:
-        """Return the numbers of the nodes that are online."""
-        numbers = list(self._grid.get_node_ids())
-        self._monitor.record_online(set(numbers))
-        self._next = time.monotonic() + ONLINE_EVERY_S
-        return numbers
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Any:
-        """Pull replies; from time to time, look who is online."""
-        # The server's thread looks, because Flower does not say that its connection can serve several threads.
-        if time.monotonic() > self._next:
-            self.get_node_ids()
-        return self._grid.pull_messages(message_ids)
-
-
-def monitor_grid(grid: Grid, monitor: RunMonitor) -> Grid:
-    """Return the grid as a grid that tells a monitor the nodes that are online."""
-    return cast(Grid, MonitoredGrid(grid, monitor))
 
 
 METRICS_HOST = "127.0.0.1"

@@ -27,28 +27,22 @@ LARGEST_MINOR_DISTANCE = 1
 
 
 def check_versions(ours: str, theirs: str, where: str) -> str:
-    """Compare the versions of FedAttune of two programs of a federation.
+    """Compare the versions of FedAttune of the server and of a node, which `where` names; return a note if they differ.
 
     The same major version and at most one minor version apart is fine, so that nodes can be upgraded one by one.
-
-    Args:
-        ours: version of this program, such as 1.4.0.
-        theirs: version of the other program; empty if the program sent none.
-        where: name of the other program in messages.
-
-    Returns:
-        A note about a difference; empty if the versions are the same.
 
     Raises:
         RunError: the versions do not work together.
 
     """
-    mine, other = _read(ours), _read(theirs)
-    if other is None or mine is None:
+    found = [re.match(r"(\d{1,6})\.(\d{1,6})(?![0-9])", one, re.ASCII) for one in (ours, theirs)]
+    numbers = [(int(one[1]), int(one[2])) for one in found if one]
+    if len(numbers) < 2:
         raise RunError(
             f"{where} has FedAttune {theirs!r:.40}, expected a version such as {ours}; install FedAttune {ours} there"
         )
-    if mine[0] != other[0] or abs(mine[1] - other[1]) > LARGEST_MINOR_DISTANCE:
+    (major, minor), (other_major, other_minor) = numbers
+    if major != other_major or abs(minor - other_minor) > LARGEST_MINOR_DISTANCE:
         raise RunError(
             f"{where} has FedAttune {theirs:.40} and the server has {ours}, expected the same major version and at "
             f"most {LARGEST_MINOR_DISTANCE} minor version apart; install FedAttune {ours} there"
@@ -56,12 +50,6 @@ def check_versions(ours: str, theirs: str, where: str) -> str:
     if theirs == ours:
         return ""
     return f"{where} has FedAttune {theirs:.40} and the server has {ours}; upgrade the older one soon"
-
-
-def _read(version: str) -> tuple[int, int] | None:
-    """Read major and minor number; None if the text is no version."""
-    found = re.match(r"(\d{1,6})\.(\d{1,6})(?![0-9])", version, re.ASCII)
-    return (int(found[1]), int(found[2])) if found else None
 
 
 MAX_CLIENTS_PER_NODE = 10_000

@@ -30,7 +30,7 @@ from ..node.node import build_initial_model, hash_model
 from ..secagg.transport import SecureTransport
 from .backend import NodeBackend, NodeTransport
 from .control import FEDERATION_FILE, ControlRequest, open_requests, read_request, write_request
-from .monitoring import RunMonitor, monitor_grid, serve_metrics
+from .monitoring import RunMonitor, serve_metrics
 from .registration import NodeRegistry
 
 Log = Callable[[str], None]
@@ -67,7 +67,6 @@ def run_server(
     folder = plan.deployment.run_folder
     monitor = RunMonitor(plan.deployment, folder)
     log = log or make_server_log(plan.deployment.log_format, monitor.get_fields)
-    grid = monitor_grid(grid, monitor)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (
@@ -77,7 +76,9 @@ def run_server(
         ):
             if (folder / FEDERATION_FILE).exists():
                 open_requests(folder)
-            server = _Server(plan, folder, NodeGrid(grid, plan.deployment, log), monitor)
+            server = _Server(
+                plan, folder, NodeGrid(grid, plan.deployment, log, monitor.record_online), monitor
+            )
             results = list(server.run())
             monitor.end_runs()
             request = server.request
