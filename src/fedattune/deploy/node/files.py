@@ -146,12 +146,7 @@ class NodeState:
 
     @contextmanager
     def lock(self, number: Sequence[int]) -> Iterator[None]:
-        """Handle the message with this number: after all earlier messages, and one message at a time.
-
-        Raises:
-            StaleMessageError: a message with a higher number was handled before.
-
-        """
+        """Handle the message with this number: after all earlier messages, and one message at a time."""
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "last-message.json"
         with FileLock(self.folder / ".lock"):

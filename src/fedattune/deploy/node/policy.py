@@ -178,11 +178,6 @@ class NodePolicy(StrictSchema):
 
         A round is trained again if its reply was lost, so twice `max-rounds` trainings are allowed.
 
-        Args:
-            folder: folder of one method and seed on this node, which keeps the count.
-            rounds: number of trainings.
-            private_rounds: trainings for which the noise of record-level privacy is made; None without.
-
         Raises:
             MaxRoundsError, PrivacyBudgetError: these are too many; nothing is counted then.
 
@@ -251,12 +246,6 @@ class NodePolicy(StrictSchema):
 
         Whether data fit a schema tells something about them. So without consent to this schema, the server learns only
         that there is none.
-
-        Args:
-            folder: the folder of the node's state.
-            schema: the server's schema as JSON; None if it has none.
-            problem: why the data cannot be read.
-
         """
         approved = _read_approval(folder).get("schema")
         if self.consent == "given" or (approved and (schema is None or approved == _hash_schema(schema))):

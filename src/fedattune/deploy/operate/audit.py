@@ -56,10 +56,6 @@ class AuditLog:
     the number of lines and the last hash, so lines cut off or added at the end show, too. That file names the next line
     before the line is written: after a crash, the node takes over no other line. Somebody who may write to both files
     can still make a new log that looks right: only a copy of the last hash on another machine shows that.
-
-    Args:
-        folder: the folder of the node's state.
-
     """
 
     def __init__(self, folder: Path) -> None:
@@ -202,12 +198,6 @@ def describe_message(
     """Describe a message for the log, without the values of its tensors. No message makes it fail.
 
     Texts and lists in the server's message are cut, so that the server cannot fill the node's disk by them.
-
-    Args:
-        direction: `in` for a message of the server, `out` for a reply.
-        message: the message.
-        request: head of the server's message.
-
     """
     head = message.head
     parts = head.get("parts")

@@ -71,12 +71,7 @@ def hash_text(*parts: bytes) -> str:
 
 
 def load_node_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    """Load a node's private key, which `certificates.sh` made.
-
-    Raises:
-        ConfigError: the file is missing, or holds no such key.
-
-    """
+    """Load a node's private key, which `certificates.sh` made."""
     advice = "write the node's private key as `key` into its nodes/N.toml, such as keys/node-0"
     try:
         key = load_ssh_private_key(file.read_bytes(), password=None)
@@ -98,9 +93,6 @@ def make_id(key: ec.EllipticCurvePublicKey) -> str:
 
 def read_roster(file: Path) -> dict[str, Member]:
     """Read the public keys of all nodes: one line of OpenSSH's format for each, with the node's name behind the key.
-
-    Args:
-        file: the roster, which the nodes' operators agree on, and which the server does not write.
 
     Returns:
         Id -> node.

@@ -59,12 +59,7 @@ def check_methods(algorithms: Mapping[str, Algorithm], n_nodes: int) -> None:
 
 
 def check_settings(settings: Settings) -> None:
-    """Check that no setting of a run needs single uploads at the server.
-
-    Raises:
-        ConfigError: one does.
-
-    """
+    """Check that no setting of a run needs single uploads at the server."""
     if settings.privacy.client is not None and settings.privacy.client.where == "central":
         raise ConfigError(
             "secure-aggregation: dp-client-where central clips and noises single uploads at the server, which sees "

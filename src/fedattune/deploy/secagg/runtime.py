@@ -64,12 +64,7 @@ PURPOSES.update(
 
 
 def read_rules(policy: NodePolicy) -> SumRules:
-    """Read the files that the node's own configuration names.
-
-    Raises:
-        ConfigError: a file is missing or damaged, or not named.
-
-    """
+    """Read the files that the node's own configuration names."""
     if policy.key is None or policy.roster is None:
         raise ConfigError(
             "secure aggregation needs `key` (the node's private key) and `roster` (the public keys of all nodes) in "

@@ -273,11 +273,6 @@ class NodeSession:
     ) -> "tuple[NodeSession, Advert]":
         """Round 0: make the ephemeral keys, and sign them.
 
-        Args:
-            session: what the server says that all nodes agree on; the signature binds it.
-            contributes: for each block, whether numbers of the node's clients are in it.
-            rules: the node's own rules.
-
         Raises:
             UnknownKeyError: the node's own key is not in its roster.
 

@@ -132,14 +132,7 @@ class RunMonitor:
             self._faults.update((i, "dropped") for i in nodes)
 
     def record_progress(self, progress: Progress, absent: int, *, is_empty: bool = False) -> None:
-        """Take over a finished round.
-
-        Args:
-            progress: the position of the run.
-            absent: clients of the round's cohort without part in it.
-            is_empty: whether no client at all had part in it; then it is no progress.
-
-        """
+        """Take over a finished round."""
         with self._lock:
             assert self._current
             run, now = self._runs[self._current], time.monotonic()

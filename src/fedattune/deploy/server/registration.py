@@ -104,12 +104,7 @@ def sort_clients(hellos: Sequence[Hello]) -> list[HelloClient]:
 
 
 def choose_schema(hellos: Sequence[Hello], deployment: DeploymentOptions) -> Schema:
-    """Take the server's schema, or the first node's where the server has none.
-
-    Raises:
-        DataError: the target is a number, and the server has no schema.
-
-    """
+    """Take the server's schema, or the first node's where the server has none."""
     schema = deployment.data_schema or Schema.from_json(hellos[0].data_schema)
     if not schema.classes and deployment.data_schema is None:
         raise DataError(
@@ -290,11 +285,6 @@ class NodeRegistry:
         """Wait for the nodes of a new federation, and ask them for their clients.
 
         A node that does not fit is left out if enough others fit. The log and `notes` say why.
-
-        Args:
-            grid: the connection to the nodes.
-            deployment: the options of the server.
-            seed: seed that draws the evaluated clients.
 
         Raises:
             RunError: too few nodes came in time, or too few of them fit. The message has the problems of all nodes.
