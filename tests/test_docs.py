@@ -1,5 +1,6 @@
 """Compare the documents with the code: options and defaults, commands, examples."""
 
+import argparse
 import re
 import runpy
 import shlex
@@ -14,7 +15,7 @@ from docs.make import methods, visibility
 
 from fedattune.algorithms import ALGORITHMS
 from fedattune.cli import options as view_options
-from fedattune.cli.parser import COMMANDS, list_flags, make_parser, parse_arguments
+from fedattune.cli.parser import make_parser, parse_arguments
 from fedattune.core.options import StrictSchema, build, list_options
 from fedattune.core.own_code import get_short_name, is_reference, list_references
 from fedattune.data import PARTITIONS, SOURCES, Schema, load_table
@@ -209,29 +210,18 @@ def test_yaml_is_a_configuration(page: Path, tmp_path: Path) -> None:
         assert load_experiment(file, known).given == set(yaml.safe_load(block))
 
 
-def list_commands() -> list[list[str]]:
-    """Return every command as it is typed, with its required arguments."""
-    needs = {
-        "data": ["show"],
-        "node": ["audit"],
-        "report": ["R"],
-        "plot": ["R"],
-        "explain": ["R"],
-        "watch": ["R"],
-        "export": ["R"],
-        "table": ["R"],
-        "new": ["model", "mine"],
-        "completion": ["bash"],
-    }
-    return [[name, *needs.get(name, ["M"] if name == "predict" else [])] for name in COMMANDS]
+def list_options_of_commands(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the options of all commands below a parser."""
+    flags = set()
+    for action in parser._actions:
+        flags |= set(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            flags |= {flag for child in action.choices.values() for flag in list_options_of_commands(child)}
+    return flags
 
 
 def test_every_command_line_option_that_the_pages_name_exists() -> None:
-    known = {
-        flag
-        for words in [*list_commands(), *(["node", one, "nodes/0.toml"] for one in ("check", "approve"))]
-        for flag in list_flags(make_parser(words[0]), parse_arguments(words)[0])
-    }
+    known = list_options_of_commands(make_parser(None, is_full=True))
     known |= {
         "--run-config",  # of Flower
         "--attach",  # of a deployment's run.sh

@@ -8,7 +8,7 @@ from fedattune.cli.parser import COMMANDS, make_parser
 INTRO = """# Commands
 
 This page is made from the program's own options; `fedattune COMMAND --help` prints the same text. `compare`, `run` and
-`deploy` print their common options by `--help`, and all of them by `--help-all`. `--set` takes the
+`deploy write` print their common options by `--help`, and all of them by `--help-all`. `--set` takes the
 options of [methods](algorithms/index.md) and of [data sets, partitions and models](data.md); `fedattune list` prints
 all of them.
 

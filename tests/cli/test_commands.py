@@ -49,9 +49,9 @@ def test_help_and_version(cli: Cli) -> None:
     assert re.fullmatch(r"fedattune \d+\.\d+\.\d+\S*\n", cli("--version").out)
 
 
-@pytest.mark.parametrize("command", ["compare", "run", "deploy"])
+@pytest.mark.parametrize("command", ["compare", "run", "deploy write"])
 def test_help_shows_at_most_25_common_options(cli: Cli, command: str) -> None:
-    done = cli(command, "--help")
+    done = cli(*command.split(), "--help")
     assert done.code == 0
     assert re.search(r"--help-all shows all\s+\d\d\.\s*$", done.out)
     assert len(re.findall(r"^  -", done.out, re.MULTILINE)) <= 25 + len(("--help", "--help-all"))

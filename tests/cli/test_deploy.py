@@ -45,7 +45,7 @@ def test_a_trial_runs_as_written(cli: Cli, work: Path, monkeypatch: pytest.Monke
     """The configuration and the nodes' files give the numbers of `compare` with the same options."""
     options = ("--data", "digits", "--clients", 4, "--partition", "dirichlet", "--model", "dnn", "--lr", 0.1)
     options += ("--algorithms", "local,fedrep", "--set", "fedrep.momentum=0.5", "--epochs", 1, "--rounds", 2)
-    done = cli("deploy", *options, "--nodes", 2, "--out", "d")
+    done = cli("deploy", "write", *options, "--nodes", 2, "--out", "d")
     assert done.code == 0, done.err
     assert "d is ready for 2 nodes" in done.out
     nodes = [{**node, "state": f"state/{i}"} for i, node in tables(work / "d").items()]
@@ -71,7 +71,9 @@ def test_real_nodes_with_tables_of_their_own(cli: Cli, work: Path, monkeypatch: 
     schema = Schema.read(work / "schema.yaml")
     assert (schema.numbers, schema.flagged) == (("age", "lactate"), ("lactate",))
     assert schema.categories == {"sex": ("f", "m")}
-    done = cli("deploy", "--schema-file", "schema.yaml", "--algorithms", "fedavg,local", "--out", "d")
+    done = cli(
+        "deploy", "write", "--schema-file", "schema.yaml", "--algorithms", "fedavg,local", "--out", "d"
+    )
     assert done.code == 0, done.err
     assert "Write into d/nodes where each node has its data" in done.out
     assert tables(work / "d")["0"]["data"].startswith("CHANGE ME")
@@ -111,7 +113,7 @@ def test_real_nodes_with_tables_of_their_own(cli: Cli, work: Path, monkeypatch: 
 def test_what_cannot_be_is_one_line_and_leaves_nothing(
     cli: Cli, work: Path, options: tuple[Any, ...], message: str
 ) -> None:
-    done = cli("deploy", *options, "--out", "d")
+    done = cli("deploy", "write", *options, "--out", "d")
     assert done.code == 2
     assert message in done.err
     assert done.err.count("\n") == 1
@@ -120,13 +122,13 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(
 
 def test_without_flower_there_is_one_sentence(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedattune.deploy.find_spec", lambda _: None)
-    done = cli("deploy", "--out", "d")
+    done = cli("deploy", "write", "--out", "d")
     assert (done.code, "pip install '.[flower]'" in done.err) == (2, True)
 
 
 def test_secure_aggregation_runs_as_written(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("--data", "digits", "--clients", 6, "--model", "mlr", "--algorithms", "fedavg", "--rounds", 2)
-    done = cli("deploy", *options, "--nodes", 3, "--secure-aggregation", "--out", "d")
+    done = cli("deploy", "write", *options, "--nodes", 3, "--secure-aggregation", "--out", "d")
     assert done.code == 0, done.err
     subprocess.run(["./certificates.sh"], cwd=work / "d", check=True, capture_output=True)
     assert len((work / "d/nodes/roster.pub").read_text().splitlines()) == 3

@@ -1,4 +1,4 @@
-"""Actions of `fedattune deploy` on a written folder."""
+"""Commands of `fedattune deploy` on a written folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ Cli = Callable[..., Done]
 def kit(cli: Cli, work: Path) -> Path:
     (work / "schema.yaml").write_text("classes: [a, b]\ninput_shape: [3]\n")
     words = [f"--{key.replace('_', '-')}={value}" for key, value in ports(2).items()]
-    done = cli("deploy", "--schema-file", "schema.yaml", "--nodes", 2, "--out", "d", *words)
+    done = cli("deploy", "write", "--schema-file", "schema.yaml", "--nodes", 2, "--out", "d", *words)
     assert done.code == 0, done.err
     return work / "d"
 
@@ -46,12 +46,12 @@ def test_pause_abort_and_resume_write_and_take_back_a_request(cli: Cli, kit: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("chek", "d"), "unknown action 'chek'; did you mean 'check'"),
-        (("check",), "give a folder: fedattune deploy check FOLDER"),
+        (("chek", "d"), "unknown command 'chek'; did you mean 'check'"),
+        (("check",), "give FOLDER; see fedattune deploy check --help"),
         (("check", "none"), "none is no folder"),
         (("check", "."), "holds no deployment"),
         (("pause", "d"), "holds no run of a federation"),
-        (("check", "d", "--rounds", 3), "unknown option --rounds of deploy check"),
+        (("check", "d", "--rounds", 3), "unknown option --rounds; see fedattune deploy check --help"),
         (("nodes", "d"), "d/certificates/ca.crt: No such file or directory; run ./certificates.sh first"),
     ],
 )

@@ -283,7 +283,7 @@ def test_no_command_runs_code_because_a_file_names_it(key: str, cli: Cli, mark: 
     Path("e.yaml").write_text(f"data: digits\nclients: 5\nrounds: 2\n{key}\n")
     name = "mark:make" if "mark:make" in key else f"{mark}:make"
     said = f"e.yaml names code of somebody's own, {name}, which is not run because a file names it; "
-    for words in ("run", "compare", "data show", "deploy"):
+    for words in ("run", "compare", "data show", "deploy write"):
         refused(
             cli(*words.split(), "--config", "e.yaml"),
             f"{said}if it is yours, or you have read it, say so by --allow",

@@ -46,7 +46,7 @@ IMPORTS = (
 
 
 class Trial(Deployment):
-    """What `fedattune deploy` writes for a trial on this machine, its nodes ready to work."""
+    """What `fedattune deploy write` writes for a trial on this machine, its nodes ready to work."""
 
     def __init__(
         self, folder: Path, nodes: int, *, faults: Sequence[str] = (), seconds: float = 0, **options: Any
@@ -54,7 +54,7 @@ class Trial(Deployment):
         self.options = {"model": "dnn", "set": "dnn.hidden=6", **DATA, **RUN, **options}
         words = {"nodes": nodes, "out": folder, "poll": 0.05, **ports(nodes), **self.options}
         flags = [f"--{k.replace('_', '-')}{'' if v is True else f'={v}'}" for k, v in words.items()]
-        assert main(["deploy", *flags]) == 0
+        assert main(["deploy", "write", *flags]) == 0
         if faults:
             self._let_fail(folder, faults)
         more = {"FEDATTUNE_IMPORTS": ",".join(IMPORTS), "FAULTY_SECONDS": str(seconds)}

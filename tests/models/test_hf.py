@@ -292,7 +292,21 @@ def test_a_deployment_carries_the_tokens_in_its_schema(
         "score",
     ]
     assert (
-        main(["deploy", *words, *options, "--model", "hf", "--algorithms", "fedavg", "--out", str(kit)]) == 0
+        main(
+            [
+                "deploy",
+                "write",
+                *words,
+                *options,
+                "--model",
+                "hf",
+                "--algorithms",
+                "fedavg",
+                "--out",
+                str(kit),
+            ]
+        )
+        == 0
     )
     config = tomllib.loads((kit / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert config["set"] == f"hf.id={networks['bert']}"

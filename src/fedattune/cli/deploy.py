@@ -1,11 +1,13 @@
-"""`fedattune deploy`: write the folder of a deployment, with a Flower app, scripts, and the data of a trial."""
+"""`fedattune deploy`: write the folder of a deployment, check it, list its nodes, pause, resume or abort its run."""
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.output.tables import make_console
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, RunError
 from ..deploy import require_flower
 from ..deploy.config import (
     NODE_OPTIONS,
@@ -21,6 +23,7 @@ from ..deploy.config import (
 from ..experiments.config import Experiment
 from ..experiments.output import check_run_folder
 from ..experiments.validate import TABLE_SOURCE
+from .doctor import print_findings
 from .options import read_experiment, validate_options
 
 if TYPE_CHECKING:
@@ -29,24 +32,13 @@ if TYPE_CHECKING:
 DATA_PLACEHOLDER = "CHANGE ME: a table, or a folder with one file per client"
 
 
-def deploy(space: Namespace, problems: list[str]) -> int:
-    """Write the folder, after all checks that need no node; or act on a written one.
-
-    Args:
-        space: the options of the command line.
-        problems: problems with the command line so far.
-
-    Returns:
-        The exit code: 1 if a check of a written folder found something broken.
+def write(space: Namespace, problems: list[str]) -> int:
+    """Write the folder of a deployment, after all checks that need no node.
 
     Raises:
         ConfigError, DataError, RunError: an option is impossible, or the folder is not empty.
 
     """
-    if space.action:
-        from .deploy_actions import act
-
-        return act(space, problems)
     server = validate_options(DeploymentOptions, space, problems)
     kit = validate_options(KitOptions, space, problems)
     experiment, _, overrides = read_experiment(space, problems)
@@ -66,7 +58,7 @@ def deploy(space: Namespace, problems: list[str]) -> int:
     config = make_run_config(experiment, server, data_schema)
     require_flower()
     _check_models(DeploymentPlan(config), data_schema)
-    _write(kit, config, server.nodes, federation)
+    _write_folder(kit, config, server.nodes, federation)
     return 0
 
 
@@ -121,7 +113,9 @@ def _check_models(plan: DeploymentPlan, schema: "Schema") -> None:
         algorithm.personal.names(build_initial_model(algorithm, card))
 
 
-def _write(kit: KitOptions, config: Mapping[str, Scalar], n: int, federation: "Federation | None") -> None:
+def _write_folder(
+    kit: KitOptions, config: Mapping[str, Scalar], n: int, federation: "Federation | None"
+) -> None:
     """Write the folder for n nodes; in a trial, with the files of each node's clients."""
     from ..data import deal_clients, export_clients
     from ..deploy.operate.kit import write_kit
@@ -148,3 +142,81 @@ def _write(kit: KitOptions, config: Mapping[str, Scalar], n: int, federation: "F
         console.print(f"The nodes' operators collect all public keys in {kit.out / ROSTER} among themselves.")
     if not is_trial:
         console.print(f"Write into {kit.out / 'nodes'} where each node has its data.")
+
+
+def _find_folder(space: Namespace, problems: Sequence[str]) -> Path:
+    """Return the folder of the command line."""
+    folder: Path = space.folder
+    missing = (
+        []
+        if folder.is_dir()
+        else [f"{folder} is no folder; give the folder that fedattune deploy write wrote"]
+    )
+    if errors := [*problems, *missing]:
+        raise ConfigError("; ".join(errors))
+    require_flower()
+    return folder
+
+
+def check(space: Namespace, problems: Sequence[str]) -> int:
+    """Check a written folder, and print what was found.
+
+    Returns:
+        The exit code: 1 if something is broken.
+
+    Raises:
+        ConfigError: there is no such folder, or it holds no deployment.
+
+    """
+    from ..deploy.operate.check import check_kit
+
+    n_broken = len(print_findings(check_kit(_find_folder(space, problems))))
+    print(
+        f"{n_broken} broken; the lines with -> say what to do."
+        if n_broken
+        else "The deployment is ready as far as this machine can tell."
+    )
+    return 1 if n_broken else 0
+
+
+def print_nodes(space: Namespace, problems: Sequence[str]) -> int:
+    """Print the registered nodes.
+
+    Raises:
+        ConfigError, RunError: there is no such folder, no node is registered, or the SuperLink is down.
+
+    """
+    from ..deploy.operate.kit import list_nodes
+
+    nodes = list_nodes(_find_folder(space, problems))
+    if not nodes:
+        raise RunError("no node is registered; run ./register.sh")
+    for node in nodes:
+        print(f"{node.id:<20}  {node.name or '-':<20}  {node.status:<10}  since {_format_time(node.since)}")
+    return 0
+
+
+def _format_time(time: datetime | None) -> str:
+    return "unknown" if time is None else f"{time:%Y-%m-%d %H:%M:%S %Z}".strip()
+
+
+def request(space: Namespace, problems: Sequence[str]) -> int:
+    """Ask the run of a written folder to pause or to abort, or take the request back, as `space.action` says.
+
+    Raises:
+        ConfigError, RunError: there is no such folder, or it holds no run.
+
+    """
+    from ..deploy.operate.kit import find_run_folder
+    from ..deploy.server.control import write_request
+
+    folder = find_run_folder(_find_folder(space, problems))
+    write_request(folder, None if space.action == "resume" else space.action)
+    print(
+        {
+            "pause": f"The run in {folder} ends after its current round, with everything saved; ./run.sh continues it.",
+            "abort": f"The run in {folder} ends after its current round, and compares the methods that finished.",
+            "resume": f"The run in {folder} has no request to stop; if it has ended, ./run.sh continues it.",
+        }[space.action]
+    )
+    return 0

@@ -75,7 +75,10 @@ def allow_all_letters() -> None:
 def run_command(argv: list[str] | None, space: Namespace) -> int:
     """Parse the command line into `space`, and call the function of the command."""
     _, problems = parse_arguments(argv, space)
-    module, _, function = COMMANDS[space.command].function.partition(":")
+    command = COMMANDS[space.command]
+    if command.commands:
+        command = command.commands[space.action]
+    module, _, function = command.function.partition(":")
     return int(getattr(import_module(f".{module}", __package__), function or module)(space, problems))
 
 

@@ -1,4 +1,4 @@
-"""The command `node`: check a node, approve what it tells, and show what came and what left."""
+"""The commands `node check`, `approve` and `audit`: check a node, approve what it tells, and show its messages."""
 
 import json
 import sys
@@ -18,21 +18,16 @@ CELL_CHARS, SENTENCE_CHARS = 40, 1000
 """Length of a cell, and of a cell with a sentence."""
 
 
-def run_action(space: Namespace, problems: Sequence[str]) -> int:
-    """Run the action that the arguments name.
+def check(space: Namespace, problems: Sequence[str]) -> int:
+    """Check a node, and print what was found.
 
     Returns:
-        The exit code: 1 if a check finds a problem, or if the log was changed.
+        The exit code: 1 if something is broken.
 
     Raises:
         ConfigError: the options or the node's configuration cannot be.
-        RunError: there is no log, or nothing to approve.
 
     """
-    return {"check": _check, "approve": _approve, "audit": _audit}[space.action](space, problems)
-
-
-def _check(space: Namespace, problems: Sequence[str]) -> int:
     from ..deploy.operate.check import check_node
     from .doctor import print_findings
     from .main import FAILED
@@ -59,7 +54,17 @@ def _check(space: Namespace, problems: Sequence[str]) -> int:
     return FAILED if broken else 0
 
 
-def _approve(space: Namespace, problems: Sequence[str]) -> int:
+def approve(space: Namespace, problems: Sequence[str]) -> int:
+    """Approve what a node tells the server about its data, after the operator has read it.
+
+    Returns:
+        The exit code: 1 if the operator says no.
+
+    Raises:
+        ConfigError: the digest is missing or of another text.
+        RunError: there is nothing to approve.
+
+    """
     from ..deploy.node.files import find_state
     from ..deploy.node.policy import approve_shared, read_shared
 
@@ -85,7 +90,16 @@ def _approve(space: Namespace, problems: Sequence[str]) -> int:
     return 0
 
 
-def _audit(space: Namespace, problems: Sequence[str]) -> int:
+def audit(space: Namespace, problems: Sequence[str]) -> int:
+    """Verify and print the log of a node's messages.
+
+    Returns:
+        The exit code: 1 if the log was changed.
+
+    Raises:
+        ConfigError, RunError: the options cannot be, or there is no log.
+
+    """
     options = parse_options(NodeAuditOptions, space, problems)
     require_flower()
     from ..deploy.node.files import find_state

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
 from .._version import __version__
@@ -31,7 +32,6 @@ METAVARS = {"algorithms": "A,B,C", "allow_code": "CODE", "cells": "FILTER", "set
 LIST_KINDS = ("algorithms", "data", "models", "partitions")
 TEMPLATES = ("algorithm", "model", "data")
 SHELLS = ("bash", "zsh", "fish", "tcsh")
-DEPLOY_ACTIONS = ("check", "nodes", "pause", "resume", "abort")
 KIND_ALIASES = {"methods": "algorithms"}
 """Other words for a kind of `list`: messages and pages call algorithms methods."""
 DEFAULT_ALGORITHMS = {"run": "fedmcsa", "deploy": "local,fedmcsa"}
@@ -80,7 +80,17 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing and leaving."""
-        raise ConfigError(message)
+        _, is_missing, names = message.partition("arguments are required: ")
+        if is_missing:
+            raise ConfigError(f"give {names.upper()}; see {self.prog} --help")
+        raise ConfigError(
+            message.removeprefix("argument ").replace("expected one argument", "expected a value")
+        )
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            kind = "command" if isinstance(action, argparse._SubParsersAction) else action.dest
+            raise ConfigError(f"unknown {kind} {value!r}; {did_you_mean(value, action.choices)}")
 
 
 class _HelpAll(argparse.Action):
@@ -117,13 +127,15 @@ class Command(NamedTuple):
             problems with them, and returns the exit code.
         options: a schema whose fields are the options, or groups of options.
         arguments: the arguments by position, as keywords of `add_argument`.
+        commands: the commands below this one, which then only groups them.
 
     """
 
     help: str
-    function: str
-    options: str | tuple[Options, ...]
+    function: str = ""
+    options: str | tuple[Options, ...] = ()
     arguments: tuple[Mapping[str, Any], ...] = ()
+    commands: Mapping[str, "Command"] = MappingProxyType({})
 
 
 EXPERIMENT, SETTINGS = "experiments.config:Experiment", "core.settings:Settings"
@@ -161,12 +173,16 @@ def _make_argument(name: str, help_: str, **more: Any) -> dict[str, Any]:
 RUN = _make_argument("run", "folder that run or compare wrote, or one of its runs", type=Path)
 RUNS = {**RUN, "dest": "runs", "nargs": "+"}
 ANY_RUNS = {**RUNS, "nargs": "*"}
-KIND = _make_argument("kind", "list only these (default: all)", nargs="?") | {
-    "metavar": "{" + ",".join(LIST_KINDS) + "}"
+KIND = {
+    "dest": "kind",
+    "help": "list only these (default: all)",
+    "nargs": "?",
+    "choices": LIST_KINDS,
+    "type": lambda word: KIND_ALIASES.get(word, word),
 }
 NAME = _make_argument("name", "a study, or your own YAML file", nargs="?")
 MODEL = _make_argument("model", "a file that fedattune export wrote", type=Path)
-TEMPLATE = _make_argument("template", "kind of the file") | {"metavar": "{" + ",".join(TEMPLATES) + "}"}
+TEMPLATE = {"dest": "template", "help": "kind of the file", "choices": TEMPLATES}
 NEW_NAME = _make_argument("name", "its name; the file is NAME.py in the current folder")
 NODE_FILE = _make_argument("node", "the node's configuration, nodes/N.toml", type=Path)
 NODE = {
@@ -174,13 +190,11 @@ NODE = {
     "nargs": "?",
     "help": "a node's configuration, nodes/N.toml, or the folder of its state (default: FEDATTUNE_STATE, else state)",
 }
-DEPLOY_ACTION = _make_argument(
-    "action",
-    "check a written folder, list its nodes, or pause, resume or abort its run (default: write one)",
-    nargs="?",
-) | {"metavar": "{" + ",".join(DEPLOY_ACTIONS) + "}"}
-DEPLOY_FOLDER = _make_argument("folder", "the written folder, or a run folder", nargs="?", type=Path)
-SHELL = _make_argument("shell", "your shell") | {"metavar": "{" + ",".join(SHELLS) + "}"}
+DEPLOY_FOLDER = _make_argument("folder", "the folder that deploy write wrote", type=Path)
+RUNNING_FOLDER = {**DEPLOY_FOLDER, "help": "the folder that deploy write wrote, or its run folder"}
+SHELL = {"dest": "shell", "help": "your shell", "choices": SHELLS}
+
+REQUEST: tuple[Any, ...] = ("deploy:request", (), (RUNNING_FOLDER,))
 
 COMMANDS = {
     "compare": Command(
@@ -195,12 +209,26 @@ COMMANDS = {
         "ListOptions",
         (KIND,),
     ),
-    "data": Command("show how data is distributed over clients", "data:show_data", SHOW),
+    "data": Command(
+        "look at data before training",
+        commands={
+            "show": Command(
+                "show label counts per client and measures of heterogeneity", "data:show_data", SHOW
+            ),
+        },
+    ),
     "deploy": Command(
-        "write a folder that trains over a real network with Flower, TLS and keys",
-        "deploy",
-        DEPLOYMENT,
-        (DEPLOY_ACTION, DEPLOY_FOLDER),
+        "train over a real network with Flower, TLS and keys",
+        commands={
+            "write": Command("write the folder of a deployment", "deploy:write", DEPLOYMENT),
+            "check": Command("check a written folder", "deploy:check", (), (DEPLOY_FOLDER,)),
+            "nodes": Command("list the registered nodes", "deploy:print_nodes", (), (DEPLOY_FOLDER,)),
+            "pause": Command("end the run after its current round, to be continued", *REQUEST),
+            "resume": Command("take back a request to pause or abort", *REQUEST),
+            "abort": Command(
+                "end the run after its current round, and compare the finished methods", *REQUEST
+            ),
+        },
     ),
     "reproduce": Command("reproduce a paper's table or figure, or list them", "reproduce", STUDY, (NAME,)),
     "report": Command(
@@ -242,20 +270,20 @@ COMMANDS = {
         "privacy:plan_privacy",
         "PrivacyOptions",
     ),
-    "node": Command("check a node of a deployment, and see what left it", "node:run_action", ()),
+    "node": Command(
+        "check a node of a deployment, and see what left it",
+        commands={
+            "check": Command("check that a node is ready", "node:check", "NodeCheckOptions", (NODE_FILE,)),
+            "approve": Command(
+                "approve what a node tells about its data", "node:approve", "NodeApproveOptions", (NODE,)
+            ),
+            "audit": Command(
+                "show what came to a node and what left it", "node:audit", "NodeAuditOptions", (NODE,)
+            ),
+        },
+    ),
     "doctor": Command("check the installation, and say what to do", "doctor", "DoctorOptions"),
 }
-ACTIONS = {
-    "data": {
-        "show": COMMANDS["data"]._replace(help="show label counts per client and measures of heterogeneity")
-    },
-    "node": {
-        "check": Command("check that a node is ready", "node", "NodeCheckOptions", (NODE_FILE,)),
-        "approve": Command("approve what a node tells about its data", "node", "NodeApproveOptions", (NODE,)),
-        "audit": Command("show what came to a node and what left it", "node", "NodeAuditOptions", (NODE,)),
-    },
-}
-"""Command -> its actions. The function of the command handles them all; `action` of the arguments names one."""
 
 
 def make_parser(selected_command: str | None, *, is_full: bool = False) -> ArgumentParser:
@@ -275,19 +303,17 @@ def make_parser(selected_command: str | None, *, is_full: bool = False) -> Argum
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
         subparser = _add_command(subparsers, name, command.help)
-        if name != selected_command and not is_full:
-            continue
-        if name in ACTIONS:
-            actions = subparser.add_subparsers(dest="action", metavar="ACTION")
-            for action, own in ACTIONS[name].items():
-                _fill_command(_add_command(actions, action, own.help), own, None)
-        else:
+        if name == selected_command or is_full:
             _fill_command(subparser, command, DEFAULT_ALGORITHMS.get(name))
     return parser
 
 
 def _fill_command(parser: ArgumentParser, command: Command, algorithms: str | None) -> None:
     """Add the arguments and options of a command; `algorithms` is its own default of --algorithms."""
+    if command.commands:
+        subparsers = parser.add_subparsers(dest="action", metavar="ACTION")
+        for name, child in command.commands.items():
+            _fill_command(_add_command(subparsers, name, child.help), child, algorithms)
     for argument in command.arguments:
         parser.add_argument(**argument)
     groups: dict[str, Any] = {"options": parser}
@@ -398,54 +424,27 @@ def parse_arguments(
     words = sys.argv[1:] if argv is None else argv
     command = next((word for word in words if not word.startswith("-")), None)
     parser = make_parser(command)
-    try:
-        space, rest = parser.parse_known_args(words, into or argparse.Namespace())
-    except ConfigError as error:
-        raise ConfigError(_rephrase(str(error), command)) from error
+    space, rest = parser.parse_known_args(words, into or argparse.Namespace())
     if space.command is None:
         raise ConfigError(
             f"give a command: {', '.join(list(COMMANDS)[:-1])} or {list(COMMANDS)[-1]}; see fedattune --help"
         )
-    if space.command in ACTIONS and space.action is None:
-        typed = " or ".join(f"fedattune {space.command} {action}" for action in ACTIONS[space.command])
-        raise ConfigError(f"give an action: {typed}; see fedattune {space.command} --help")
-    if space.command == "list" and space.kind is not None:
-        space.kind = KIND_ALIASES.get(space.kind, space.kind)
-    if space.command == "deploy" and space.action in words:
-        before = words[words.index(space.action) - 1]
-        if before.startswith("-") and before in rest:  # the action is the value of an unknown option
-            space.action = space.folder = None
-    for command, name, choices in (
-        ("list", "kind", LIST_KINDS),
-        ("new", "template", TEMPLATES),
-        ("completion", "shell", SHELLS),
-        ("deploy", "action", DEPLOY_ACTIONS),
-    ):
-        if space.command == command and (word := getattr(space, name)) is not None and word not in choices:
-            raise ConfigError(f"unknown {name} {word!r}; {did_you_mean(word, choices)}")
+    command = space.command
+    if (actions := COMMANDS[command].commands) and space.action is None:
+        *others, last = actions
+        ways = f"{', '.join(others)}{' or ' * bool(others)}{last}"
+        raise ConfigError(f"give an action: fedattune {command} {ways}; see fedattune {command} --help")
     flags = list_flags(parser, space)
+    typed = f"fedattune {command}" + (f" {space.action}" if actions else "")
     problems = []
     for i, argument in enumerate(rest):
         name = argument.partition("=")[0]
         if argument.startswith("-"):
             hint = suggest_name(name, flags)
-            problems.append(
-                f"unknown option {name}"
-                + (f", {hint}" if hint else f"; see fedattune {space.command} --help")
-            )
+            problems.append(f"unknown option {name}" + (f", {hint}" if hint else f"; see {typed} --help"))
         elif i == 0 or not rest[i - 1].startswith("-"):
             problems.append(f"unexpected argument {argument!r}; options start with --")
     return space, problems
-
-
-def _rephrase(message: str, command: str | None) -> str:
-    """Rephrase a message of argparse about a command."""
-    if "invalid choice: " in message:
-        is_action = message.startswith("argument ACTION") and command is not None
-        commands = list(ACTIONS[command]) if is_action and command else list(COMMANDS)
-        name = message.partition("invalid choice: ")[2].partition(" (")[0].strip("'")
-        return f"unknown command {name!r}; {did_you_mean(name, commands)}"
-    return message.removeprefix("argument ").replace("expected one argument", "expected a value")
 
 
 def list_flags(parser: argparse.ArgumentParser, space: argparse.Namespace) -> list[str]:

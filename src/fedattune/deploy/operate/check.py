@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 TRIAL_DATA = re.compile(r"data/node-\d+")
-"""Folder of a node's data that `fedattune deploy` wrote for a trial."""
+"""Folder of a node's data that `fedattune deploy write` wrote for a trial."""
 
 RENEW_DAYS = 30
 """Days before its end from which a certificate should be renewed."""
@@ -68,7 +68,7 @@ TLS_ADVICE = {
 
 
 def check_kit(folder: Path) -> list[Finding]:
-    """Check the folder that `fedattune deploy` wrote.
+    """Check the folder that `fedattune deploy write` wrote.
 
     Args:
         folder: the folder.

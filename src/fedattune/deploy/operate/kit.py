@@ -187,7 +187,7 @@ def read_app(folder: Path) -> dict[str, Any]:
     file = folder / APP_FILE
     if not file.is_file():
         raise RunError(
-            f"{folder} holds no deployment: no {file}; give the folder that fedattune deploy wrote"
+            f"{folder} holds no deployment: no {file}; give the folder that fedattune deploy write wrote"
         )
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -248,7 +248,7 @@ def read_port(folder: Path) -> int:
     file = folder / "common.sh"
     if not file.is_file():
         raise RunError(
-            f"{folder} holds no deployment: no {file}; give the folder that fedattune deploy wrote"
+            f"{folder} holds no deployment: no {file}; give the folder that fedattune deploy write wrote"
         )
     found = re.search(r"FEDATTUNE_PORT:=(\d+)", file.read_text(encoding="utf-8"))
     text = os.environ.get("FEDATTUNE_PORT") or (found[1] if found else "")
