@@ -66,7 +66,8 @@ def deployed(data: Federation, folder: Path, settings: dict[str, Any]) -> list[f
 def simulated(data: Federation, settings: dict[str, Any]) -> list[float]:
     """Time the rounds of the same run in the engine."""
     moments: list[float] = []
-    fedattune.fit(data, "fedavg", "mlr", watch=lambda _: moments.append(time.perf_counter()), **settings)
+    watch = fedattune.OnRound(lambda _: moments.append(time.perf_counter()))
+    fedattune.fit(data, "fedavg", "mlr", callbacks=[watch], **settings)
     return np.diff(moments)[1:-1].tolist()
 
 

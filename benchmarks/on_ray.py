@@ -89,7 +89,7 @@ def seconds(
         data,
         method,
         training.model,
-        watch=lambda _: moments.append(time.perf_counter()),
+        callbacks=[fedattune.OnRound(lambda _: moments.append(time.perf_counter()))],
         **{**training.settings, "rounds": rounds, "eval_every": rounds, **engine},
     )
     took = np.diff(moments)

@@ -56,7 +56,7 @@ def one(method: str, n: int, rounds: int) -> dict[str, object]:
             method,
             "mlr",
             out=Path(folder) / "run",
-            watch=lambda _: moments.append(time.perf_counter()),
+            callbacks=[fedattune.OnRound(lambda _: moments.append(time.perf_counter()))],
             rounds=rounds,
             cohort=min(COHORT, n),
             train="cohort",

@@ -200,7 +200,7 @@ def measure_slowdown(model: str, rounds: int = 30) -> float:
             rounds=2 * rounds,
             batch_size=64,
             eval_every=2 * rounds,
-            watch=lambda _, seconds=seconds: seconds.append(time.process_time()),
+            callbacks=[fedattune.OnRound(lambda _, seconds=seconds: seconds.append(time.process_time()))],
             **privacy,
         )
         times.append(seconds[-2] - seconds[rounds - 1])  # without what the first rounds record

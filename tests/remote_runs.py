@@ -18,6 +18,7 @@ from fedattune.core.options import build
 from fedattune.data.federated import select_samples
 from fedattune.models import make_model
 from fedattune.models.files import wrap_model
+from fedattune.runs.callbacks import OnRound
 from fedattune.runs.context import RunContext
 from fedattune.runs.folder import RunFolder
 from fedattune.training.backends.remote import Group, Outcome, RemoteBackend
@@ -83,7 +84,7 @@ def trained(
     config = {"algorithm": case.name, "data": federation.name, **mine.to_keywords()}
     folder = RunFolder.open(out, config, resume=out.exists()) if out else None
     loop = RoundLoop(algorithm, federation, module, mine, config, folder, make_backend)
-    return loop.run(lambda _: None, stop)
+    return loop.run([OnRound(lambda _: stop())])
 
 
 def same_numbers(

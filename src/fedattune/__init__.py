@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from .experiments.tune import TunedMethod, tune
     from .models.files import load_model
     from .models.predict import Predictions, predict
+    from .runs.callbacks import Callback, EarlyStop, MLflow, OnRound, WandB
     from .runs.result import ClientResult, Result
+    from .runs.tensorboard import TensorBoard
     from .server.robust import register_robust_rule
     from .training.fit import Progress, fit
     from .training.newcomers import personalize
@@ -55,7 +57,9 @@ _MODULE_OF = {
         "training.fit": ("Progress", "fit"),
         "training.newcomers": ("personalize",),
         "training.uploads.step": ("UploadStep",),
+        "runs.callbacks": ("Callback", "EarlyStop", "MLflow", "OnRound", "WandB"),
         "runs.result": ("ClientResult", "Result"),
+        "runs.tensorboard": ("TensorBoard",),
     }.items()
     for name in names
 }
@@ -78,15 +82,19 @@ def __dir__() -> list[str]:
 __all__ = [
     "Algorithm",
     "Broadcast",
+    "Callback",
     "ClientResult",
     "ClientUpdate",
     "Comparison",
     "ConfigError",
     "DataError",
+    "EarlyStop",
     "FedAttuneError",
     "Federation",
     "FineTune",
+    "MLflow",
     "ModelError",
+    "OnRound",
     "Params",
     "Participation",
     "Payload",
@@ -97,8 +105,10 @@ __all__ = [
     "Runs",
     "ServerUpdate",
     "Settings",
+    "TensorBoard",
     "TunedMethod",
     "UploadStep",
+    "WandB",
     "__version__",
     "algorithms",
     "compare",

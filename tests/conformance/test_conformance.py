@@ -222,7 +222,9 @@ def test_stopped_anywhere_it_goes_on_to_the_same_end(case: Case, ragged: Federat
     out = tmp_path / "run"
     # One run for all stops: what one of them loses is missing at the end.
     for stop_after in (1, 2, 3):
-        part = fit(ragged, case.name, out=out, resume=stop_after > 1, stop=lambda: True)
+        part = fit(
+            ragged, case.name, out=out, resume=stop_after > 1, callbacks=[fedattune.OnRound(lambda _: True)]
+        )
         assert not part.is_finished
         assert part.rounds == stop_after
     rest = fit(ragged, case.name, out=out, resume=True)

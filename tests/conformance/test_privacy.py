@@ -8,7 +8,7 @@ import torch
 from conformance.table import CASES, Case
 from conformance.test_conformance import distance, every_method, fit
 from conformance.test_participation import held, same, start
-from fedattune import Federation, Result
+from fedattune import Federation, OnRound, Result
 from fedattune.core.algorithm import find_needed_sums
 
 NOISE: dict[str, Any] = {"dp_client_noise": 0.05, "dp_client_clip": 0.5, "dp_delta": 0.01, "rounds": 2}
@@ -85,7 +85,11 @@ def test_resuming_repeats_noise_and_epsilon(case: Case, ragged: Federation, tmp_
     rounds: list[int] = []
     settings = {"engine": "vectorized", "options": options_of(case), "dp_client_where": "central", **NOISE}
     stopped = fit(
-        ragged, case.name, out=tmp_path, stop=lambda: True, watch=lambda p: rounds.append(p.round), **settings
+        ragged,
+        case.name,
+        out=tmp_path,
+        callbacks=[OnRound(lambda p: rounds.append(p.round) or True)],
+        **settings,
     )
     assert rounds == [1]
     assert stopped.reports["client_privacy"]["epsilon"] < whole.reports["client_privacy"]["epsilon"]

@@ -122,7 +122,12 @@ def resume(fit: Callable[..., Result], method: str) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         done: list[int] = []
         out = Path(folder) / "run"
-        fit("tensors", method, out=out, watch=lambda p: done.append(p.round), stop=lambda: len(done) == 2)
+        fit(
+            "tensors",
+            method,
+            out=out,
+            callbacks=[fedattune.OnRound(lambda p: done.append(p.round) or len(done) == 2)],
+        )
         result = fit("tensors", method, out=out, resume=True)
         return describe(result)  # type: ignore[return-value]  # before the folder goes
 

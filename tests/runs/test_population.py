@@ -45,7 +45,9 @@ def test_a_stopped_run_goes_on_wherever_its_rows_are(
 ):
     whole = fedattune.fit(ragged, name, client_state="memory", **RUN)
     out = tmp_path / "run"
-    assert not fedattune.fit(ragged, name, client_state=before, out=out, stop=lambda: True, **RUN).is_finished
+    assert not fedattune.fit(
+        ragged, name, client_state=before, out=out, callbacks=[fedattune.OnRound(lambda _: True)], **RUN
+    ).is_finished
     same(whole, fedattune.fit(ragged, name, client_state=after, out=out, resume=True, **RUN))
 
 
@@ -155,7 +157,13 @@ def test_that_clients_cannot_join_is_said_before_training(monkeypatch: pytest.Mo
     asked: list[Any] = []
     with pytest.raises(ConfigError, match=r"of the models of 9 clients.*leave held_out at 0"):
         fedattune.fit(
-            many(12), "fedmcsa", client_state="disk", held_out=3, watch=asked.append, dtype="float32", **RUN
+            many(12),
+            "fedmcsa",
+            client_state="disk",
+            held_out=3,
+            callbacks=[fedattune.OnRound(asked.append)],
+            dtype="float32",
+            **RUN,
         )
     assert not asked
     result = fedattune.fit(many(9), "fedmcsa", client_state="disk", dtype="float32", **RUN)

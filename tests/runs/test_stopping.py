@@ -75,7 +75,12 @@ def test_a_resumed_run_keeps_the_same_models(state: str, tmp_path: Path) -> None
     seen: list[int] = []
     out = {"out": tmp_path / "run", "client_state": state}
     fedattune.fit(
-        data, "fedmcsa", "dnn", watch=lambda p: seen.append(p.round), stop=lambda: seen[-1] == 7, **out, **RUN
+        data,
+        "fedmcsa",
+        "dnn",
+        callbacks=[fedattune.OnRound(lambda p: seen.append(p.round) or seen[-1] == 7)],
+        **out,
+        **RUN,
     )
     resumed = fedattune.fit(data, "fedmcsa", "dnn", resume=True, **out, **RUN)
     np.testing.assert_array_equal(resumed.judged_rounds, whole.judged_rounds)

@@ -158,7 +158,7 @@ def test_rounds_are_seen_before_a_checkpoint_and_computed_again_after_a_kill(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedattune.fit(ragged, "fedmcsa", out=out, watch=killed, **RUN)
+        fedattune.fit(ragged, "fedmcsa", out=out, callbacks=[fedattune.OnRound(killed)], **RUN)
     assert seen == [0, 1, 2, 3, 4, 5]
     assert [path.stem for path in (out / "checkpoints").iterdir()] == ["000001"]
     half = read_run(out)

@@ -9,9 +9,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import fedattune
-from fedattune import ConfigError, Federation, Result
+from fedattune import ConfigError, Federation, OnRound, Result, TensorBoard
 from fedattune.cli import main
-from fedattune.runs import tensorboard
+from fedattune.runs import callbacks
 from fedattune.runs.store import RoundMixing
 from fedattune.runs.tensorboard import mean_entropy, mean_own_weight
 
@@ -53,7 +53,7 @@ def agree(folder: Path, result: Result) -> EventAccumulator:
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "local"])
 def test_what_is_logged_is_what_the_result_has(name: str, ragged: Federation, tmp_path: Path) -> None:
-    result = fedattune.fit(ragged, name, tensorboard=tmp_path, **RUN)
+    result = fedattune.fit(ragged, name, callbacks=[TensorBoard(tmp_path)], **RUN)
     events = agree(tmp_path, result)
     final = [client.trained for client in result.clients]
     last = events.Histograms("clients/trained")[-1]
@@ -77,12 +77,10 @@ def test_a_resumed_run_has_every_round_once(before: bool, ragged: Federation, tm
         ragged,
         "fedmcsa",
         out=out,
-        tensorboard=out if before else None,
-        watch=lambda p: seen.append(p.round),
-        stop=lambda: seen[-1] == 5,
+        callbacks=[*[TensorBoard(out)] * before, OnRound(lambda p: seen.append(p.round) or seen[-1] == 5)],
         **RUN,
     )
-    result = fedattune.fit(ragged, "fedmcsa", out=out, resume=True, tensorboard=out, **RUN)
+    result = fedattune.fit(ragged, "fedmcsa", out=out, resume=True, callbacks=[TensorBoard()], **RUN)
     assert len(list(out.glob("events.out.tfevents.*"))) == 1 + before
     agree(out, result)
 
@@ -128,9 +126,9 @@ def test_without_it_installed_nothing_is_begun(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
     assert command("run", *SMALL, "--tensorboard", "-o", "out") == 2
     assert "pip install 'fedattune[tensorboard]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="TensorBoard is not installed"):
-        fedattune.fit(ragged, "fedavg", tensorboard=tmp_path / "events", **RUN)
+        TensorBoard(tmp_path / "events")

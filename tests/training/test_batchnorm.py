@@ -77,7 +77,7 @@ def test_the_global_model_is_evaluated_on_all_test_parts(ragged: Federation) -> 
 def test_a_stopped_run_goes_on_with_its_shared_statistics(ragged: Federation, tmp_path: Any) -> None:
     given = {"bn_buffers": "average", "rounds": 4, "cohort": 3}
     whole = fit(ragged, **given)
-    fit(ragged, out=tmp_path / "run", stop=lambda: True, **given)
+    fit(ragged, out=tmp_path / "run", callbacks=[fedattune.OnRound(lambda _: True)], **given)
     rest = fit(ragged, out=tmp_path / "run", resume=True, **given)
     assert all(torch.equal(v, rest.buffers[k]) for k, v in whole.buffers.items())
     assert whole.metrics == rest.metrics

@@ -54,7 +54,9 @@ def test_a_term_of_strength_zero_is_idle_and_a_note_says_so(ragged: Federation) 
 
 
 def test_stored_with_the_run_and_absent_before_its_end(ragged: Federation, tmp_path: Any) -> None:
-    part = fedattune.fit(ragged, "fedprox", "mlr", out=tmp_path, stop=lambda: True, **RUN)
+    part = fedattune.fit(
+        ragged, "fedprox", "mlr", out=tmp_path, callbacks=[fedattune.OnRound(lambda _: True)], **RUN
+    )
     assert not part.effects
     whole = fedattune.fit(ragged, "fedprox", "mlr", out=tmp_path, resume=True, **RUN)
     assert whole.effects == fedattune.fit(ragged, "fedprox", "mlr", **RUN).effects

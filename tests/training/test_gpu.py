@@ -78,7 +78,7 @@ def test_steps_are_one_launch(ragged: Federation, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "pfedla", "attune"])
 def test_a_stopped_run_goes_on(method: str, ragged: Federation, tmp_path: Path) -> None:
     whole = fit(ragged, method, device="cuda")
-    fit(ragged, method, device="cuda", out=tmp_path / "run", stop=lambda: True)
+    fit(ragged, method, device="cuda", out=tmp_path / "run", callbacks=[fedattune.OnRound(lambda _: True)])
     rest = fit(ragged, method, device="cuda", out=tmp_path / "run", resume=True)
     assert distance(whole, rest) == 0
 

@@ -199,7 +199,14 @@ def test_a_resumed_run_does_as_the_whole_run_does(method: str, digits: Federatio
     more: dict[str, Any] = {"rounds": 9, "lr": 0.05, "attack": "label_flip", "attackers": 4}
     whole = fedattune.fit(digits, method, "dnn", **more)
     seen = iter([False] * 5 + [True])
-    fedattune.fit(digits, method, "dnn", out=tmp_path / "run", stop=lambda: next(seen), **more)
+    fedattune.fit(
+        digits,
+        method,
+        "dnn",
+        out=tmp_path / "run",
+        callbacks=[fedattune.OnRound(lambda _: next(seen))],
+        **more,
+    )
     resumed = fedattune.fit(digits, method, "dnn", out=tmp_path / "run", resume=True, **more)
     assert resumed.store.faults() == whole.store.faults()
     assert resumed.reports == whole.reports

@@ -205,7 +205,14 @@ def test_a_resumed_run_refuses_as_the_whole_run_does(digits: Federation, tmp_pat
     more: dict[str, Any] = {"rounds": 8, "lr": 0.05, "attack": "negated_update", "attackers": 4}
     whole = fedattune.fit(digits, "pfedla", "dnn", **more)
     seen = iter([False, False, True])
-    fedattune.fit(digits, "pfedla", "dnn", out=tmp_path / "run", stop=lambda: next(seen), **more)
+    fedattune.fit(
+        digits,
+        "pfedla",
+        "dnn",
+        out=tmp_path / "run",
+        callbacks=[fedattune.OnRound(lambda _: next(seen))],
+        **more,
+    )
     resumed = fedattune.fit(digits, "pfedla", "dnn", out=tmp_path / "run", resume=True, **more)
     assert resumed.store.faults() == whole.store.faults() != []
     assert resumed.metrics == whole.metrics

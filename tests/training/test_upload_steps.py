@@ -71,7 +71,15 @@ def test_a_custom_step_acts_reports_and_resumes(step: str, ragged: Federation, t
     assert not torch.equal(plain.models["1.weight"], whole.models["1.weight"])
     calls = iter([False, True])
     out = tmp_path / "run"
-    fedattune.fit(ragged, "fedavg", "mlr", upload_steps=step, out=out, stop=lambda: next(calls), **RUN)
+    fedattune.fit(
+        ragged,
+        "fedavg",
+        "mlr",
+        upload_steps=step,
+        out=out,
+        callbacks=[fedattune.OnRound(lambda _: next(calls))],
+        **RUN,
+    )
     resumed = fedattune.fit(ragged, "fedavg", "mlr", upload_steps=step, out=out, resume=True, **RUN)
     assert (resumed.reports, resumed.metrics) == (whole.reports, whole.metrics)
 
@@ -155,7 +163,9 @@ def test_the_memory_goes_through_a_checkpoint_ray_and_other_engines(
     whole = fedattune.fit(ragged, "fedmcsa", "dnn", **more)
     calls = iter([False, True])
     out = tmp_path / "run"
-    fedattune.fit(ragged, "fedmcsa", "dnn", out=out, stop=lambda: next(calls), **more)
+    fedattune.fit(
+        ragged, "fedmcsa", "dnn", out=out, callbacks=[fedattune.OnRound(lambda _: next(calls))], **more
+    )
     resumed = fedattune.fit(ragged, "fedmcsa", "dnn", out=out, resume=True, **more)
     assert resumed.metrics == whole.metrics
     ray = fedattune.fit(ragged, "fedmcsa", "dnn", engine="ray", ray_actors=2, **more)

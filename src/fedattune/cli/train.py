@@ -34,10 +34,7 @@ def train(space: Namespace, problems: list[str]) -> int:
     """
     command: str = space.command
     experiment, output, overrides = read_experiment(space, problems)
-    if output.tensorboard:
-        from ..runs.tensorboard import check_tensorboard
-
-        check_tensorboard()
+    callbacks = output.make_callbacks()
     files = {"--json": output.json_file}
     if output.resume:
         out = output.resume
@@ -56,7 +53,9 @@ def train(space: Namespace, problems: list[str]) -> int:
     is_comparison = command == "compare"
     with InterruptHandler() as should_stop, lock_folder(out):
         try:
-            outcome = train_plan(plan, out, should_stop, output, is_comparison=is_comparison)
+            outcome = train_plan(
+                plan, out, should_stop, output, is_comparison=is_comparison, callbacks=callbacks
+            )
         except StoppedError as stopped:
             print_message(f"{stopped}; resume with: {format_resume_command(space)}")
             return INTERRUPTED

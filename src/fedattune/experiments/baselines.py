@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..analysis.compare import BASELINE, Baseline, Kind, read_baselines
+from ..runs.callbacks import OnRound
 from ..runs.predictions import RowPredictions
 from .job import ShouldStop, StoppedError
 from .plan import Plan
@@ -268,7 +269,7 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
         experiment.model,
         model_options=plan.model_options,
         settings=experiment.settings(experiment.seed).replace(**changed),
-        stop=should_stop,
+        callbacks=[OnRound(lambda _: should_stop())],
     )
     if not result.is_finished:
         raise StoppedError("stopped in the baseline centralized")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..analysis.compare import Baseline
     from ..data import Federation
+    from ..runs.callbacks import Callback
     from ..runs.result import Result
 
 
@@ -84,6 +85,7 @@ def compare(
     model: str = "mlr",
     *,
     out: Path | str | None = None,
+    callbacks: "Sequence[Callback]" = (),
     processes: Any = "auto",
     quiet: bool = True,
     **options: Any,
@@ -95,7 +97,9 @@ def compare(
         algorithms: names of methods, or "file.py:factory" of your own; `local` is added where it is missing.
         model: name of the model, "file.py:factory", or "package.module:factory".
         out: run folder, new or empty, which commands such as `fedattune report` read; without it, nothing is kept.
-        processes: runs to train at the same time.
+        callbacks: objects that follow each run, as for `fit`.
+        processes: runs to train at the same time, each process with a copy of the callbacks; with callbacks, `auto`
+            trains one after another.
         quiet: show no progress.
         options: everything else that the command takes, with underscores: `metric="auc"`, `splits=5`, `seeds=3`,
             `tune=5`, `baseline="sklearn"`, `client_column=...`, `target=...`, `rounds=...`, `lr=...`,
@@ -116,19 +120,14 @@ def compare(
 
     """
     plan, notes = plan_from_python(data, {**options, "algorithms": algorithms, "model": model}, "compare")
+    processes = 1 if callbacks and processes == "auto" else processes
+    output = OutputOptions.model_validate({"processes": processes, "quiet": quiet})
     if out is not None:
         check_run_folder(Path(out), "compare")
-        return _compare(
-            plan,
-            Path(out),
-            notes,
-            OutputOptions.model_validate({"processes": processes, "quiet": quiet}),
-            is_kept=True,
-        )
+        return _compare(plan, Path(out), notes, output, callbacks, is_kept=True)
     # The results still read their stores, which are open: Windows then keeps the files.
     with tempfile.TemporaryDirectory(prefix="fedattune-", ignore_cleanup_errors=True) as folder:
-        output = OutputOptions.model_validate({"processes": processes, "quiet": quiet})
-        return _compare(plan, Path(folder) / "run", notes, output, is_kept=False)
+        return _compare(plan, Path(folder) / "run", notes, output, callbacks, is_kept=False)
 
 
 DATA_OPTIONS = {
@@ -173,11 +172,17 @@ def plan_from_python(
 
 
 def _compare(
-    plan: Any, out: Path, notes: Sequence[str], output: OutputOptions, *, is_kept: bool
+    plan: Plan,
+    out: Path,
+    notes: Sequence[str],
+    output: OutputOptions,
+    callbacks: "Sequence[Callback]",
+    *,
+    is_kept: bool,
 ) -> Comparison:
     create_run_folder(plan, out, "compare")
     with InterruptHandler() as should_stop, lock_folder(out):
-        outcome = train_plan(plan, out, should_stop, output, is_comparison=True)
+        outcome = train_plan(plan, out, should_stop, output, is_comparison=True, callbacks=callbacks)
         metric = plan.metric
         summary = write_summary(
             outcome,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ..core.algorithm import Algorithm
     from ..core.settings import Settings
     from ..data import Federation
+    from ..runs.callbacks import Callback
     from ..runs.context import Progress
     from ..runs.result import Result
 
@@ -65,7 +66,7 @@ class Job:
         name: the method's name.
         algorithm: the method, built with its `options`.
         folder: the run folder; an interrupted run in it is resumed.
-        tensorboard: whether to write event files into the folder too.
+        callbacks: objects that follow the run.
         source: reference to the factory of a custom method.
     """
 
@@ -78,7 +79,7 @@ class Job:
     folder: Path
     options: Mapping[str, Any]
     model_options: Mapping[str, Any]
-    tensorboard: bool = False
+    callbacks: "tuple[Callback, ...]" = ()
     source: str | None = None
 
     @property
@@ -88,7 +89,12 @@ class Job:
 
     def train(self, on_progress: ProgressCallback, should_stop: ShouldStop) -> "Result":
         """Train the run in this process; the result is unfinished if `should_stop` returned True."""
+        from ..runs.callbacks import OnRound
         from ..training.fit import prepare_run, train_run
+
+        def on_round(progress: "Progress") -> bool:
+            on_progress(progress)
+            return should_stop()
 
         run = prepare_run(
             self.algorithm,
@@ -105,7 +111,5 @@ class Job:
             run,
             out=self.folder,
             resume=(self.folder / "config.json").exists(),  # a kill may have left the folder alone
-            watch=on_progress,
-            stop=should_stop,
-            tensorboard=self.folder if self.tensorboard else None,
+            callbacks=(*self.callbacks, OnRound(on_round)),
         )

@@ -5,12 +5,15 @@ import shlex
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ..analysis.folder import find_run_folder
 from ..core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from ..runs.callbacks import Callback
 
 
 def _parse_processes(value: object) -> object:
@@ -67,7 +70,24 @@ class OutputOptions(BaseModel):
     tensorboard: bool = Field(
         False, description="also write event files; show them by tensorboard --logdir RUN-FOLDER"
     )
+    mlflow: bool = Field(False, description="also log to MLflow, where MLFLOW_TRACKING_URI says")
+    wandb: bool = Field(False, description="also log to Weights & Biases")
     processes: Processes = "auto"
+
+    def make_callbacks(self) -> "tuple[Callback, ...]":
+        """Make the callbacks of the flags.
+
+        Raises:
+            ConfigError: a package is not installed.
+
+        """
+        if not (self.tensorboard or self.mlflow or self.wandb):
+            return ()
+        from ..runs.callbacks import MLflow, WandB
+        from ..runs.tensorboard import TensorBoard
+
+        kinds = {TensorBoard: self.tensorboard, MLflow: self.mlflow, WandB: self.wandb}
+        return tuple(kind() for kind, is_on in kinds.items() if is_on)
 
 
 def check_output_files(outputs: Mapping[str, Path | None], protected_files: Mapping[str, Path]) -> None:

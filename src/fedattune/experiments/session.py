@@ -35,6 +35,7 @@ from .runner import train_all
 
 if TYPE_CHECKING:
     from ..analysis.compare import Baseline
+    from ..runs.callbacks import Callback
     from ..runs.result import Result
 
 DISPLAY_FIELDS = {"rounds_to"}
@@ -242,7 +243,13 @@ class Outcome(NamedTuple):
 
 
 def train_plan(
-    plan: Plan, out: Path, should_stop: ShouldStop, output: OutputOptions, *, is_comparison: bool
+    plan: Plan,
+    out: Path,
+    should_stop: ShouldStop,
+    output: OutputOptions,
+    *,
+    is_comparison: bool,
+    callbacks: "Sequence[Callback]" = (),
 ) -> Outcome:
     """Tune if asked for, then train every method with every seed on every split, and the baselines of a comparison.
 
@@ -254,6 +261,7 @@ def train_plan(
         should_stop: tells whether the user asked to stop.
         output: the number of processes and the ways to show progress.
         is_comparison: train the other runs after one failed, and train baselines.
+        callbacks: objects that follow each run.
 
     Raises:
         StoppedError: the user asked to stop; checkpoints are kept.
@@ -278,7 +286,7 @@ def train_plan(
             write_json(out / NOTES_FILE, notes)
         baselines = train_baselines(plan, out, should_stop, display.print_line) if is_comparison else []
         seal_experiment(out)  # with what was tuned, and the baselines
-        jobs = [replace(job, tensorboard=output.tensorboard) for job in make_jobs(plan, out)]
+        jobs = [replace(job, callbacks=tuple(callbacks)) for job in make_jobs(plan, out)]
         results, failed = train_all(
             jobs, should_stop, display, scratch=out, keep_going=is_comparison, processes=output.processes
         )

@@ -1,9 +1,6 @@
 """Event files for TensorBoard: the numbers of a run, round by round."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import ConfigError
+from .callbacks import Callback, StartedRun, check_installed
 from .context import Progress, RunContext
 from .metrics import score_clients, summarize_scores
 from .store import RoundMixing, RunStore
@@ -25,44 +23,46 @@ MAX_MIXING_ROWS = 256
 """Clients over which the mean of a mixing matrix is taken: the mean over thousands would cost too much."""
 
 
-def check_tensorboard() -> None:
-    """Check that TensorBoard is installed.
+class TensorBoard(Callback):
+    """Log every evaluated round to event files, which TensorBoard shows while the run goes on; the step is the round.
+
+    Args:
+        folder: folder of the event files of this run alone (default: the run folder).
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: TensorBoard is not installed.
+
     """
-    if find_spec("tensorboard") is None:
-        raise ConfigError(
-            "TensorBoard is not installed; pip install 'fedattune[tensorboard]', or log without it"
-        )
 
+    def __init__(self, folder: Path | str | None = None) -> None:
+        check_installed("tensorboard", "TensorBoard", "'fedattune[tensorboard]'")
+        self.folder = None if folder is None else Path(folder)
+        self._log: _EventLog | None = None
 
-@contextmanager
-def log_rounds(
-    folder: Path | None,
-    context: RunContext,
-    store: RunStore,
-    seconds: float,
-    watch: Callable[[Progress], None],
-) -> Iterator[Callable[[Progress], None]]:
-    """Log every evaluated round for TensorBoard.
+    def on_fit_start(self, run: StartedRun) -> None:
+        """Open the event file, and log the rounds that an interrupted run had done before.
 
-    Yields:
-        The function to call after every round.
-    """
-    if folder is None:
-        yield watch
-        return
-    log = _EventLog(folder, context, store, seconds)
+        Raises:
+            ConfigError: there is no folder.
 
-    def log_and_watch(progress: Progress) -> None:
-        log.log_new_rounds()
-        watch(progress)
+        """
+        folder = self.folder or run.folder
+        if folder is None:
+            raise ConfigError(
+                "TensorBoard: give a folder, TensorBoard(folder), or a run folder, fit(..., out=folder)"
+            )
+        self._log = _EventLog(folder, run.context, run.store, run.seconds)
 
-    try:
-        yield log_and_watch
-    finally:
-        log.close()
+    def on_round_end(self, progress: Progress, server_state: Any) -> None:
+        """Log the round if it was evaluated."""
+        if self._log:
+            self._log.log_new_rounds()
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self._log:
+            self._log.close()
+            self._log = None
 
 
 class _EventLog:

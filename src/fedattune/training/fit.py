@@ -1,7 +1,7 @@
 """`fit`: train one algorithm on a federation."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from ..core.settings import Settings
 from ..data import Federation
 from ..models import build_seeded_model, check_model
 from ..models.files import SOURCE_KEY
+from ..runs.callbacks import Callback, StartedRun
 from ..runs.context import Progress
 from ..runs.folder import RunFolder
 from ..runs.result import Result, TrainedServer
-from ..runs.tensorboard import check_tensorboard, log_rounds
 from .backends.ray import check_ray, open_ray_backend
 from .clients.options import check_clients, check_method
 from .loop import RoundLoop
@@ -85,9 +85,7 @@ def fit(
     model_options: Mapping[str, Any] | None = None,
     out: Path | str | None = None,
     resume: bool = False,
-    watch: Callable[[Progress], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-    tensorboard: Path | str | None = None,
+    callbacks: Sequence[Callback] = (),
     settings: Settings | None = None,
     **more: Any,
 ) -> Result:
@@ -104,9 +102,8 @@ def fit(
         model_options: options of a model that is given by name.
         out: run folder, new or empty; without it nothing is written and the run cannot be resumed.
         resume: go on in `out`; a finished run is returned as it is.
-        watch: called after every round.
-        stop: asked after every round; if it says yes, the run is saved and returned unfinished.
-        tensorboard: a folder for event files of this run alone, which TensorBoard shows while the run goes on.
+        callbacks: objects that follow the run, such as `TensorBoard`, `MLflow`, `WandB`, `EarlyStop`, `OnRound`, or of
+            a class of your own that derives from `Callback`.
         settings: rounds, learning rate and so on; single ones can be given by keyword instead: `rounds=100`.
         more: single settings.
 
@@ -114,7 +111,7 @@ def fit(
         The result of every client, and every client's model.
 
     Raises:
-        ConfigError: unknown names or options, impossible values, or TensorBoard is not installed.
+        ConfigError: unknown names or options, impossible values.
         ModelError: the model does not fit the data.
         RunError: `out` is in use or belongs to another run, or training diverged on every client.
 
@@ -128,8 +125,6 @@ def fit(
         True
     """
     settings = Settings.from_keywords(**({**settings.to_keywords(), **more} if settings else more))
-    if tensorboard is not None:
-        check_tensorboard()
     run = prepare_run(
         algorithm,
         data,
@@ -139,7 +134,7 @@ def fit(
         model_options=model_options,
         settings=settings,
     )
-    return train_run(run, out=out, resume=resume, watch=watch, stop=stop, tensorboard=tensorboard)
+    return train_run(run, out=out, resume=resume, callbacks=callbacks)
 
 
 def prepare_run(
@@ -201,34 +196,25 @@ def train_run(
     *,
     out: Path | str | None = None,
     resume: bool = False,
-    watch: Callable[[Progress], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-    tensorboard: Path | str | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train a prepared run.
 
     Returns:
-        The result; unfinished if `stop` said yes.
+        The result; unfinished if a callback stopped the run.
 
     Raises:
         RunError: `out` is in use or belongs to another run, or training diverged on every client.
     """
     path = None if out is None else Path(out)
     if path is None or (path.exists() and not path.is_dir()):
-        return _train(run, path, resume=resume, watch=watch, stop=stop, tensorboard=tensorboard)
+        return _train(run, path, resume=resume, callbacks=callbacks)
     with lock_folder(path):
-        return _train(run, path, resume=resume, watch=watch, stop=stop, tensorboard=tensorboard)
+        return _train(run, path, resume=resume, callbacks=callbacks)
 
 
-def _train(
-    run: PreparedRun,
-    out: Path | None,
-    *,
-    resume: bool,
-    watch: Callable[[Progress], None] | None,
-    stop: Callable[[], bool] | None,
-    tensorboard: Path | str | None,
-) -> Result:
+def _train(run: PreparedRun, out: Path | None, *, resume: bool, callbacks: Sequence[Callback]) -> Result:
+    """Train a prepared run in a folder that no other process writes."""
     settings, config = run.settings, run.config
     training, newcomers = hold_out_newcomers(run.federation, settings)
     trained_module = build_trained_module(run.algorithm, run.module, run.federation, settings.seed)
@@ -236,17 +222,35 @@ def _train(
     folder = None if out is None else RunFolder.open(out, config, resume=resume)
     if folder and folder.is_finished:
         return Result.load(folder.path)
-    with open_ray_backend(settings) as make_backend:
-        loop = RoundLoop(run.algorithm, training, trained_module, settings, config, folder, make_backend)
-        events, watch = None if tensorboard is None else Path(tensorboard), watch or (lambda _: None)
-        try:
-            with log_rounds(events, loop.context, loop.store, loop.record.seconds, watch) as watch_and_log:
-                result = loop.run(watch_and_log, stop or (lambda: False))
-        except BaseException:
-            loop.store.close()  # else it stays locked for as long as somebody has the traceback, as notebooks do
-            raise
-    if not result.is_finished:
-        return result
+    try:
+        with open_ray_backend(settings) as make_backend:
+            loop = RoundLoop(run.algorithm, training, trained_module, settings, config, folder, make_backend)
+            start = StartedRun(config, out, loop.context, loop.store, loop.record.seconds)
+            try:
+                for one in callbacks:
+                    one.on_fit_start(start)
+                result = loop.run(callbacks)
+            except BaseException:
+                loop.store.close()  # else it stays locked for as long as somebody has the traceback, as notebooks do
+                raise
+        if result.is_finished:
+            result = _finish(run, loop, result, folder, newcomers)
+        for one in callbacks:
+            one.on_fit_end(result)
+    finally:
+        for one in callbacks:
+            one.close()
+    return result
+
+
+def _finish(
+    run: PreparedRun,
+    loop: RoundLoop,
+    result: Result,
+    folder: RunFolder | None,
+    newcomers: Federation | None,
+) -> Result:
+    """Train newcomers, and store the result."""
     context = loop.context
     trained_server = TrainedServer(
         context.algorithm,
@@ -257,7 +261,7 @@ def _train(
         context.n_clients,
     )
     if newcomers:
-        facts = _collect_newcomer_facts(trained_server, newcomers, config, result.notes)
+        facts = _collect_newcomer_facts(trained_server, newcomers, run.config, result.notes)
         result = replace(result, facts={**result.facts, **facts})
     if folder:
         result.finish(folder)

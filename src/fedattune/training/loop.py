@@ -18,9 +18,10 @@ from ..core.settings import Settings
 from ..data import Federation
 from ..data.federated import FederationInfo
 from ..data.input_spec import InputSpec
+from ..runs.callbacks import Callback
 from ..runs.context import Progress, RunContext
 from ..runs.folder import RunFolder
-from ..runs.metrics import score_clients
+from ..runs.metrics import Metrics, score_clients, summarize_scores
 from ..runs.predictions import predict_parts
 from ..runs.result import Result
 from ..runs.stopping import StoppingRule
@@ -91,6 +92,9 @@ class RoundLoop:
         self.store = RunStore(folder.metrics if folder else None)
         self.status = RunStatus()
         self.stopping = StoppingRule(self.context.early_stopping)
+        self._new_scores: dict[
+            int, dict[str, Metrics]
+        ] = {}  # round -> scores of which callbacks do not know yet
         if make_backend:
             self.backend = make_backend(self.context, self.server.make_payload)
         else:
@@ -131,12 +135,11 @@ class RoundLoop:
         """The last finished round."""
         return self.status.record
 
-    def run(self, watch: Callable[[Progress], None], should_stop: Callable[[], bool]) -> Result:
+    def run(self, callbacks: Sequence[Callback] = ()) -> Result:
         """Run the rounds that are left.
 
         Args:
-            watch: called after every round.
-            should_stop: asked after every round; if it says yes, the run is saved and returned unfinished.
+            callbacks: called after every round; if one returns True, the run is saved and returned unfinished.
 
         """
         rounds, eval_every = self.context.settings.rounds, self.context.settings.evaluation.every
@@ -158,8 +161,8 @@ class RoundLoop:
             now = time.perf_counter()
             self.status.record = self.record._replace(seconds=now - started)
             self.store.add_round(self.record)
-            watch(self._describe_progress())
-            stopped = not is_last and self.backend.can_save and should_stop()
+            asks_to_stop = self._call(callbacks)
+            stopped = not is_last and self.backend.can_save and asks_to_stop
             if is_last:
                 self._save_models()
             is_due = self.backend.traits.is_deployed or now - saved > cost / CHECKPOINT_SHARE
@@ -284,12 +287,28 @@ class RoundLoop:
     def _record_scores(self, r: int, scores: Sequence[PointScores]) -> None:
         for point, part, ids, client_scores in scores:
             self.store.add_scores(r, point, part, client_scores, ids)
+            n, correct, loss = (column.cpu().numpy() for column in client_scores)
+            if (n > 0).any():
+                summary = summarize_scores(n, correct, loss, deviation=self._deviation)
+                self._new_scores.setdefault(r, {})[f"{part}_{point}"] = summary
             if (point, part) == (self.context.algorithm.evaluation_point, "test"):
-                n, correct, loss = (column.cpu().numpy() for column in client_scores)
                 has = n > 0
                 values = score_clients(n[has], correct[has], loss[has], deviation=self._deviation)
                 self.status.mean, self.status.evaluated = float(values.mean()), r
         self._keep_best(r, scores)
+
+    def _call(self, callbacks: Sequence[Callback]) -> bool:
+        """Tell callbacks of a round; return whether one asks to stop."""
+        for r in sorted(self._new_scores):
+            points = self._new_scores[r]
+            if r == self.record.round and not any(key.endswith("_received") for key in points):
+                continue  # the rest comes with the next round
+            for one in callbacks:
+                one.on_evaluate(r, points)
+            del self._new_scores[r]
+        progress = self._describe_progress()
+        asks_to_stop = [one.on_round_end(progress, self.server.state) for one in callbacks]
+        return any(asks_to_stop)
 
     @property
     def _deviation(self) -> float | None:

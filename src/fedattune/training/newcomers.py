@@ -147,9 +147,9 @@ def train_newcomers(
         method, clients, _copy_with_values(trained_server.trained_module, start), settings, config
     )
     loop.evaluate_arrival()
-    joined = loop.run(lambda _: None, lambda: False)
+    joined = loop.run()
     alone = RoundLoop(local(), clients, copy.deepcopy(trained_server.module), settings, config)
-    trained_alone = alone.run(lambda _: None, lambda: False)
+    trained_alone = alone.run()
     arrival = next(
         score_clients(*scores, deviation=joined.target_deviation)
         for _, point, scores in loop.store.scores("test")

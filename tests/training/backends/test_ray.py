@@ -145,8 +145,9 @@ def test_a_run_goes_on_with_another_engine(
             "mlr",
             out=tmp_path / out,
             resume=(tmp_path / out).exists(),
-            watch=lambda progress: rounds.append(progress.round),
-            stop=lambda: len(rounds) == stop,
+            callbacks=[
+                fedattune.OnRound(lambda progress: rounds.append(progress.round) or len(rounds) == stop)
+            ],
             **(RUN | {"held_out": 1, "seed": 3} | settings),
         )
 

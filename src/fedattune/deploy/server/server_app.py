@@ -17,6 +17,7 @@ from ...core.hardware import check_device
 from ...core.io import read_json, write_json, write_text
 from ...core.lock import lock_folder
 from ...core.text import make_printable
+from ...runs.callbacks import OnRound
 from ...runs.context import Progress, RunContext
 from ...runs.folder import RunFolder
 from ...runs.result import Result
@@ -168,10 +169,7 @@ class _Server:
             return Result.load(run_folder.path)
         loop, transport = self._open_loop(name, algorithm, seed, run_folder, config)
         while True:
-            result = loop.run(
-                partial(self._log_progress, loop, name, seed),
-                partial(self._should_interrupt, loop),
-            )
+            result = loop.run([OnRound(partial(self._end_round, loop, name, seed))])
             if loop.record.round == settings.rounds:
                 break
             if self._should_stop():
@@ -194,8 +192,9 @@ class _Server:
         Result(result.config, facts, result.store).finish(run_folder)
         return Result.load(run_folder.path)
 
-    def _should_interrupt(self, loop: RoundLoop) -> bool:
-        return self._should_stop() or self._can_grow(loop)
+    def _end_round(self, loop: RoundLoop, name: str, seed: int, progress: Progress) -> bool:
+        self._log_progress(loop, name, seed, progress)
+        return progress.round < progress.rounds and (self._should_stop() or self._can_grow(loop))
 
     def _can_grow(self, loop: RoundLoop) -> bool:
         """Tell whether nodes wait to join, and the method can take them; refuse them otherwise."""
