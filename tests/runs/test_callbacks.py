@@ -33,7 +33,8 @@ class Recorder(Callback):
         self.scores[round_] = scores
 
     def on_round_end(self, progress: fedattune.Progress, server_state: Any) -> None:
-        self.calls.append(("round", progress.round, sorted(server_state)))
+        assert server_state is not None
+        self.calls.append(("round", progress.round))
 
     def on_fit_end(self, result: fedattune.Result) -> None:
         self.calls.append(("end", result.is_finished, result.rounds))
@@ -64,7 +65,7 @@ def test_all_methods_are_called_in_order(ragged: Federation, tmp_path: Path) -> 
         assert seen.scores[entry["round"]]["test_received"] == entry["received"]
     again = Recorder()
     fedattune.fit(ragged, "fedavg", out=out, resume=True, callbacks=[again], **RUN)
-    assert again.calls == ["close"]
+    assert not again.calls
 
 
 def test_a_callback_stops_a_run_that_can_be_resumed(ragged: Federation, tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_callback_stops_a_run_that_can_be_resumed(ragged: Federation, tmp_path
     assert not stopped.is_finished
     assert seen.calls[-2:] == [("end", False, 2), "close"]
     resumed = fedattune.fit(ragged, "fedavg", out=out, resume=True, **RUN)
-    assert resumed.history == fedattune.fit(ragged, "fedavg", **RUN).history or resumed.rounds == 4
+    assert resumed.metrics == fedattune.fit(ragged, "fedavg", **RUN).metrics
 
 
 def test_an_error_in_a_callback_ends_the_run_and_closes_all(ragged: Federation) -> None:
