@@ -14,7 +14,7 @@ from pathlib import Path
 CONCEPTS = {
     "secure aggregation": (r"secagg|(?<!in)secure", r"secagg|secure"),
     "attack": (r"attack|adversar", r"attack|adversary|poisoning"),
-    "acceptance": (r"acceptance|AcceptBetter|accept ==|--accept|\bdeclin", r"acceptance"),
+    "acceptance": (r"acceptance|AcceptBetter|accept ==|--accept", r"acceptance"),
     "client privacy": (
         r"dp_client|client_priva|ClientPrivacy|client-level",
         r"client_privacy|privacy/clients",

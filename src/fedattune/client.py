@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .core.algorithm import (
     ClientUpdate,
-    Declining,
     Finished,
     LocalPlan,
     Probe,
@@ -18,6 +17,7 @@ from .core.algorithm import (
     Resting,
     StepChanges,
     StepMeasuring,
+    Substituting,
     pick_newest,
 )
 from .core.effect import Mechanism
@@ -242,7 +242,7 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
 
 
 @dataclass(frozen=True)
-class ClientWrapper(ClientUpdate, Probing, Resting, Declining, StepMeasuring):
+class ClientWrapper(ClientUpdate, Probing, Resting, Substituting, StepMeasuring):
     """Base of rules that extend the rule `inner`; by itself, it forwards everything to `inner`.
 
     A wrapper whose carry or local state differs from that of `inner` overrides every method that reads it.
@@ -295,12 +295,12 @@ class ClientWrapper(ClientUpdate, Probing, Resting, Declining, StepMeasuring):
 
     def offered_model(self, sent: Payload) -> Params:
         """Return the model by which `inner` judges a payload."""
-        return self.inner.offered_model(sent) if isinstance(self.inner, Declining) else sent.params
+        return self.inner.offered_model(sent) if isinstance(self.inner, Substituting) else sent.params
 
-    def decline(self, sent: Payload, own: Params) -> Payload:
+    def substitute(self, sent: Payload, own: Params) -> Payload:
         """Return what `inner` puts in place of a refused payload; by default the own model."""
         inner = self.inner
-        return inner.decline(sent, own) if isinstance(inner, Declining) else sent._replace(params=own)
+        return inner.substitute(sent, own) if isinstance(inner, Substituting) else sent._replace(params=own)
 
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from crafted import LABELS, LATE
 from fedattune.analysis.mixing import compute_label_similarity, measure_agreement
 
 
@@ -37,6 +38,22 @@ def test_ties_at_the_border_share_the_places_of_the_nearest() -> None:
     assert measure_agreement(weights, similarity, [0]).share == pytest.approx(0.5)
     # Spearman: ranks 4, 3, 1.5, 1.5 of weights and 3.5, 3.5, 1.5, 1.5 of labels; covariance 4 of 4.5 times 4.
     assert measure_agreement(weights, similarity, [0]).correlation == pytest.approx(4 / np.sqrt(4.5 * 4))
+
+
+def test_agreement_of_what_is_constant_missing_or_alone() -> None:
+    flat = np.full((4, 4), 0.25)
+    similarity = compute_label_similarity(np.array(LABELS, dtype=float))
+    assert measure_agreement(flat, similarity).correlation is None
+    assert measure_agreement(flat, similarity).share == pytest.approx(1 / 3)  # one of three others
+    missing = np.array(LATE)
+    missing[1:] = np.nan
+    assert measure_agreement(missing, similarity).share == pytest.approx(
+        0.8
+    )  # the row of a alone: 0.4 of 0.5
+    own = measure_agreement(np.eye(4), similarity)
+    assert (own.correlation, own.share) == (None, None)
+    alone = measure_agreement(np.ones((1, 1)), np.ones((1, 1)))
+    assert (alone.correlation, alone.share) == (None, None)
 
 
 def test_agreement_is_with_those_whose_models_there_were_and_of_those_who_were_given_some() -> None:

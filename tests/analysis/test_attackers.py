@@ -67,6 +67,14 @@ def test_the_report_names_the_attackers(folder: Path) -> None:
     assert "2 of the 6 clients attack (--attack label_flip: they train on labels C-1-y)" in page
 
 
+def test_explain_prints_the_share(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(folder), "--algorithm", "fedmcsa"]) == 0
+    assert "attackers" in capsys.readouterr().out
+    name = fedattune.read_runs([folder]).results[0].clients[0].id
+    assert main(["explain", str(folder), "--algorithm", "fedmcsa", "--client", name]) == 0
+    assert "attackers" in capsys.readouterr().out
+
+
 def test_verdict_and_baselines_are_of_honest_clients(folder: Path) -> None:
     runs = fedattune.read_runs([folder])
     honest = {client.id for client in runs.results[0].clients}

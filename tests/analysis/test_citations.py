@@ -1,7 +1,6 @@
 """Every method, data set, partition and model of a paper is cited, by an entry that is whole."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 import fedattune
 from crafted import seal
 from fedattune import Federation
-from fedattune.algorithms import ALGORITHMS, METHODS
+from fedattune.algorithms import ALGORITHMS
 from fedattune.analysis import citations
 from fedattune.analysis.citations import FEDATTUNE, UsedItem, format_bibtex, load_entries, load_tables
 from fedattune.data import PARTITIONS, SOURCES
@@ -34,13 +33,6 @@ def parse(entry: str) -> tuple[str, str, dict[str, str]]:
         rest = rest[end:].removeprefix(",").removeprefix("\n")
     assert rest == "}", f"{head[2]}: cannot read {rest!r}"
     return head[1], head[2], fields
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_cites_the_paper_of_its_file(name: str) -> None:
-    file = Path(sys.modules[METHODS[name].factory.__module__].__file__ or "").read_text("utf-8")
-    assert len(re.findall(r"^    @\w+\{", file, re.MULTILINE)) == (name not in ("local", "combined"))
-    assert all(f"{{{key}," in file for key in load_tables()["method"][name][:1] if name != "combined")
 
 
 def test_no_key_is_defined_twice() -> None:

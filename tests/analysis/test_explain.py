@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crafted import ALL, EARLY, LATE, SAME, compared, craft
+from crafted import ALL, EARLY, LABELS, LATE, SAME, compared, craft
 from fedattune import read_runs
 from fedattune.analysis.mixing.explain import RunExplanation
 from fedattune.cli import main
@@ -126,13 +126,6 @@ def test_the_verdicts_method_is_passed_over_where_it_does_not_mix(tmp_path: Path
     assert "fedavg sends one model to all" in only
 
 
-def test_methods_that_store_no_matrices(tmp_path: Path, capsys: Said) -> None:
-    craft(tmp_path, "pfedhn", {4: (6, 10, 5, 20)}, moved=10)
-    assert "pfedhn has no mixing matrices" in explained(capsys, tmp_path)
-    craft(tmp_path / "other", "fedper", {4: (6, 10, 5, 20)})
-    assert "fedper shared nothing here" in explained(capsys, tmp_path / "other")
-
-
 def test_the_effect_of_the_mechanism_is_said(tmp_path: Path, capsys: Said) -> None:
     effects = [[*OWN_MODEL, 0.004], [*ONE_MIXTURE, 0.87]]
     folder = craft(
@@ -147,6 +140,18 @@ def test_the_effect_of_the_mechanism_is_said(tmp_path: Path, capsys: Said) -> No
     assert (
         "The weights stayed within 0.4% of the client's own model alone: this run is training alone." in text
     )
+
+
+def test_clients_that_were_not_in_the_last_round(tmp_path: Path, capsys: Said) -> None:
+    mixing = {
+        1: ((0, 1), (0, 1), {"l": [[0.9, 0.1], [0.2, 0.8]]}),
+        2: ((1, 3), (1, 2, 3), {"l": [[0.5, 0.3, 0.2], [0.0, 0.6, 0.4]]}),
+    }
+    craft(tmp_path, "m", {1: (1, 1, 1, 1), 2: (1, 1, 1, 1)}, mixing=mixing, labels=LABELS)
+    assert "at round 1, the last one that it took part in" in explained(capsys, tmp_path, "--client", "a")
+    assert "Its mixture at round 2, in" in explained(capsys, tmp_path, "--client", "b")
+    assert "It took part in no round with stored mixtures" in explained(capsys, tmp_path, "--client", "c")
+    assert cells(explained(capsys, tmp_path), "c")[-5:] == ["10.00", "-", "-", "-", "-"]
 
 
 @pytest.mark.parametrize(
@@ -170,3 +175,14 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: Said, words: list[str
     if "7" in words:
         said += ", 2"
     assert said in refused(capsys, tmp_path, *words)
+
+
+def test_files_of_the_run_are_not_written_over(tmp_path: Path, capsys: Said) -> None:
+    compared(tmp_path)
+    file = tmp_path / "local" / "seed-0" / "result.json"
+    before = file.read_bytes()
+    assert "this is a file of the run" in refused(capsys, tmp_path, "--json", file)
+    assert file.read_bytes() == before
+    explained(capsys, tmp_path, "--json", tmp_path / "said.json")
+    explained(capsys, tmp_path, "--json", tmp_path / "said.json")  # its own it may
+    assert "holds no run" in refused(capsys, tmp_path / "local")

@@ -17,6 +17,18 @@ def names(runs: Runs) -> list[tuple[str, int]]:
     return [(run.algorithm, run.settings.seed) for run in runs.results]
 
 
+def test_one_run_by_its_own_folder_or_the_one_around_it(tmp_path: Path) -> None:
+    craft(tmp_path, "fedavg", SCORES, seed=3)
+    own = tmp_path / "fedavg" / "seed-3"
+    for path in (tmp_path, own):
+        runs = read_runs([path])
+        assert names(runs) == [("fedavg", 3)]
+        assert runs.folders == [own]
+        assert runs.is_finished
+    assert [client.trained for client in runs.results[0].clients] == [0.5, 0.5, 0.5, 0.5]
+    assert runs.title == "made: 4 clients"
+
+
 def test_a_comparison_is_in_the_order_asked_for_with_local_first(tmp_path: Path) -> None:
     compared(tmp_path)
     for seed in (2, 10):
@@ -83,3 +95,17 @@ def test_unfinished_runs_are_taken_only_when_asked_for(tmp_path: Path) -> None:
     runs = read_runs([tmp_path])
     assert names(runs) == [("fedmcsa", 0)]
     assert len(runs.waiting) == 2
+
+
+def test_the_verdict_knows_of_failed_and_unfinished_runs(tmp_path: Path) -> None:
+    craft(tmp_path, "local", SCORES)
+    failed = [{"algorithm": "fedavg", "seed": 0, "error": "it diverged"}]
+    finish_comparison(tmp_path, failed)
+    assert read_runs([tmp_path]).verdict.text == "Nothing to compare: only local finished."
+    for name in ("result.json", "SHA256SUMS"):
+        (tmp_path / name).unlink()
+    assert "give at least one method beside local" in read_runs([tmp_path]).verdict.text
+    craft(tmp_path, "fedavg", SCORES, finished=False, moved=1, rounds=9)
+    runs = read_runs([tmp_path], running=True)
+    assert runs.verdict.text.startswith("As it stands now: 4 clients are too few")
+    assert runs.verdict.method == "fedavg"

@@ -44,6 +44,17 @@ def test_matrices_of_cohorts_and_the_last_row_of_each_client(tmp_path: Path) -> 
     assert found.compare_with_labels(found.mean) is None
 
 
+def test_matrices_among_the_evaluated_clients_of_many(tmp_path: Path) -> None:
+    """Clients 3, 7 and 9 of ten are evaluated; what 5 gave is missing from the rows, and 5's own row is left out."""
+    mixing = {1: ((5, 7, 9), (3, 5, 7), {"l": [[0.1, 0.8, 0.1], [0.2, 0.3, 0.5], [0.6, 0.4, 0.0]]})}
+    facts = {"numbers": [3, 7, 9], "population": 10}
+    craft(tmp_path, "m", {1: (1, 1, 1)}, n_test=(5, 5, 5), mixing=mixing, facts=facts)
+    found = analyse(tmp_path, "m")
+    assert found.names == ["a", "b", "c"]
+    expected = [[np.nan] * 3, [0.2, 0.5, 0.0], [0.6, 0.0, 0.0]]
+    np.testing.assert_allclose(found.last.weights["l"], expected, rtol=1e-6)
+
+
 def test_one_model_for_all_is_told_though_it_differs_from_round_to_round(tmp_path: Path) -> None:
     mixing = {
         1: ((0, 1), (0, 1), {"model": [[0.5, 0.5]] * 2}),

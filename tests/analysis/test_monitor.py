@@ -76,15 +76,3 @@ def test_a_failed_run_is_failed_until_it_goes_on(tmp_path: Path) -> None:
     before = time.time() - 20
     os.utime(out / "result.json", (before, before))
     assert shown(out)["fedavg"].state == "running"
-
-
-def test_a_single_run_by_its_own_folder_and_folders_without_an_experiment(tmp_path: Path) -> None:
-    craft(tmp_path, "fedavg", HALF, rounds=2)
-    going(tmp_path, "ditto", HALF, seed=3)
-    assert [(line.method, line.seed) for line in read_statuses(tmp_path / "ditto" / "seed-3")] == [
-        ("ditto", 3)
-    ]
-    assert [(line.method, line.state) for line in read_statuses(tmp_path)] == [
-        ("ditto", "running"),
-        ("fedavg", "finished"),
-    ]

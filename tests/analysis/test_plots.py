@@ -17,7 +17,6 @@ from fedattune.analysis.output.plots import (
     plot_curves,
     plot_heatmap,
     plot_traffic,
-    save_figure,
     use_style,
 )
 from fedattune.cli import main
@@ -54,18 +53,6 @@ def test_curves_are_means_over_clients_and_seeds(comparison: Path) -> None:
     assert "mean over 2 seeds, band: one standard deviation" in drawn.caption
 
 
-def test_curves_against_bytes_and_seconds(comparison: Path) -> None:
-    """100 bytes each way and round; training alone sends nothing, so it is level at what it reaches."""
-    runs = read_runs([comparison]).results
-    with use_style():
-        lines = {str(line.get_label()): line for line in plot_curves(runs, "bytes").figure.axes[0].lines}
-        seconds = plot_curves(runs, "seconds", width=7).figure
-    np.testing.assert_allclose(np.asarray(lines["fedavg"].get_xdata()), [400, 800])
-    np.testing.assert_allclose(np.asarray(lines["local"].get_ydata()), [50, 50])
-    assert seconds.get_figwidth() == 7
-    np.testing.assert_allclose(np.asarray(seconds.axes[0].lines[0].get_xdata()), [4, 8])
-
-
 def test_heatmap_is_in_the_order_of_labels_on_one_scale(tmp_path: Path) -> None:
     """a and c have like labels, and b and d: they are neighbours in rows and columns of every matrix."""
     labels = [LABELS[0], LABELS[2], LABELS[1], LABELS[3]]
@@ -87,20 +74,6 @@ def test_heatmap_is_in_the_order_of_labels_on_one_scale(tmp_path: Path) -> None:
     similarity = mixing.similarity
     assert similarity is not None
     np.testing.assert_allclose(meshes[2].get_array(), similarity[np.ix_(place, place)])
-
-
-@pytest.mark.parametrize("n", [30, 70])
-def test_heatmap_of_many_clients_without_labels_and_with_missing_rows(tmp_path: Path, n: int) -> None:
-    rng = np.random.default_rng(0)
-    matrix = rng.dirichlet(np.ones(n), n - 1)
-    mixing = {1: (list(range(n - 1)), list(range(n)), {"model": matrix.tolist()})}
-    craft(tmp_path, "m", {1: [1] * n}, n_test=[5] * n, mixing=mixing)
-    with use_style():
-        drawn = plot_heatmap(MixingAnalysis(read_runs([tmp_path]).results[0]))
-        save_figure(drawn.figure, tmp_path / "m.pdf")
-    assert len(drawn.figure.axes) == 2  # the matrix and the scale
-    assert list(drawn.figure.axes[0].get_yticklabels()) == []
-    assert "hatched: clients without a stored row" in drawn.caption
 
 
 def test_clients_are_dots_and_boxes_of_accuracy_and_gain(comparison: Path) -> None:
@@ -134,16 +107,6 @@ def test_bytes_are_stacked_by_layer_up_and_down(comparison: Path) -> None:
     assert "nothing was sent by local" in drawn.caption
 
 
-def test_of_many_layers_the_smallest_are_taken_together(tmp_path: Path) -> None:
-    parts = {f"layer{i}": 10 * (i + 1) for i in range(12)}
-    craft(tmp_path, "fedavg", {1: (1, 1, 1, 1)}, traffic={"up": parts, "down": {}}, moved=1)
-    with use_style():
-        drawn = plot_traffic(read_runs([tmp_path]).results)
-    assert names_below(drawn) == [*(f"layer{i}" for i in range(5, 12)), "other layers"]
-    widths = {str(bars.get_label()): bars[0].get_width() for bars in drawn.figure.axes[0].containers}
-    assert widths["other layers"] == 10 + 20 + 30 + 40 + 50
-
-
 @pytest.mark.parametrize(
     ("kind", "suffix"),
     [
@@ -169,6 +132,24 @@ def test_files_are_of_their_kind_and_the_same_each_time(
         assert b"dc:date" not in first
     if suffix == ".pdf":
         assert b"/Subtype /Type3" not in first
+
+
+def test_options_of_curves_and_heatmaps(comparison: Path, tmp_path: Path, capsys: Said) -> None:
+    out = tmp_path / "figure.svg"
+    command = ["plot", str(comparison), "-o", str(out), "--algorithm", "fedmcsa", "--seed", "1"]
+    assert main(command) == 0
+    text = out.read_text()
+    assert ">local<" in text  # what the method is compared with stays
+    assert ">fedavg<" not in text
+    assert "one seed" in capsys.readouterr().out
+    assert (
+        main([*command, "--kind", "heatmap", "--round", "2", "--component", "fc.weight", "--width", "4"]) == 0
+    )
+    assert "by fedmcsa, seed 1, round 2" in capsys.readouterr().out
+    text = out.read_text()
+    assert ">fc.weight<" in text
+    assert ">fc.bias<" not in text
+    assert 'width="288pt"' in text
 
 
 @pytest.mark.parametrize(

@@ -62,14 +62,6 @@ def test_methods_below_the_constant_baseline_are_named(
     assert any(note.startswith(f"no better than {what} of each client") for note in notes) == named
 
 
-def test_an_imbalanced_target_warns_of_accuracy_alone() -> None:
-    fake = Fake("a", [0.9, 0.9], facts={"labels": [[90, 10], [95, 5]]})
-    assert write_prediction_notes(results(fake), metric="accuracy")[0].startswith(
-        "92% of all rows are of class"
-    )
-    assert write_prediction_notes(results(fake), metric="auc") == []
-
-
 def test_targets_in_other_units_are_named() -> None:
     """Client c1 has a thousand times the spread: the mean RMSE is its RMSE."""
     y = np.concatenate([RNG.normal(0, 1, 100), RNG.normal(0, 1000, 100)])

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,13 +15,13 @@ import pytest
 
 import fedattune
 from crafted import craft_hostile, finish_comparison
-from fedattune import read_runs
+from fedattune import Federation, read_runs
 from fedattune.analysis.output import report as frames
 from fedattune.analysis.output.report import render_report
 from fedattune.cli import main
 from fedattune.core.faults import Fault
 from fedattune.runs.store import RoundRecord
-from reports import METHODS, train_odd
+from reports import METHODS, train, train_odd
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 
@@ -172,6 +173,27 @@ def test_a_report_does_not_take_the_place_of_a_run(
         assert main(["report", str(tmp_path / "runs"), "-o", str(file)]) == 2
         assert "this is a file of the run in" in capsys.readouterr().err
         assert file.read_bytes() == before
+
+
+def test_clients_that_joined_after_training_have_a_table(ragged: Federation, tmp_path: Path) -> None:
+    train(tmp_path, ragged, held_out=2, cohort=1.0)
+    runs = read_runs([tmp_path])
+    page = Page(render_report(replace(runs, rounds_to=0.01)))
+    assert "4 clients, 2 of them joining after training" in page.text
+    section = page.text.partition("Clients that joined after training")[2].partition("Who learns from whom")[
+        0
+    ]
+    words = section.split()
+    averaged = [run for run in runs.results if run.algorithm == "fedavg"]
+    for number, newcomer in enumerate(averaged[0].newcomers):
+        row = words.index("fedavg", words.index(newcomer.id)) + 1
+        means = [
+            np.mean([getattr(run.newcomers[number], way) for run in averaged])
+            for way in ("received", "trained", "local")
+        ]
+        assert words[row : row + 3] == [f"{100 * mean:.1f}" for mean in means]
+    for head in ("global", "arrived", "new", "last 10%", "rounds to 1%"):
+        assert head in page.text
 
 
 def test_compare_writes_the_same_report(tmp_path: Path) -> None:

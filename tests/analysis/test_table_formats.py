@@ -8,15 +8,8 @@ import pytest
 
 from fake_results import LOCAL, Fake, results
 from fedattune import ConfigError, read_runs
-from fedattune.analysis.compare import MeanStd, build_client_table, build_rows, build_run_table
-from fedattune.analysis.output.formats import (
-    fill_cells,
-    select_columns,
-    select_table_columns,
-    write_csv,
-    write_latex,
-    write_markdown,
-)
+from fedattune.analysis.compare import MeanStd, build_rows
+from fedattune.analysis.output.formats import fill_cells, select_columns, write_latex, write_markdown
 
 TWO = [
     Fake(name, [level + 0.02 * seed] * 4, seed=seed)
@@ -97,16 +90,3 @@ def test_missing_pandas_is_one_sentence(comparison: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ConfigError, match=r"pip install 'fedattune\[pandas\]'"):
         read_runs([comparison]).to_pandas()
-
-
-def test_columns_of_a_tidy_table(comparison: Path) -> None:
-    runs = read_runs([comparison])
-    table = build_run_table(runs.results)
-    assert write_csv(select_table_columns(table, "method, seed")).splitlines()[:2] == [
-        "method,seed",
-        "local,0",
-    ]
-    assert select_table_columns(table, "all") is table
-    with pytest.raises(ConfigError, match="--columns methd: no such column; did you mean 'method'"):
-        select_table_columns(table, "methd")
-    assert build_client_table(runs.results).num_rows

@@ -75,6 +75,27 @@ def test_idle_mechanisms_are_marked() -> None:
     assert "effect" not in cells(results(Fake("a", LOCAL)))[0]
 
 
+@pytest.mark.parametrize("rounds_to", [None, 0.9])
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa_no_mcsa", "a_method_of_my_own_with_a_long_name"])
+def test_the_default_table_and_its_legend_fit_80_characters(
+    name: str, seeds: int, rounds_to: float | None
+) -> None:
+    fakes = [
+        Fake(one, [0.1 * seed, *[0.99] * 7], seed=seed, reached=seed * 13 + 4)
+        for one in ("local", name)
+        for seed in range(seeds)
+    ]
+    text = printed(results(*fakes), 80, terminal=True, rounds_to=rounds_to, columns=None)
+    lines = text.rstrip().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split("  ")[0] for line in lines].count(" method") == 1  # one table, not several parts
+    legend = lines[next(i for i, line in enumerate(lines) if line.startswith("accuracy %:")) :]
+    assert len(legend) <= 3
+    assert "--columns all: more" in " ".join(text.split())
+    assert ("rounds to 90%" in text) == (rounds_to is not None)
+
+
 def test_columns_by_name() -> None:
     fakes = results(Fake("local", LOCAL), Fake("a", LOCAL))
     text = printed(fakes, columns="std, accuracy,steps")

@@ -146,3 +146,22 @@ def test_secure_aggregation_runs_as_written(cli: Cli, work: Path, monkeypatch: p
     (result,) = run_in_process(work / "d", monkeypatch, [{**n, "state": f"s/{n['name']}"} for n in nodes])
     assert not result.store.faults()
     assert [one.id for one in result.clients] == ["all clients together"]
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (
+            ("--algorithms", "local,fedmcsa"),
+            "a server that knows the weights W and the mixtures W X solves for X",
+        ),
+        (("--algorithms", "fedavg", "--nodes", 2), "got 2 nodes, expected 3 to 49"),
+        (("--algorithms", "fedavg", "--secure-bits", 50), "secure-bits"),
+    ],
+)
+def test_what_no_sum_can_do_is_refused(more: tuple[Any, ...], sentence: str, cli: Cli, work: Path) -> None:
+    options = ("--data", "digits", "--clients", 6, "--nodes", 3, "--secure-aggregation", "--out", "d")
+    done = cli("deploy", *options, *more)
+    assert done.code == 2
+    assert sentence in done.err
+    assert not (work / "d").exists()

@@ -1,5 +1,6 @@
 """`fedattune list` and `cite`: what there is, what `--tune` tries, and the BibTeX of what runs used."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -36,3 +37,18 @@ def test_what_cannot_be_cited(cli: Cli, work: Path) -> None:
     refused(cli("cite", "empty"), "empty holds no run; give a folder")
     refused(cli("cite", "nowhere"), "nowhere holds no run; give a folder")
     refused(cli("cite", "--algoritms", "fedavg"), "unknown option --algoritms, did you mean '--algorithms'?")
+
+
+def test_the_list_says_what_tuning_tries(cli: Cli) -> None:
+    from fedattune.algorithms import METHODS
+    from fedattune.experiments.tuning import LR_FACTORS
+
+    methods = json.loads(cli("list", "algorithms", "--json").out)["algorithms"]
+    for name, entry in METHODS.items():
+        tuned = {key: list(values) for key, values in entry.tune.items()}
+        assert {key: values for key, values in methods[name]["tune"].items() if key != "lr"} == tuned
+        assert len(methods[name]["tune"]["lr"]) == len(LR_FACTORS)
+    out = cli("list", "methods").out
+    assert "      --tune: mu=0.01,0.1,1.0\n" in out
+    assert "--tune N tries the learning rate of every method at 0.111, 0.192, " in out
+    assert "--tune" not in cli("list", "models").out

@@ -107,13 +107,7 @@ def one_sample(rows: list[dict[str, Any]]) -> None:
     rows.append(rows[0] | {"hospital": "tiny"})
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (nan_feature, "age"),
-        (one_sample, "'tiny' has 1 sample"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [(nan_feature, "age"), (one_sample, "'tiny' has 1 sample")])
 def test_tables(cli: Cli, work: Path, change: Callable[[Any], None], said: str) -> None:
     rows: list[dict[str, Any]] = hospital_rows(3)
     change(rows)
@@ -156,17 +150,34 @@ def test_wrong_yaml_is_told_at_once(cli: Cli, work: Path) -> None:
         refused(done, said)
 
 
-def test_too_little_memory(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def greedy(*_: object) -> None:
-        raise MemoryError("cannot allocate 5 TiB")
-
-    monkeypatch.setattr("fedattune.cli.train.make_plan", greedy)
-    refused(cli("compare"), "not enough memory (cannot allocate 5 TiB)")
+def test_wrong_names_are_told_at_once(cli: Cli, work: Path) -> None:
+    line = (
+        "compare --data digitz --algorithms local,fedavgg,fedmcsa --partition dirichle --model mlrr "
+        "--set fedmcsa.sigmaa=3 --set depth=3 --save-partition iid"
+    )
+    done = cli(*line.split())
+    for said in (
+        "unknown data 'digitz'; did you mean 'digits'?",
+        "unknown algorithm 'fedavgg'; did you mean 'fedavg'?",
+        "unknown partition 'dirichle', and no such file; did you mean 'dirichlet'?",
+        "unknown model 'mlrr'; did you mean 'mlr'?",
+        "fedmcsa has no option 'sigmaa'; did you mean 'sigma'?",
+        "--save-partition iid: this is a built-in partition",
+    ):
+        refused(done, said)
+    assert "depth" not in done.err  # it may belong to what is not known
+    done = cli("compare", "--steps", 5, "--epochs", 2, "--cohort", 0, "--lr", -1, "--set", "x", "--set", "=1")
+    for said in ("not both", "--cohort: ", "--lr: ", "--set x, =1: "):
+        refused(done, said)
+    done = cli("compare", "--set", "fedmcsa.sigma=-1", "--set", "fedmcsa.lam=x", "--cohort", 11)
+    for said in ("fedmcsa.sigma: ", "fedmcsa.lam: ", "cohort: got 11"):
+        refused(done, said)
 
 
 def test_the_real_command(process: Cli, work: Path) -> None:
     before = files(work.parent)
     refused(process("compare", "--cohort", 11), "cohort: got 11 clients per round")
+    refused(process("compare", "--ronds", 5), "did you mean '--rounds'?")
     assert files(work.parent) == before
 
 

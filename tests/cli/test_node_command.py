@@ -43,6 +43,23 @@ def test_the_log_is_shown_and_verified(cli: Cli, node: Path, monkeypatch: pytest
         assert content["lines"][1]["clients"] == ["ward"]
 
 
+def test_a_changed_log_ends_with_a_sentence(cli: Cli, node: Path, work: Path) -> None:
+    file = work / "state" / "node-0" / "audit.jsonl"
+    text = file.read_text()
+    file.write_text(text.replace("ward", "wart"))
+    done = cli("node", "audit", node)
+    assert done.code == 1
+    assert "The log is not as the node wrote it: line 2 was changed" in done.out
+    file.write_text(text.splitlines(keepends=True)[0])
+    done = cli("node", "audit", node, "--json")
+    assert done.code == 1
+    assert json.loads(done.out)["problem"] == "lines 2 to 2 were cut off the end"
+    file.unlink()
+    done = cli("node", "audit", node)
+    assert done.code == 2
+    assert "cannot read the audit log" in done.err
+
+
 def test_text_of_the_server_cannot_steer_the_terminal(cli: Cli, node: Path, work: Path) -> None:
     evil = "\x1b[2J\x9b1m\nThe chain of 9 lines is whole.\u202e"
     head = {"kind": evil, "token": evil, "algorithm": evil, "round": evil}

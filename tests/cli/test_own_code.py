@@ -251,10 +251,15 @@ def test_what_is_wrong_is_one_sentence(name: str, said: str, cli: Cli, code: Pat
     assert not Path("o").exists()
 
 
-def test_the_code_is_not_overwritten(cli: Cli, code: Path) -> None:
+def test_a_deployment_says_how_code_gets_to_the_nodes(cli: Cli, code: Path) -> None:
+    pytest.importorskip("flwr")
+    deploy = ("deploy", "--data", "digits", "--clients", 4, "--out", "kit")
     refused(
-        cli("run", *FAST, "--algorithm", "code/own.py:near", "--json", "code/own.py"),
-        "this is the code of near, which would be overwritten",
+        cli(*deploy, "--algorithms", "code/own.py:near"),
+        "own.py:near: a deployment takes a method of your own",
+    )
+    refused(
+        cli(*deploy, "--algorithms", "fedavg", "--model", "code/own.py:narrow"), "nodes have no such file"
     )
 
 
@@ -331,15 +336,3 @@ def test_a_study_runs_no_code_because_its_file_names_it(cli: Cli, mark: Path) ->
     )
     assert not Path("ran").exists()
     refused(cli("reproduce", "s.yaml", "--allow-code", "mark:make"), "source: Field required")
-
-
-def test_an_interrupted_run_says_how_its_code_goes_on(
-    cli: Cli, code: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedattune.cli.train.train_plan", interrupt)
-    done = cli("run", *FAST, "--algorithm", "code/own.py:near", "--out", "o")
-    assert done.code == 130
-    assert f"resume with: fedattune run --resume o --allow-code {code}:near" in done.err

@@ -8,6 +8,7 @@ import pytest
 import fedattune
 from cli_helpers import Done, refused
 from fedattune import Federation
+from fedattune.privacy.accounting import epsilon_of
 
 Cli = Callable[..., Done]
 
@@ -31,13 +32,12 @@ def test_a_plan_for_clients_is_what_a_run_takes(cli: Cli, ragged: Federation) ->
     assert on_sums["noise_ratio"] == pytest.approx(10 / 3 * on_sums["noise_multiplier"])
 
 
-def test_the_table_explains_itself(cli: Cli) -> None:
-    done = cli(
-        "privacy", "--target-epsilon", "10", "--delta", "0.01", "--clients", "10", "--parameters", "650"
-    )
-    assert "126" in done.out  # the number of docs/privacy.md for ten hospitals
-    assert "one client replaced" in done.out
-    assert "noise/update" in done.out
+def test_noise_and_epsilon_are_each_others_reverse(cli: Cli) -> None:
+    words = "--level record --delta 1e-5 --samples 1000 --batch-size 20 --steps 10 --rounds 20"
+    (planned,) = plan(cli, *words.split(), "--target-epsilon", "3")
+    (again,) = plan(cli, *words.split(), "--noise-multiplier", str(planned["noise_multiplier"]))
+    assert again["epsilon"] == planned["epsilon"] == epsilon_of(planned["noise_multiplier"], 0.02, 200, 1e-5)
+    assert 2.9 < planned["epsilon"] <= 3
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
 
@@ -106,12 +107,6 @@ def lines(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_without_a_name_all_studies_are_listed(cli: Cli) -> None:
-    done = cli("reproduce")
-    assert done.code == 0
-    assert {line.split()[0] for line in done.out.splitlines() if line.strip()} >= set(STUDIES)
-
-
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.usefixtures("thin")
 def test_a_tiny_cell_of_every_study(
@@ -138,6 +133,9 @@ def test_a_tiny_cell_of_every_study(
     assert found >= {(cell.column, cell.row) for cell in (local, other)}
     assert "1 of " in (folder / TABLE_FILE).read_text()
     assert (folder / "figure.svg").read_text().lstrip().startswith("<?xml")
+    before = stored(folder)
+    again = cli("reproduce", f"{name}.yaml", "--cells", wanted, "--show")
+    assert (again.code, stored(folder)) == (0, before)
 
 
 def test_the_table_has_the_papers_number_and_the_difference(full: Path, small: Path) -> None:
@@ -248,33 +246,40 @@ def test_damaged_raw_results_are_refused(
     assert cli("reproduce", work / "other.yaml", *words[2:]).code == 0
 
 
-def test_other_data_are_refused(cli: Cli, work: Path, small: Path) -> None:
-    rng = np.random.default_rng(0)
-
-    def write_table(shift: float) -> None:
-        rows = [f"{rng.normal(shift * (i % 2)):.3f},{i % 2},{i % 3}" for i in range(200)]
-        (work / "own.csv").write_text("\n".join(["x,label,client", *rows]) + "\n")
-
-    write_table(1.0)
-    given = "data: own.csv, client_column: client, target: label,"
-    small.write_text(SMALL.replace("data: digits, clients: 4, partition: dirichlet,", given))
-    words = ("reproduce", small, "--out", "out", "--cells", "few/Local", "--quiet", "--processes", 1)
-    done = cli(*words, "--seeds", 1)
-    assert done.code == 0, done.err
-    before = stored(work / "out" / "small")
-    write_table(2.0)
-    done = cli(*words, "--resume")
-    assert done.code == 1
-    assert "the data differ from the data of run" in done.err
-    assert stored(work / "out" / "small") == before
-
-
 def test_missing_data_leave_the_other_columns_alone(cli: Cli, work: Path, small: Path) -> None:
     small.write_text(SMALL.replace("few: {cohort: 2}", "few: {cohort: 2, data: mnist, partition: iid}"))
     done = cli("reproduce", small, "--out", "out", "--data-dir", work, "--quiet", "--processes", 1)
     assert done.code == 1
     assert "few: " in done.err
     assert {line["column"] for line in lines(work / "out" / "small")} == {"all"}
+
+
+def test_populations_have_a_split_each_and_their_matrices_are_kept(cli: Cli, work: Path) -> None:
+    (work / "find.yaml").write_text("""
+title: Attention
+source: nobody
+measure: {over: last, mean: pooled, called: accuracy}
+settings: {data: digits, clients: 5, partition: shards, rounds: 6, steps: 3, validation: 0, batch_size: 50}
+seeds: 3
+populations: true
+mixing: true
+figure: {kind: matching, component: attention}
+columns: {random: {}}
+rows: {Local: {algorithm: local}, IGFL-S: {algorithm: igfl_s, options: {attention: self}}}
+""")
+    done = cli("reproduce", work / "find.yaml", "--out", "out", "--quiet", "--processes", 1)
+    assert done.code == 0, done.err
+    records = Records(work / "out" / "find")
+    with_matrices = [facts for run, facts in records.runs.items() if records.mixing(run)]
+    assert len({facts["split"] for facts in with_matrices}) == 3
+    rows = pq.read_table(work / "out" / "find" / "mixing.parquet").num_rows
+    assert rows == 3 * 4 * 2  # populations, thirds and all, model and attention
+    for run in records.runs:
+        for (_, component), matrix in records.mixing(run).items():
+            assert np.allclose(matrix.sum(1), 1, atol=1e-5), component
+    table = (work / "out" / "find" / TABLE_FILE).read_text()
+    assert "matching rate" in table
+    assert "\n| random | IGFL-S | " in table  # the numbers name their method
 
 
 @pytest.mark.parametrize(
@@ -417,6 +422,19 @@ def test_an_unfair_study_is_refused(cli: Cli, small: Path, old: str, new: str, s
     assert done.code == 2
     assert said in done.err
     assert len(done.err.strip().splitlines()) == 1
+
+
+def test_a_column_may_have_a_grid_of_its_own(cli: Cli, work: Path, small: Path) -> None:
+    small.write_text(
+        SMALL.replace("lr: [1.0e-6, 0.1]}}", "lr: [1.0e-6, 0.1]}, grids: {all: {lr: [1.0e-5, 0.2]}}}")
+    )
+    study = load_study(str(small))
+    assert study.choices(Cell("FedAvg", "few")) == [{"lr": 1e-6}, {"lr": 0.1}]
+    assert study.choices(Cell("trained", "all")) == [{"lr": 1e-5}, {"lr": 0.2}]
+    assert cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1).code == 0
+    chosen = {(r["column"], r["choice"]) for r in lines(work / "out" / "small") if r["row"] == "FedAvg"}
+    assert chosen == {("few", "lr=0.1"), ("all", "lr=0.2")}
+    assert "lr from 1e-06, 0.1 | all: lr from 1e-05, 0.2" in (work / "out" / "small" / TABLE_FILE).read_text()
 
 
 def test_validation_data_choose_where_test_data_say_otherwise(small: Path) -> None:

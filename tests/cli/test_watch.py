@@ -83,17 +83,6 @@ def test_of_a_deployment_nodes_are_named_while_it_runs(tmp_path: Path) -> None:
     assert "nodes:" not in printed(RunStatus("fedavg", 0, "finished", 9, 9, 0.5))
 
 
-def test_a_deployment_that_was_stopped_continues_by_its_script(tmp_path: Path) -> None:
-    run = experiment(tmp_path / "out")
-    write_json(run / "federation.json", {})
-    console = terminal(200, 30)
-    print_status([RunStatus("fedavg", 0, "stopped?", 3, 9, 0.5, quiet=754.0)], run, console)
-    assert isinstance(console.file, StringIO)
-    text = console.file.getvalue()
-    assert "resume with: ./run.sh in the folder of the deployment" in text
-    assert "--resume" not in text
-
-
 def test_plain_lines_only_of_what_changed() -> None:
     def told(lines: list[RunStatus], before: list[RunStatus]) -> str:
         console = Console(file=StringIO(), width=500)
@@ -190,6 +179,26 @@ def test_it_ends_by_itself_and_renews_the_report_when_something_is_new(
         "local: running, round 3 of 10, mean 52.50%, worst 10% 50.00%, 3.0 kB, 9 s so far, about 21 s left",
         "local: finished, round 4 of 10, mean 52.50%, worst 10% 50.00%, 3.0 kB, 9 s so far",
     ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["none"], "none holds no run (there is no such folder)"),
+        (["."], ". holds no run"),
+        (["out", "--every", "0.1"], "--every: input should be greater than or equal to 0.5"),
+        (["out", "--evry", "3"], "unknown option --evry, did you mean '--every'?"),
+        (["out", "-o", "no/r.html"], "there is no folder no"),
+        (["out", "-o", "out/experiment.yaml"], "this is a file of the run in"),
+        ([], "RUN"),
+    ],
+)
+def test_what_cannot_be_is_exit_code_2(cli: Cli, work: Path, argv: list[str], message: str) -> None:
+    finished(work / "out")
+    done = cli("watch", *argv)
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
 
 
 def test_ctrl_c_leaves_without_a_trace(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

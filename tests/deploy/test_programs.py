@@ -29,6 +29,18 @@ def test_the_superlink_gives_an_upload_up_after_a_minute() -> None:
     assert found == "[60, 60]"
 
 
+def test_a_node_sleeps_as_long_as_it_is_told() -> None:
+    found = run_python(
+        "from fedattune.deploy.operate import programs\n"
+        "import time; slept = []; time.sleep = slept.append\n"
+        "programs._shorten_pauses(0.25)\n"
+        "from flwr.supernode import start_client_internal as node\n"
+        "node.time.sleep(3); node.time.sleep(1)\n"
+        "print(slept == [0.25, programs.TASK_POLL_S], node.subprocess.Popen is programs._start_program)"
+    )
+    assert found == "True True"
+
+
 @pytest.mark.parametrize("text", ["0", "soon", "1e9", "-1", "nan"])
 def test_a_pause_that_is_no_time_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDATTUNE_POLL", text)

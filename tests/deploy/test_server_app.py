@@ -231,3 +231,24 @@ def test_what_goes_wrong_on_a_node_is_not_told_to_the_server(ragged: Federation,
     with pytest.raises(RunError, match=r"a node failed \(FileExistsError; ") as caught:
         run_deployed(ragged, tmp_path, algorithms="fedavg", cohort=1.0)
     assert "state-1" not in (tmp_path / "log.txt").read_text() + str(caught.value)
+
+
+def test_numbers_as_targets_are_the_simulators(tmp_path: Path) -> None:
+    """Nodes measure in the unit of the target, whose mean and deviation the schema tells them."""
+    table = tmp_path / "prices.csv"
+    random = np.random.default_rng(0)
+    rows = [(f"city{i % 4}", random.normal(80, 20), 300_000 + 50_000 * (i % 4)) for i in range(80)]
+    lines = [f"{city},{area:.1f},{base + 1500 * area:.0f}" for city, area, base in rows]
+    table.write_text("\n".join(["city,area,price", *lines]) + "\n")
+    prices = load_federation(table, client_column="city", target="price")
+    groups = [[0, 3], [1, 2]]
+    (result,) = run_deployed(prices, tmp_path, algorithms="fedmcsa", groups=groups)
+    whole = run_simulated("fedmcsa", prices)
+    same_numbers(whole, result, measured=False)
+    assert result.metrics["rmse_uniform"] > 1000
+    errors = [client.trained for client in result.clients]
+    assert result.metrics["rmse_uniform"] == pytest.approx(np.mean(errors))
+    (file,) = (file for name, file in find_models(tmp_path, "fedmcsa").items() if name == "city2")
+    whole.export("city2", tmp_path / "m.safetensors")
+    ours, theirs = (predict(one, table) for one in (tmp_path / "m.safetensors", file))
+    np.testing.assert_allclose(theirs.values, ours.values, rtol=1e-9)

@@ -54,18 +54,6 @@ def test_parameter_counts(name: str, shape: Any, classes: int, options: Any, cou
 SMALLEST = {"cnn": 16, "lenet": 16, "tf_cnn": 18, "mcmahan_cnn": 4, "reddi_cnn": 6, "digit_model": 4}
 
 
-@pytest.mark.parametrize("name", SMALLEST)
-def test_images_from_the_smallest_on(name: str) -> None:
-    """Also odd and oblong ones; one pixel less is refused."""
-    least = SMALLEST[name]
-    for size in [(least, least), (least + 1, least + 6), (least + 7, least + 3)]:
-        model = build_model(name, (2, *size), 3, {}).eval()
-        with torch.no_grad():
-            assert model(torch.zeros(1, 2, *size)).shape == (1, 3)
-    with pytest.raises(ConfigError, match=rf"{name}: images of .* needs {least}x{least} at least"):
-        build_model(name, (2, least + 5, least - 1), 3, {})
-
-
 def pictures(count: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Random pictures of three classes."""
     noise = torch.Generator().manual_seed(count)

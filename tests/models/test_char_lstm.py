@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 import fedattune
-from fedattune import Federation, ModelError
+from fedattune import Federation
 from fedattune.core.task import Task
-from fedattune.models import build_model
 from fedattune.models.recurrent import LstmLayer
 
 SENTENCES = ("the cat sat on a mat ", "my dog ran up a hill ")
@@ -31,16 +30,6 @@ def speakers(tmp_path_factory: pytest.TempPathFactory) -> Federation:
                 table.writerow([speaker, text[at : at + 10], text[at + 10]])
     options = {"tokens": "characters", "max_tokens": 10}
     return fedattune.load_federation(file, client_column="speaker", target="next", options=options)
-
-
-def test_the_network_has_the_size_of_leaf() -> None:
-    """80 characters, embedding 8, two layers of 256, dense to 80; two more rows are for other and no characters."""
-    model = build_model("char_lstm", (80,), 80, {})
-    layers = (8 + 256 + 1) * 4 * 256 + (256 + 256 + 1) * 4 * 256
-    assert sum(p.numel() for p in model.parameters()) == 82 * 8 + layers + 257 * 80
-    assert model(torch.full((2, 80), -1.0)).shape == (2, 80)
-    with pytest.raises(ModelError, match="expected a sequence of token numbers"):
-        build_model("char_lstm", (1, 8, 8), 3, {})
 
 
 def test_the_layer_is_that_of_pytorch() -> None:

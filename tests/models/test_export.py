@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import fedattune
 from conformance.table import CASES, Case
+from crafted import seal
 from fedattune import ConfigError, Federation, Result, RunError
 from fedattune.cli import main
 from fedattune.core.io import clean_file_name
@@ -100,6 +101,11 @@ def test_the_model_of_every_method(case: Case, ragged: Federation, tmp_path: Pat
     for kind in kinds:
         (tmp_path / kind).mkdir()
         check(result, "3", ragged, kind, tmp_path / kind)
+
+
+@pytest.mark.parametrize("name", ["fedmcsa", "fedrod", "fedam", "fedcp"])
+def test_onnx_of_each_network(name: str, ragged: Federation, tmp_path: Path) -> None:
+    check(fit(name, ragged), "2", ragged, "onnx", tmp_path)
 
 
 @pytest.mark.parametrize("kind", SUFFIX)
@@ -273,3 +279,19 @@ def failed(capsys: pytest.CaptureFixture[str], run: Path) -> str:
     capsys.readouterr()
     assert main(["export", str(run), "--client", "0"]) == 2
     return capsys.readouterr().err
+
+
+def test_runs_that_cannot_be_exported(
+    ragged: Federation, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit("fedavg", ragged, out="old")
+    (here / "old" / "inputs.safetensors").unlink()
+    seal(here / "old")
+    assert "does not say how inputs are prepared" in failed(capsys, here / "old")
+    fit("fedavg", ragged, out="server")
+    (here / "server" / "models.safetensors").unlink()
+    seal(here / "server")
+    assert "each is on its client's node" in failed(capsys, here / "server")
+    fit("fedavg", ragged, Normed(5, 3), out="own")
+    assert "a Normed of your own" in failed(capsys, here / "own")
+    assert not list(here.glob("*.safetensors"))

@@ -92,7 +92,8 @@ def runs(ragged: Federation, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return found
 
 
-@pytest.mark.parametrize(("how", "state"), [*((how, "memory") for how in DAMAGE), ("cut at 0.5", "disk")])
+@pytest.mark.parametrize("state", ["memory", "disk"])
+@pytest.mark.parametrize("how", list(DAMAGE))
 def test_a_damaged_one_is_said_and_the_one_before_used(
     how: str, state: str, runs: dict[str, tuple[Path, Result]], ragged: Federation, tmp_path: Path
 ) -> None:

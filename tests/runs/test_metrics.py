@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedattune import ConfigError, Result
+from fedattune.core.payload import MixingMatrices
 from fedattune.engine.base import Scores
 from fedattune.runs.metrics import build_history, summarize_scores
 from fedattune.runs.store import RoundRecord, RunStore
@@ -113,3 +114,17 @@ def test_who_was_missing_since_the_evaluation_before() -> None:
     entries = build_history(store, ["a", "b"])
     found = [(e["round"], e["diverged"], e["absent"]) for e in entries]
     assert found == [(2, ["a"], ["b"]), (4, [], ["a", "b"]), (6, [], ["a"])]
+
+
+def test_components_of_mixing_are_in_natural_order() -> None:
+    store = RunStore(None)
+    names = ["11.bias", "head", "4.bias", "layer10.0", "0.bias", "1.bias", "layer2.0"]
+    store.add_mixing(
+        1,
+        MixingMatrices(
+            torch.tensor([1]), torch.tensor([0, 1]), {n: torch.tensor([[0.25, 0.75]]) for n in names}
+        ),
+    )
+    found = store.mixing(2).last()
+    assert list(found) == ["0.bias", "1.bias", "4.bias", "11.bias", "head", "layer2.0", "layer10.0"]
+    assert np.array_equal(found["head"], np.array([[np.nan, np.nan], [0.25, 0.75]]), equal_nan=True)

@@ -57,10 +57,7 @@ def consistent(kept: RunStore) -> int:
     return len(known)
 
 
-def test_a_writer_that_commits_all_the_time_and_readers_do_not_disturb_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "WRITE_LOCK_TIMEOUT_S", 100.0)  # on busy cores a reader may take seconds
+def test_a_writer_that_commits_all_the_time_and_readers_do_not_disturb_each_other(tmp_path: Path) -> None:
     path = tmp_path / "metrics.sqlite"
     RunStore(path).close()
     writer = begin(path)
@@ -125,14 +122,6 @@ def test_a_reader_that_never_ends_is_said_and_the_writer_goes_on_after_it(
     halted.close()
     kept.commit()
     assert consistent(reader) == 2
-
-
-def test_a_missing_store_and_a_broken_one_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="cannot read"):
-        RunStore.open_read_only(tmp_path / "none.sqlite")
-    (tmp_path / "broken.sqlite").write_text("x" * 5_000)
-    with pytest.raises(RunError, match="cannot read"):
-        RunStore.open_read_only(tmp_path / "broken.sqlite")
 
 
 RUN = {"rounds": 8, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}

@@ -10,7 +10,7 @@ from fedattune.core.params import Params
 from fedattune.server import Average
 from fedattune.server.wrapper import ServerWrapper
 
-CLIENT = ("ClientUpdate", "Probing", "Resting", "Declining", "StepMeasuring")
+CLIENT = ("ClientUpdate", "Probing", "Resting", "Substituting", "StepMeasuring")
 SERVER = (
     "ServerUpdate", "SumsOnly", "Measurable", "Joinable", "Discardable", "Skippable", "Quarantining",
     "TrafficCounting", "Advisory",

@@ -100,5 +100,5 @@ def test_mocha_goes_on_with_a_tie_to_the_own_model() -> None:
     sent = Payload(Params(w=torch.tensor([4.0])), {"omega": Params(own=torch.tensor(0.5))})
     assert rule.offered_model(sent)["w"].item() == -8.0
     own = Params(w=torch.tensor([3.0]))
-    declined = rule.decline(sent, own)
-    assert (declined.params["w"] + 0.5 * own["w"]).item() == 0.0
+    replaced = rule.substitute(sent, own)
+    assert (replaced.params["w"] + 0.5 * own["w"]).item() == 0.0

@@ -33,13 +33,13 @@ from ..client import RunningMean, add_to_mean, score_models
 from ..core.algorithm import (
     Algorithm,
     ClientUpdate,
-    Declining,
     Finished,
     LocalPlan,
     Probe,
     Probing,
     StepChanges,
     StepMeasuring,
+    Substituting,
     TrafficCounting,
     change,
 )
@@ -70,7 +70,7 @@ class _Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedFomoClient(ClientUpdate, Probing, Declining, StepMeasuring):
+class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
     """Client rule of FedFomo: moves towards candidates in proportion to their gain on held-out data; then SGD.
 
     theta is the start of the client's last SGD. The candidates are the client's own last model and the models that
@@ -157,7 +157,7 @@ class FedFomoClient(ClientUpdate, Probing, Declining, StepMeasuring):
         """Return the own last model; only the held-out data tell the next start."""
         return local_state["own"]
 
-    def decline(self, sent: Payload, own: Params) -> Payload:
+    def substitute(self, sent: Payload, own: Params) -> Payload:
         """Return copies of the own model in place of the others' models."""
         copies = sent.extra["peers"].map(
             lambda peers, mine: mine.expand(peers.shape), own.only(sent.extra["peers"])

@@ -28,7 +28,6 @@ from ..client import RunningMean, add_to_mean, score_models
 from ..core.algorithm import (
     Algorithm,
     ClientUpdate,
-    Declining,
     Finished,
     Joinable,
     LocalPlan,
@@ -37,6 +36,7 @@ from ..core.algorithm import (
     Probe,
     Probing,
     ServerTraits,
+    Substituting,
     TrafficCounting,
     change,
 )
@@ -65,7 +65,7 @@ class _Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class IFCAClient(ClientUpdate, Probing, Declining):
+class IFCAClient(ClientUpdate, Probing, Substituting):
     """Client rule of IFCA: score the K models on the training samples, train the best one, and report its number."""
 
     plan = LocalPlan(probe=Probe(makes_received_model=True), extras={"models": "IFCAServer"})
@@ -95,7 +95,7 @@ class IFCAClient(ClientUpdate, Probing, Declining):
         """Upload the trained model, and which of the K models it was."""
         return Payload(carry.w, {"cluster": Params(best=choose_best(carry.losses.value))}), {}
 
-    def decline(self, sent: Payload, own: Params) -> Payload:
+    def substitute(self, sent: Payload, own: Params) -> Payload:
         """Return copies of the own model in place of the K models."""
         models = sent.extra["models"]
         return Payload(own, {"models": models.map(lambda v, mine: mine.expand(v.shape), own.only(models))})

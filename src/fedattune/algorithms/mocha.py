@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext, StartPoint
-from ..core.algorithm import Algorithm, Declining, ServerTraits
+from ..core.algorithm import Algorithm, ServerTraits, Substituting
 from ..core.dense import column_blocks
 from ..core.effect import Mechanism
 from ..core.options import NonNegative
@@ -64,7 +64,7 @@ class RelationshipCorrection(Correction):
 
 
 @dataclass(frozen=True)
-class MochaClient(SGD, Declining):
+class MochaClient(SGD, Substituting):
     """Client rule of MOCHA: SGD with the tie, on a model of its own.
 
     The payload is no model. Without data, the tie would pull w to -sent / Omega_tt.
@@ -77,7 +77,7 @@ class MochaClient(SGD, Declining):
         own = sent.extra["omega"]["own"]
         return sent.params.map(lambda v: -v / own.to(v))
 
-    def decline(self, sent: Payload, own: Params) -> Payload:
+    def substitute(self, sent: Payload, own: Params) -> Payload:
         """Let the tie pull to the own last model."""
         return sent._replace(params=own.map(lambda v: -v * sent.extra["omega"]["own"].to(v)))
 

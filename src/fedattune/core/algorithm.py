@@ -64,7 +64,7 @@ class LocalPlan:
 class ClientUpdate(ABC):
     """One client's part of a round: pure functions, written for one client without a client axis.
 
-    Rare abilities are separate base classes: `Probing`, `Resting`, `Declining`, `StepMeasuring`. The methods share
+    Rare abilities are separate base classes: `Probing`, `Resting`, `Substituting`, `StepMeasuring`. The methods share
     their arguments:
 
         sent: the last payload that the server sent to this client
@@ -128,16 +128,16 @@ class Resting(ABC):
         """Return the model for predictions in a round in which the client did not train."""
 
 
-class Declining(ABC):
-    """A client rule that reads more of a payload than its model; for clients that refuse worse models (`--accept`)."""
+class Substituting(ABC):
+    """A client rule that reads more of a payload than its model."""
 
     def offered_model(self, sent: Payload) -> Params:
-        """Return the model by which a client judges a payload."""
+        """Return the model that a payload offers."""
         return sent.params
 
     @abstractmethod
-    def decline(self, sent: Payload, own: Params) -> Payload:
-        """Return the payload in place of a refused one: as if the client were sent its own last upload."""
+    def substitute(self, sent: Payload, own: Params) -> Payload:
+        """Return the payload as if it had offered the client's own last upload."""
 
 
 class StepMeasuring(ABC):

@@ -19,8 +19,6 @@ from ..core.streams import Stream
 from ..data.types import Index
 from .noise import draw_secret
 
-Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
-
 WIDTH_STEP = 8
 """Widths of batches are multiples of this, so that few widths occur: a step is compiled once for each."""
 

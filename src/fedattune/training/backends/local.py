@@ -20,9 +20,8 @@ from ...runs.context import RunContext
 from ...runs.rows import RowStack, RowStorage
 from ..clients.acceptance import REFUSAL, AcceptBetter, Judge
 from ..clients.evaluation import MODEL_CHUNK_BYTES, ClientModels, LocalEvaluation, PointScores
-from ..clients.kept import KeptModels
 from ..clients.record_privacy import RecordPlan
-from ..clients.state import ClientStates, PayloadFactory
+from ..clients.state import ClientStates, KeptModels, PayloadFactory
 from ..effects import MEASURED_SAMPLES, measure_module, measure_training
 from ..setup import resolve_weight_decay
 from ..uploads.pipeline import make_client_steps

@@ -3,15 +3,15 @@
 `--accept better` wraps the client rule of any method, so that it works wherever the client is: `AcceptBetter` keeps the
 model of the client's last upload, and a judge compares it with what a new payload offers, before the client trains with
 it or is evaluated with it. After a refusal the client goes on as if it had been sent its own model: by
-`Declining.decline`, and without corrections by what other clients did.
+`Substituting.substitute`, and without corrections by what other clients did.
 
 The offered model is that of the payload, with the tensors that never left the client; or the start that the rule makes
 of the payload by a look at data. Losses are compared, as few rows say more by their losses than by their classes; an
 equal loss is accepted. A client without validation rows accepts everything. BatchNorm statistics are not judged: both
 models are compared with those that the client has.
 
-It makes no difference to the rule whether a model is worse because of an attack, or because it is an average of unlike
-clients. Most methods are therefore close to training alone with it.
+To the rule, a corrupted model is like one that is worse because it is an average of unlike clients. Most methods are
+therefore close to training alone with it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -104,7 +104,7 @@ class AcceptBetter(ClientWrapper):
 
     def _choose(self, sent: Payload, local_state: LocalState) -> Payload:
         refused = _is_refused(local_state)
-        own = self.decline(sent, local_state[OWN])
+        own = self.substitute(sent, local_state[OWN])
         extra = {k: choose(refused, own.extra[k], v) for k, v in sent.extra.items()}
         return Payload(choose(refused, own.params, sent.params), extra)
 

@@ -204,6 +204,7 @@ class LocalEvaluation:
             return []
         first = personal.rows(0)
         whole = Params({k: w[k] if k in w else torch.zeros_like(first[k]) for k in self.client_states.names})
+        # If all clients received one model, and there are no buffers, `received_scores` has its scores already.
         if self.client_states.buffers or not alike:
             n = len(self.eval_ids)
             if mean_buffers is None:
