@@ -15,7 +15,7 @@ from flower.runs import read_log, run_deployed, run_simulated
 
 
 def test_a_deployment_takes_no_attack() -> None:
-    with pytest.raises(ConfigError, match="attacks are simulations"):
+    with pytest.raises(ConfigError, match="attack is for simulations"):
         DeploymentPlan({"algorithm": "fedavg", "model": "mlr", "attack": "ipm"})
 
 

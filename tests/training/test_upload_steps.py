@@ -184,7 +184,7 @@ def test_codes_travel_in_a_deployment(text: str, ragged: Federation, tmp_path: P
 
 
 def test_secure_aggregation_refuses_codes(ragged: Federation, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="compress sends codes of single uploads"):
+    with pytest.raises(ConfigError, match="compress needs single uploads"):
         run_deployed(ragged, tmp_path, algorithm="fedavg", compress="int8", secure_aggregation=True, nodes=3)
 
 

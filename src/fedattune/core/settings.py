@@ -398,3 +398,26 @@ class Settings(FlatSchema):
 
 RAY_DEFAULTS: dict[str, Any] = {info.alias or name: info.default for name, info in Ray.model_fields.items()}
 """Settings that need engine ray, and their defaults."""
+
+UNDISTURBED: dict[str, Any] = {
+    "cohort": 1.0,
+    "drop_out": 0.0,
+    "held_out": 0,
+    "eval_clients": None,
+    "attack": None,
+    "attackers": None,
+}
+"""Settings with which all clients of a federation train, all are evaluated, and none is malicious."""
+
+SIMULATION_SETTINGS = {
+    *RAY_DEFAULTS,
+    "attack",
+    "attackers",
+    "held_out",
+    "join_rounds",
+    "engine",
+    "client_state",
+    "early_stopping",
+    "upload_steps",
+}
+"""Settings that only a simulation has."""

@@ -11,7 +11,7 @@ from ..core.algorithm import Algorithm
 from ..core.errors import ConfigError, suggest_name
 from ..core.options import Count, StrictSchema, build, describe_errors, list_options, look_up
 from ..core.own_code import find_file, is_reference, make_portable
-from ..core.settings import LARGEST_UPDATE, RAY_DEFAULTS, Settings
+from ..core.settings import LARGEST_UPDATE, SIMULATION_SETTINGS, Settings
 from ..data.schema import Schema
 from ..experiments.config import Experiment
 from ..experiments.load import parse_set
@@ -26,24 +26,14 @@ NODE_OPTIONS = {
 }  # fmt: skip
 """Options of an experiment that each node decides for itself."""
 
-ATTACK_OPTIONS = {"attack", "attackers"}
-"""Settings of attacks, which are simulations."""
-
 SIMULATION_OPTIONS = {
-    *ATTACK_OPTIONS,
-    "held_out",
-    "join_rounds",
-    "engine",
-    "client_state",
-    "early_stopping",
+    *SIMULATION_SETTINGS,
     "splits",
     "metric",
-    "upload_steps",
     "tune",
     "baseline",
-    *RAY_DEFAULTS,
 }
-"""Settings that only a simulation has."""
+"""Options that only a simulation has."""
 
 ROSTER = "nodes/roster.pub"
 """File with the public keys of all nodes, relative to a deployment's folder."""
@@ -208,9 +198,9 @@ def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOpti
         name = {"algorithm": "algorithms"}.get(key, key.replace("-", "_"))
         if name in values:
             problems.append(f"{name} is given twice, once as {key!r}")
-        elif name in ATTACK_OPTIONS - allowed_keys:
+        elif name in SIMULATION_OPTIONS - allowed_keys:
             problems.append(
-                f"{key}: attacks are simulations; try them with fedattune run or compare, and leave it out"
+                f"{key} is for simulations: try it with fedattune run or compare; leave it out here"
             )
         elif name not in allowed_keys:
             hint = suggest_name(name, allowed_keys)

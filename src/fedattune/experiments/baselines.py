@@ -237,6 +237,7 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
     """Train the model on everybody's rows in one place: one epoch in a round, unless the experiment gives epochs."""
     from dataclasses import replace
 
+    from ..core.settings import RAY_DEFAULTS, UNDISTURBED
     from ..data.client_index import Client, ClientIndex
     from ..training.fit import fit
 
@@ -247,19 +248,12 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
     }
     everybody = Client("everybody", rows.pool(), evaluated["validation"], evaluated["test"])
     changed: dict[str, Any] = {
+        **UNDISTURBED,
+        **RAY_DEFAULTS,
+        "engine": "auto",
         "steps": None,
         "epochs": experiment.training.epochs or 1,
-        "cohort": 1.0,
-        "drop_out": 0.0,
-        "held_out": 0,
-        "eval_clients": None,
-        "attack": None,
-        "attackers": None,
         "accept": "always",
-        "engine": "auto",
-        "ray_address": None,
-        "ray_actors": None,
-        "ray_gpus": 0.0,
     }
     if BASELINE in plan.tuned:  # the same rate as for the model on a client's own rows
         changed["lr"] = plan.tuned[BASELINE].lr

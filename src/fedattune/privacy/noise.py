@@ -89,7 +89,7 @@ def clip_and_noise(
         {name for part in uploaded.parts() for name, v in part.items() if not v.is_floating_point()}
     ):
         raise ConfigError(
-            f"dp_client: clients upload {', '.join(odd)}, which are no real numbers, so no noise can hide them; choose "
+            f"clients upload {', '.join(odd)}, which are no real numbers, so no noise can hide them; choose "
             "another method"
         )
     anchors = [anchor.upload.params, *(Params() for _ in uploaded.upload.extra), anchor.statistics]

@@ -15,7 +15,7 @@ from ..core.hardware import find_usable_device
 from ..core.own_code import is_reference, make_portable
 from ..core.params import Params
 from ..core.payload import Broadcast, Payload, ServerState
-from ..core.settings import RAY_DEFAULTS, Settings
+from ..core.settings import RAY_DEFAULTS, UNDISTURBED, Settings
 from ..data import Federation, federation_from
 from ..models.files import SOURCE_KEY, build_algorithm, rebuild_model
 from ..runs.checkpoint import restore_tree
@@ -118,15 +118,10 @@ def train_newcomers(
     """
     before = {k: v for k, v in config.items() if k in Settings.flat_fields()}
     changed = {
+        **UNDISTURBED,
         "rounds": rounds,
-        "cohort": 1.0,
-        "drop_out": 0.0,
-        "held_out": 0,
         "eval_every": rounds,
-        "eval_clients": None,
         "early_stopping": "off",
-        "attack": None,
-        "attackers": None,
         "client_state": "memory",
         # The few clients that join are trained in this process.
         **({"engine": "auto", **RAY_DEFAULTS} if before.get("engine") == "ray" else {}),

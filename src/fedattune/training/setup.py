@@ -2,13 +2,12 @@
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.algorithm import Algorithm, ServerUpdate
+from ..core.algorithm import Algorithm
 from ..core.errors import ConfigError
 from ..core.hardware import resolve_device
 from ..core.params import Params
@@ -21,12 +20,9 @@ from ..data.federated import FederationInfo
 from ..models.files import wrap_model
 from ..runs.context import RunContext
 from ..runs.rows import LazyModel, drop_laziness
-from ..server.mixing import Mixing
-from ..server.rows import MixtureLimits
-from ..server.wrapper import ServerWrapper
 from .clients.acceptance import AcceptBetter
 from .sampling import sample_eval_ids, sample_newcomers
-from .uploads.pipeline import find_excluded
+from .uploads.pipeline import find_excluded, limit_mixtures
 
 
 def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
@@ -40,22 +36,6 @@ def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
         personal=personal,
         bn_buffers=algorithm.bn_buffers or settings.training.bn_buffers,
     )
-
-
-def limit_mixtures(algorithm: Algorithm, settings: Settings) -> Algorithm:
-    """Return the method with the user's limits of what enters a client's mixture, if its rule mixes models."""
-    limits = MixtureLimits(settings.defence.max_share, settings.defence.robust == "rows")
-    return (
-        algorithm
-        if limits == MixtureLimits()
-        else replace(algorithm, server=_limit(algorithm.server, limits))
-    )
-
-
-def _limit(rule: ServerUpdate[Any], limits: MixtureLimits) -> ServerUpdate[Any]:
-    if isinstance(rule, ServerWrapper):
-        return replace(rule, inner=_limit(rule.inner, limits))
-    return replace(rule, limits=limits) if isinstance(rule, Mixing) else rule
 
 
 def make_run_context(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from ...core.algorithm import Algorithm, SumWeighting, find_needed_sums
 from ...core.errors import ConfigError
 from ...core.settings import Settings
+from ...training.uploads.pipeline import list_single_upload_options
 
 MIN_NODES, MAX_NODES = 3, 49
 """Nodes of a federation with secure aggregation; each node makes a share for every other one."""
@@ -59,19 +60,14 @@ def check_methods(algorithms: Mapping[str, Algorithm], n_nodes: int) -> None:
 
 
 def check_settings(settings: Settings) -> None:
-    """Check that no setting of a run needs single uploads at the server."""
-    if settings.privacy.client is not None and settings.privacy.client.where == "central":
+    """Check that no setting of a run needs single uploads at the server.
+
+    Raises:
+        ConfigError: one does.
+
+    """
+    if names := list_single_upload_options(settings):
         raise ConfigError(
-            "secure-aggregation: dp-client-where central clips and noises single uploads at the server, which sees "
-            "none; choose dp-client-where local"
+            f"secure-aggregation: {names[0]} needs single uploads, and the server sees none; leave it out"
+            + ("" if "where" not in names[0] else ", or choose dp-client-where local")
         )
-    given = {"robust": settings.defence.robust != "off", "max-share": settings.defence.max_share is not None}
-    if settings.uploads.compress is not None:
-        raise ConfigError(
-            "secure-aggregation: compress sends codes of single uploads, which have no sum under masks; leave it out"
-        )
-    for key, is_given in given.items():
-        if is_given:
-            raise ConfigError(
-                f"secure-aggregation: {key} compares single uploads, and the server sees none; leave it out"
-            )

@@ -56,6 +56,19 @@ def check_upload_steps(settings: Settings, federation: Federation | FederationIn
     load_custom_steps(settings)
 
 
+def list_single_upload_options(settings: Settings) -> list[str]:
+    """List the options that look at single uploads at the server, as their users write them."""
+    noise, defence = settings.privacy.client, settings.defence
+    given = {
+        "dp-client-where central": noise is not None and noise.where == "central",
+        "robust": defence.robust != "off",
+        "max-share": defence.max_share is not None,
+        "compress": settings.uploads.compress is not None,
+        "upload-steps": settings.uploads.steps is not None,
+    }
+    return [name for name, is_given in given.items() if is_given]
+
+
 def find_excluded(settings: Settings, federation: Federation | FederationInfo) -> list[int]:
     """Return the clients that are never evaluated, sorted: those that attack."""
     return sample_attackers(settings, federation)
