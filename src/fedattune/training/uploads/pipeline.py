@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError
 from ...core.own_code import load_function
 from ...core.params import Params
@@ -34,7 +35,7 @@ from ...server.robust import find_robust_rule
 from .adversary import Attack, check_attack, sample_attackers
 from .client_privacy import ClientPrivacy
 from .compression import Compression, parse_compression
-from .robust import KEEPS_UPLOADS, RobustAggregation
+from .robust import KEEPS_UPLOADS, RobustAggregation, limit_mixtures
 from .screening import Screening
 from .step import PastRounds, RoundUploads, StepContext, UploadStep, dump_state, load_state
 
@@ -67,6 +68,11 @@ def list_single_upload_options(settings: Settings) -> list[str]:
         "upload-steps": settings.uploads.steps is not None,
     }
     return [name for name, is_given in given.items() if is_given]
+
+
+def prepare_method(algorithm: Algorithm, settings: Settings) -> Algorithm:
+    """Return the method with the user's limits of what the server rule may do with uploads."""
+    return limit_mixtures(algorithm, settings)
 
 
 def find_excluded(settings: Settings, federation: Federation | FederationInfo) -> list[int]:
