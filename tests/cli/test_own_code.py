@@ -179,7 +179,7 @@ def test_a_module_a_yaml_file_and_python_take_the_same(
         fedattune.personalize(other, data, rounds=1, algorithm=near)
     module = rebuild_model({**other.config, **other.facts})
     assert fedattune.personalize(other, data, rounds=1, algorithm=near, module=module)
-    found = fedattune.compare(data, ["code/own.py:near"], rounds=2, set={"near.mu": 0.25}, tune=1)
+    found = fedattune.compare(data, ["code/own.py:near"], rounds=2, options={"near.mu": 0.25}, tune=1)
     assert [row.algorithm for row in found.rows] == ["local", "near", "majority"]
 
 

@@ -1,12 +1,17 @@
 """The schema: YAML and command line are one, the command line wins, every error is told at once."""
 
+from functools import reduce
+from operator import or_
 from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
 
 from fedattune import ConfigError, Settings
-from fedattune.experiments.config import Experiment
+from fedattune.core.settings import SettingsKeywords
+from fedattune.experiments.config import Experiment, ExperimentKeywords
 from fedattune.experiments.load import load_experiment, load_options
 from fedattune.experiments.validate import assign_options
 
@@ -163,3 +168,23 @@ def test_set_options_are_shared_out() -> None:
 def test_set_options_that_cannot_be(key: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         assign_options({key: 1}, KNOWN)
+
+
+def _plain(annotation: Any) -> Any:
+    """Return a type without the metadata of Pydantic."""
+    if get_origin(annotation) is Annotated:
+        return _plain(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return reduce(or_, (_plain(kind) for kind in get_args(annotation)))
+    return annotation
+
+
+def test_typed_keywords_are_the_options() -> None:
+    fields = Settings.flat_fields()
+    expected = {
+        name: _plain(field.annotation if field.default is not None else field.annotation | None)
+        for name, field in fields.items()
+    }
+    assert get_type_hints(SettingsKeywords) == expected
+    apart = {"data", "model", "algorithms", "set"}  # arguments of compare and tune
+    assert get_type_hints(ExperimentKeywords).keys() == Experiment.flat_fields().keys() - apart

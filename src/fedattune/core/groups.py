@@ -49,9 +49,6 @@ class _Place(NamedTuple):
 class FlatSchema(StrictSchema):
     """A schema that takes flat options and holds them in groups."""
 
-    def __init__(self, **flat: Any) -> None:
-        super().__init__(**flat)
-
     @classmethod
     def flat_fields(cls) -> dict[str, FieldInfo]:
         """Return the options by their flat names, in order."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from math import ceil
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypedDict, Unpack
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
@@ -351,6 +351,55 @@ class Defence(Group):
         return names
 
 
+class SettingsKeywords(TypedDict, total=False):
+    """The flat names and types of `Settings`, for editors and type checkers; the groups describe them."""
+
+    rounds: int
+    seed: int
+    steps: int | None
+    epochs: int | None
+    batch_size: int
+    lr: float
+    weight_decay: float | None
+    bn_affine: Literal["average", "local"]
+    bn_buffers: Literal["local", "average"]
+    cohort: int | float
+    train: Literal["method", "cohort", "all"]
+    drop_out: float
+    held_out: int
+    join_rounds: int
+    eval_every: int
+    eval_clients: int | None
+    early_stopping: EarlyStopping
+    engine: EngineName
+    ray_address: str | None
+    ray_actors: int | None
+    ray_gpus: float
+    device: Literal["auto", "cpu", "cuda"]
+    client_state: Literal["auto", "memory", "disk"]
+    dtype: Literal["float32", "float64"]
+    mixed_precision: Literal["off", "bfloat16"]
+    dp_delta: float
+    dp_client: float | None
+    dp_client_noise: float | None
+    dp_client_clip: float
+    dp_client_where: Literal["central", "local"]
+    dp_record: float | None
+    dp_record_noise: float | None
+    dp_record_clip: float
+    attack: str | None
+    attackers: int | float | None
+    compress: str | None
+    upload_steps: str | None
+    accept: Literal["always", "better"]
+    screening: Literal["auto", "on", "groups", "off"]
+    max_weight: float | None
+    robust: str
+    robust_share: float
+    trusted: str | None
+    max_share: float | None
+
+
 class Settings(FlatSchema):
     """Settings of a run: everything except the data, the model and the method.
 
@@ -377,6 +426,9 @@ class Settings(FlatSchema):
     attack: Attack | None = None
     uploads: Uploads = Uploads()
     defence: Defence = Defence()
+
+    def __init__(self, **flat: Unpack[SettingsKeywords]) -> None:
+        super().__init__(**flat)
 
     @classmethod
     def from_keywords(cls, **values: Any) -> Self:

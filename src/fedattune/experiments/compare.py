@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..analysis.compare import MethodRow, build_client_table, build_run_table, to_pandas
 from ..analysis.folder import seal_experiment
@@ -12,6 +12,7 @@ from ..analysis.verdict import Verdict, reach_verdict
 from ..core.errors import ConfigError
 from ..core.lock import lock_folder
 from ..core.text import make_printable
+from .config import ExperimentKeywords
 from .load import load_experiment
 from .output import OutputOptions, check_run_folder
 from .plan import Plan, make_plan, prepare_command
@@ -84,11 +85,12 @@ def compare(
     algorithms: Sequence[str] | str = ("local", "fedavg", "fedavg_ft", "fedmcsa", "attune"),
     model: str = "mlr",
     *,
+    options: Mapping[str, Any] | None = None,
     out: Path | str | None = None,
     callbacks: "Sequence[Callback]" = (),
-    processes: Any = "auto",
+    processes: int | Literal["auto"] = "auto",
     quiet: bool = True,
-    **options: Any,
+    **settings: Unpack[ExperimentKeywords],
 ) -> Comparison:
     """Train several methods on the same split, and say whether collaborating helps, and whom.
 
@@ -96,14 +98,14 @@ def compare(
         data: name of a data set, path of a table, or a federation made in Python.
         algorithms: names of methods, or "file.py:factory" of your own; `local` is added where it is missing.
         model: name of the model, "file.py:factory", or "package.module:factory".
+        options: options of methods, models, data and partitions, such as `{"fedmcsa": {"sigma": 20}}`.
         out: run folder, new or empty, which commands such as `fedattune report` read; without it, nothing is kept.
         callbacks: objects that follow each run, as for `fit`.
         processes: runs to train at the same time, each process with a copy of the callbacks; with callbacks, `auto`
             trains one after another.
         quiet: show no progress.
-        options: everything else that the command takes, with underscores: `metric="auc"`, `splits=5`, `seeds=3`,
-            `tune=5`, `baseline="sklearn"`, `client_column=...`, `target=...`, `rounds=...`, `lr=...`,
-            `set={"fedmcsa.sigma": 20}`.
+        settings: everything else that the command takes, with underscores: `metric="auc"`, `splits=5`, `seeds=3`,
+            `tune=5`, `baseline="sklearn"`, `client_column=...`, `target=...`, `rounds=...`, `lr=...`.
 
     Returns:
         Verdict, table, runs and notes.
@@ -119,7 +121,7 @@ def compare(
         (True, ['local', 'fedavg', 'majority'])
 
     """
-    plan, notes = plan_from_python(data, {**options, "algorithms": algorithms, "model": model}, "compare")
+    plan, notes = plan_from_python(data, algorithms, model, options, settings, "compare")
     processes = 1 if callbacks and processes == "auto" else processes
     output = OutputOptions.model_validate({"processes": processes, "quiet": quiet})
     if out is not None:
@@ -138,13 +140,21 @@ DATA_OPTIONS = {
 
 
 def plan_from_python(
-    data: "str | Path | Federation", values: Mapping[str, Any], command: str
+    data: "str | Path | Federation",
+    algorithms: Sequence[str] | str,
+    model: str,
+    options: Mapping[str, Any] | None,
+    settings: ExperimentKeywords,
+    command: str,
 ) -> tuple[Plan, list[str]]:
     """Plan an experiment on named data, a table, or a federation made in Python.
 
     Args:
         data: the data.
-        values: options of the experiment.
+        algorithms: names of methods.
+        model: name of the model.
+        options: options of methods, models, data and partitions.
+        settings: everything else.
         command: the command whose rules on the methods hold: `compare` adds the baseline.
 
     Returns:
@@ -154,6 +164,7 @@ def plan_from_python(
         ConfigError, DataError, ModelError: options are wrong, or the data cannot be used.
 
     """
+    values = {**settings, "algorithms": algorithms, "model": model, "set": options or {}}
     federation = None if isinstance(data, str | Path) else data
     if federation is not None and values.get("splits", 1) != 1:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from ..core.metrics import METRICS, MetricName
 from ..core.own_code import get_short_name, is_reference, make_absolute, make_portable
-from ..core.settings import MAX_CLIENTS, MAX_COUNT, SEED_LIMIT, Seed, Settings
+from ..core.settings import MAX_CLIENTS, MAX_COUNT, SEED_LIMIT, Seed, Settings, SettingsKeywords
 from ..data.splits import SplitKind
 from ..data.types import Scaling
 
@@ -35,6 +35,33 @@ def flatten_options(options: Mapping[Any, Any]) -> dict[str, Any]:
             owner, _, option = str(name).rpartition(".")
             flat[f"{get_short_name(owner)}.{option}" if is_reference(owner) else str(name)] = entry
     return flat
+
+
+class ExperimentKeywords(SettingsKeywords, total=False):
+    """The options of `Experiment` that `compare` and `tune` take as keywords; the schema describes them."""
+
+    data_dir: Path | str | None
+    client_column: str | None
+    target: str | None
+    drop_columns: str | None
+    missing: Literal["impute", "drop"]
+    partition: str | None
+    clients: int | None
+    split_seed: int | None
+    split: SplitKind
+    time_column: str | None
+    test: float
+    validation: float
+    stratify: bool | None
+    small_clients: Literal["auto", "error", "drop"]
+    scaling: Scaling
+    save_partition: str | None
+    seeds: int
+    splits: int
+    metric: MetricName | None
+    tune: int | None
+    baseline: str | Sequence[BaselineName]
+    rounds_to: float | None
 
 
 class Experiment(Settings):
@@ -132,6 +159,9 @@ class Experiment(Settings):
     rounds_to: float | None = Field(
         None, gt=0, le=1, description="show the first round that reaches this mean test accuracy, such as 0.9"
     )
+
+    def __init__(self, **flat: Any) -> None:
+        super().__init__(**flat)
 
     @field_validator("seeds")
     @classmethod

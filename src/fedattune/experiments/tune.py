@@ -5,12 +5,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..core.io import read_json
 from ..core.lock import lock_folder
 from ..core.metrics import METRICS, MetricName
 from .compare import plan_from_python
+from .config import ExperimentKeywords
 from .output import OutputOptions, check_run_folder
 from .progress import make_progress_display
 from .session import InterruptHandler
@@ -57,10 +58,11 @@ def tune(
     model: str = "mlr",
     *,
     budget: int = 5,
+    options: Mapping[str, Any] | None = None,
     out: Path | str | None = None,
-    processes: Any = "auto",
+    processes: int | Literal["auto"] = "auto",
     quiet: bool = True,
-    **options: Any,
+    **settings: Unpack[ExperimentKeywords],
 ) -> dict[str, TunedMethod]:
     """Choose the learning rate and the own options of methods by validation data, each with the same budget.
 
@@ -69,11 +71,12 @@ def tune(
         algorithms: names of methods, or "file.py:factory" of your own, whose learning rate is tuned.
         model: name of the model, or "file.py:factory".
         budget: full runs that each method may spend.
+        options: options of methods that are not tuned, and of models, data and partitions, such as
+            `{"fedmcsa": {"sigma": 20}}`.
         out: folder for the log of all trials, new or empty; without it, nothing is kept.
         processes: runs to train at the same time.
         quiet: show no progress.
-        options: everything else that `compare` takes: `lr=...` is the middle of the grid of learning rates, and
-            `set={"fedmcsa.sigma": 20}` fixes an option.
+        settings: everything else that `compare` takes; `lr=...` is the middle of the grid of learning rates.
 
     Returns:
         Method -> its choice. The test rows of the data are in no part of the tuning.
@@ -89,8 +92,8 @@ def tune(
         ({}, 5, True)
 
     """
-    values = {**options, "algorithms": algorithms, "model": model, "tune": budget}
-    plan, _ = plan_from_python(data, values, "tune")
+    settings["tune"] = budget
+    plan, _ = plan_from_python(data, algorithms, model, options, settings, "tune")
     output = OutputOptions.model_validate({"processes": processes, "quiet": quiet})
     with tempfile.TemporaryDirectory(prefix="fedattune-") as scratch:
         folder = Path(out) if out is not None else Path(scratch) / "run"

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
@@ -14,7 +14,7 @@ from ..core.errors import ConfigError, DivergedError
 from ..core.hardware import check_device
 from ..core.lock import lock_folder
 from ..core.own_code import get_short_name, is_reference, make_absolute
-from ..core.settings import Settings
+from ..core.settings import Settings, SettingsKeywords
 from ..data import Federation
 from ..models import build_seeded_model, check_model
 from ..models.files import SOURCE_KEY
@@ -87,7 +87,7 @@ def fit(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     settings: Settings | None = None,
-    **more: Any,
+    **more: Unpack[SettingsKeywords],
 ) -> Result:
     """Train one algorithm on a federation.
 
