@@ -27,7 +27,6 @@ class Finding:
         value: what was found, as text.
         advice: what to do, if anything.
         facts: the same for programs.
-
     """
 
     name: str
@@ -96,7 +95,6 @@ def check_free_space(name: str, folder: Path, where: str, state: State, advice: 
         where: text after "free" that names the place, with a space before it.
         state: state of the finding if there is too little space.
         advice: what to do then.
-
     """
     free = shutil.disk_usage(find_nearest(folder)).free
     is_full = free < MIN_FREE_BYTES

@@ -21,7 +21,6 @@ class Mechanism(NamedTuple):
     Examples:
         >>> Mechanism("steps", "steps without the proximal term", "one without the proximal term").part
         'steps'
-
     """
 
     part: str
@@ -35,7 +34,6 @@ class Effect(NamedTuple):
     Attributes:
         mechanism: the mechanism.
         value: relative distance of the values from the mechanism's reference; 0 if they are equal.
-
     """
 
     mechanism: Mechanism
@@ -70,7 +68,6 @@ def measure_mixing(mixing: MixingMatrices | None) -> tuple[Effect, ...]:
     Returns:
         Two effects, both total variation distances from 0 to 1, averaged over clients and components; none without
         matrices. One row alone has no distance from equal rows.
-
     """
     if mixing is None or not len(mixing.rows):
         return ()

@@ -28,7 +28,6 @@ class Fault:
         client: number of the client; None if the place where the fault was made does not know it.
         round: number of the round; None likewise.
         node: name of the client's node; empty in a simulation.
-
     """
 
     kind: FaultKind

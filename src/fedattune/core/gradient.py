@@ -72,7 +72,6 @@ def sum_clipped(
         batch: inputs (B, ...), targets (B,) and weights (B,).
         clip: maximum norm of a sample's gradient over all tensors.
         at_once: samples whose gradients are in memory at the same time.
-
     """
 
     def differentiate_one(*sample: Tensor) -> Params:

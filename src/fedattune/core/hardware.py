@@ -116,7 +116,6 @@ def check_device(settings: Settings) -> None:
 
     Raises:
         ConfigError: the device or its arithmetic is missing.
-
     """
     execution = settings.execution
     if execution.device == "cuda" and not torch.cuda.is_available():

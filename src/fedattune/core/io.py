@@ -134,7 +134,6 @@ def _read_limited(path: Path, n_bytes: int) -> str:
     Raises:
         OSError: the file cannot be read.
         ValueError: the file is larger, or no UTF-8.
-
     """
     with path.open("rb") as file:
         content = file.read(n_bytes + 1)
@@ -148,7 +147,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: the file is missing, unreadable, not YAML, or not a mapping.
-
     """
     try:
         content = yaml.load(_read_limited(path, MAX_YAML_BYTES), _CarefulLoader)  # noqa: S506 (a safe loader)
@@ -217,7 +215,6 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], meta: Mapping[str, str]
 
     Raises:
         RunError: the disk is full or read-only, or the path is a device, which the library would replace by a file.
-
     """
     if path.exists() and not path.is_file():
         raise RunError(f"cannot write {path}: tensors go to a file, and this is none")
@@ -238,7 +235,6 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     Raises:
         RunError: the file is missing or damaged.
-
     """
     try:
         with safe_open(path, "pt") as file:
@@ -273,7 +269,6 @@ def read_json(path: Path) -> Any:
 
     Raises:
         RunError: the file is missing or damaged.
-
     """
     try:
         return parse_json(_read_limited(path, MAX_JSON_BYTES))
@@ -288,7 +283,6 @@ def parse_json(text: str | bytes) -> Any:
 
     Raises:
         ValueError: the text is no such JSON, or is nested too deeply.
-
     """
     try:
         return json.loads(text, parse_constant=_refuse_number, parse_float=_parse_finite)

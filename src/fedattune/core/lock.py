@@ -28,7 +28,6 @@ def lock_folder(folder: Path, *, is_new: bool = False) -> Iterator[None]:
 
     Raises:
         RunError: a living process holds the lock, and the message says which one; or the folder is not empty.
-
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK_FILE, timeout=0)

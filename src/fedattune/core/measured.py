@@ -69,7 +69,6 @@ def choose(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], obj
 
     Returns:
         The plain call's name, unless another takes less than 1 / MIN_GAIN of its time.
-
     """
     return _find(what, sizes, calls, _choose_fastest).name if is_allowed() else next(iter(calls))
 

@@ -36,7 +36,6 @@ class Metric(NamedTuple):
         is_percent: whether tables show percent, and differences are in points.
         is_for_classes: whether the target is a class, not a number.
         has_unit: whether its values have the unit of the target.
-
     """
 
     name: MetricName
@@ -81,7 +80,6 @@ def format_number(value: float, digits: int = 4, sign: str = "") -> str:
         value: the number.
         digits: significant digits; whole numbers of more digits keep all.
         sign: "+" to show the sign of positive numbers too.
-
     """
     is_long = 10**digits <= abs(value) < 1e9
     return f"{value:{sign},.0f}" if is_long else f"{value:{sign},.{digits}g}"
@@ -112,7 +110,6 @@ def register_metric(
 
     Raises:
         ConfigError: the name is that of a metric of FedAttune.
-
     """
 
     def register(measure: AnyMeasure) -> AnyMeasure:
@@ -135,7 +132,6 @@ def check_metric(name: str, *, is_regression: bool) -> Metric:
 
     Raises:
         ConfigError: there is no such metric, or it does not suit the target.
-
     """
     known = load_registered(name, "metric", METRICS) if is_reference(name) else METRICS.get(name)
     if known is None or known.is_for_classes == is_regression:
@@ -157,7 +153,6 @@ def compute_metrics(y: NDArray[np.generic], outputs: Values) -> dict[str, float]
 
     Returns:
         Metric -> value; NaN where the rows do not define it, such as the AUC of rows of a single class.
-
     """
     is_for_classes = y.dtype.kind in "iu"
     y, outputs = y.astype(np.int64 if is_for_classes else np.float64), np.asarray(outputs, dtype=np.float64)

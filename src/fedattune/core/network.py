@@ -59,7 +59,6 @@ class Network(ABC):
 
         Raises:
             ModelError: the model has no body and head.
-
         """
 
     def client_buffers(self, label_counts: Tensor) -> Params:
@@ -78,7 +77,6 @@ def split_head(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn
     Raises:
         ConfigError: the model has no linear layer called `head`.
         ModelError: no trainable linear layer makes the model's output.
-
     """
     name = type(model).__name__
     linear = [key for key, module in model.named_modules() if isinstance(module, nn.Linear)]

@@ -55,7 +55,6 @@ def describe_errors(
         error: the error of the schema.
         where: turns a key into the words that lead the phrase.
         unknown: turns an unknown key into its phrase.
-
     """
     phrases: dict[str, str] = {}
     for one in error.errors():
@@ -117,7 +116,6 @@ def list_options(factory: Callable[..., Any]) -> list[Option]:
         >>> from fedattune.algorithms import fedprox
         >>> list_options(fedprox)
         [Option(name='mu', default=0.1), Option(name='weighting', default='samples')]
-
     """
     return [
         Option(p.name, p.default)
@@ -136,7 +134,6 @@ def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:
 
     Raises:
         ConfigError: the table has no such entry; the message suggests the nearest name.
-
     """
     if name not in table:
         raise ConfigError(f"unknown {kind} {name!r}; {did_you_mean(name, table)}")
@@ -153,7 +150,6 @@ def check_options(name: str, factory: Callable[..., Any], values: Mapping[str, A
 
     Raises:
         ConfigError: some options are unknown or some values impossible; one message names all of them.
-
     """
     schema = _schema(name, factory)
     fields = schema.model_fields
@@ -193,7 +189,6 @@ def build(name: str, factory: Callable[..., T], values: Mapping[str, Any], *fixe
 
     Raises:
         ConfigError: an option is unknown, a value impossible, or the factory refuses the combination.
-
     """
     options = check_options(name, factory, values)
     try:

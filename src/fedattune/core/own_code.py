@@ -36,7 +36,6 @@ def is_reference(name: str) -> bool:
     Examples:
         >>> is_reference("own.py:near"), is_reference("package.module:near"), is_reference("fedavg")
         (True, True, False)
-
     """
     return ":" in name
 
@@ -47,7 +46,6 @@ def get_short_name(name: str) -> str:
     Examples:
         >>> get_short_name("folder/own.py:near"), get_short_name("fedavg")
         ('near', 'fedavg')
-
     """
     return name.rpartition(":")[2] if is_reference(name) else name
 
@@ -81,7 +79,6 @@ def list_references(values: object) -> list[str]:
     Examples:
         >>> list_references({"algorithms": "fedavg, own.py:near", "columns": [{"model": "net:make"}], "data": "a:b"})
         ['own.py:near', 'net:make']
-
     """
     if isinstance(values, list | tuple):
         return [name for one in values for name in list_references(one)]
@@ -108,7 +105,6 @@ def confirm_references(references: Iterable[str], named: Iterable[str], where: P
 
     Raises:
         ConfigError: some references are not among those that the user has named.
-
     """
     known = {make_absolute(name) for name in named}
     unknown = list(dict.fromkeys(one for one in map(make_absolute, references) if one not in known))
@@ -137,7 +133,6 @@ def load_function(
 
     Raises:
         FedAttuneError: the file or module is missing or fails, or has no such function.
-
     """
     place, _, attribute = reference.rpartition(":")
     if not place or not attribute.isidentifier():
@@ -181,7 +176,6 @@ def load_registered(reference: str, what: str, registry: Mapping[str, Registered
 
     Raises:
         ConfigError: the function cannot be loaded, or is not registered.
-
     """
     function = load_function(reference, f"the {what}")
     name = function.__name__

@@ -21,7 +21,6 @@ def find_layer(name: str) -> str:
         ('0', 'scale')
         >>> find_layer("attention.query.lora_A.default.weight")
         'attention.query'
-
     """
     return ADAPTER_SUFFIX.sub("", name.rpartition(".")[0]) or name
 
@@ -32,7 +31,6 @@ def find_component(name: str) -> str:
     Examples:
         >>> find_component("0.weight"), find_component("query.lora_B.default.weight")
         ('0.weight', 'query')
-
     """
     layer = name.rpartition(".")[0]
     return ADAPTER_SUFFIX.sub("", layer) if ADAPTER_SUFFIX.search(layer) else name
@@ -52,7 +50,6 @@ class Params(dict[str, Tensor]):
         >>> clients = w.copies(3)  # a stack of three models
         >>> clients["weight"].shape, clients.rows(0)["bias"], w.numel()
         (torch.Size([3, 2]), tensor([3.]), 3)
-
     """
 
     def map(self, f: Callable[..., Tensor], *others: "Params") -> "Params":
@@ -60,7 +57,6 @@ class Params(dict[str, Tensor]):
 
         Raises:
             ValueError: the others have different names.
-
         """
         for other in others:
             if other.keys() != self.keys():

@@ -89,7 +89,6 @@ class RoundContext(NamedTuple):
         personal_names: names of the tensors that never leave the client.
         is_uploaded: whether this client's upload may change what the server sends to others, a scalar bool tensor;
             false for clients that train outside the cohort and for clients that join after training.
-
     """
 
     lr: float
@@ -132,7 +131,6 @@ class Broadcast(NamedTuple):
     Attributes:
         payload: one row for each client.
         mixing: the mixing matrices if the payload is a mixture of client models, else None.
-
     """
 
     payload: Payload

@@ -52,7 +52,6 @@ class Head(Selector):
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
         >>> Head().names(model)
         ('2.weight', '2.bias')
-
     """
 
     layers: int = 1
@@ -63,7 +62,6 @@ class Head(Selector):
 
         Raises:
             ConfigError: the model has no linear layer of that name.
-
         """
         own = [
             k for k, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))
@@ -108,7 +106,6 @@ class NamedParameters(Selector):
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
         >>> NamedParameters(("0.bias", "2")).names(model)
         ('0.bias', '2.weight', '2.bias')
-
     """
 
     modules: tuple[str, ...]
@@ -118,7 +115,6 @@ class NamedParameters(Selector):
 
         Raises:
             ValueError: the model lacks one of the names.
-
         """
         names = {name for name, _ in [*model.named_modules(), *model.named_parameters()]}
         missing = [m for m in self.modules if m not in names]

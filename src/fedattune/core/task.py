@@ -28,7 +28,6 @@ def compute_loss(outputs: Tensor, batch: Batch) -> Tensor:
     Args:
         outputs: logits (B, classes), or predicted numbers (B, 1).
         batch: inputs and targets (B,), and maybe weights (B,); padding has weight 0 and does not count.
-
     """
     _, y, *weight = batch
     losses = compute_sample_losses(outputs, y)
@@ -43,7 +42,6 @@ def compute_sample_losses(outputs: Tensor, y: Tensor) -> Tensor:
     Args:
         outputs: logits (B, classes), or predicted numbers (B, 1).
         y: (B,) class numbers, or numbers.
-
     """
     if y.is_floating_point():
         return (outputs.squeeze(1).to(y.dtype) - y) ** 2
@@ -74,7 +72,6 @@ def limit_samples(model: nn.Module, most: int, input_values: int) -> int:
         model: the model.
         most: samples that are fast for a small model.
         input_values: numbers in one sample.
-
     """
     activations = count_activations(model)
     if activations == 1:
@@ -151,7 +148,6 @@ class Task:
             params: the model.
             buffers: its buffers.
             x: inputs (B, ...).
-
         """
         self.model.eval()
         out: Tensor = functional_call(self.model, {**params, **buffers}, (x,))
@@ -164,7 +160,6 @@ class Task:
             params: the model.
             buffers: its buffers; they stay unchanged.
             batch: inputs (B, ...) and labels (B,), maybe with weights (B,).
-
         """
         self.model.train()
         return differentiate(self._loss, params, buffers, batch)
@@ -177,7 +172,6 @@ class Task:
             buffers: its buffers.
             batch: inputs (B, ...), labels (B,) and weights (B,); weight 0 is padding.
             clip: maximum norm of one sample's gradient over all trained tensors.
-
         """
         self.model.train()
         return sum_clipped(self._loss, params, buffers, batch, clip, self.samples_at_once)
@@ -237,7 +231,6 @@ class Task:
 
         Raises:
             ModelError: the model refuses the input, or does not return one score per class, or one number.
-
         """
         name = type(self.model).__name__
         try:

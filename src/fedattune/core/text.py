@@ -25,7 +25,6 @@ def make_printable(text: str) -> str:
     Examples:
         >>> make_printable("a\x1b[31mb")
         'a\u241b[31mb'
-
     """
     return CONTROLS.sub(_show_control, text)
 
@@ -43,7 +42,6 @@ def guard_cell(value: object) -> object:
     Examples:
         >>> [guard_cell(one) for one in ("=1+1", "-3.2", "-3 or less", "mild", -3.2, None)]
         ["'=1+1", '-3.2', "'-3 or less", 'mild', -3.2, None]
-
     """
     if not isinstance(value, str) or not value.startswith(FORMULA_STARTS) or NUMBER.fullmatch(value):
         return value

@@ -82,7 +82,6 @@ def partition_dataset(
     Raises:
         ConfigError: an unknown partition, or options that do not fit it.
         DataError: the data cannot be divided so.
-
     """
     name = partition or dataset.default_partition
     if name not in PARTITIONS and not is_reference(name):
@@ -196,7 +195,6 @@ def restore_federation(dataset: Dataset, manifest: Mapping[str, Any]) -> Federat
 
     Raises:
         DataError: the manifest is broken, or describes other data.
-
     """
     checked = check_manifest(dict(manifest))
     about = checked["data"]
@@ -274,7 +272,6 @@ def fit_target(y: Array, train: Sequence[Index]) -> TargetScale:
     Args:
         y: targets of all samples (n,).
         train: training samples of each client.
-
     """
     sums = np.array([(len(rows), y[rows].sum(dtype=np.float64)) for rows in train])
     mean = float(sums[:, 1].sum() / sums[:, 0].sum())
@@ -338,7 +335,6 @@ def load_federation(
         Federation('digits', 4 clients, 1797 samples, 10 classes)
         >>> int(data.label_counts().sum()), len(data.clients[0].train) > len(data.clients[0].test)
         (1797, True)
-
     """
     source_options = dict(options or {})
     if clients is not None and partition in (None, "by_column") and not is_table(data):

@@ -32,7 +32,6 @@ def open_mapped(path: Path) -> Array:
 
     Raises:
         OSError, ValueError: there is no such file, or it holds no array.
-
     """
     mapped = np.load(path, mmap_mode="c", allow_pickle=False)
     address = mapped.ctypes.data
@@ -72,7 +71,6 @@ def make_key(files: Sequence[Path], *options: Any) -> str:
 
     Raises:
         OSError: a file cannot be read.
-
     """
     digests = []
     for path in files:
@@ -95,7 +93,6 @@ def read_or_make(
 
     Returns:
         The entry, its arrays mapped into memory; as `make` returns them if the cache cannot be written.
-
     """
     folder = find_cache_folder()
     if folder is None:

@@ -45,7 +45,6 @@ def deal_clients(n_clients: int, nodes: int, *, blocks: bool = False) -> list[li
 
     Raises:
         ConfigError: there are fewer clients than nodes, or no nodes.
-
     """
     if not 1 <= nodes <= n_clients:
         raise ConfigError(
@@ -73,7 +72,6 @@ def export_clients(federation: Federation, folder: Path | str, groups: Sequence[
     Raises:
         ConfigError: a group is empty, a number is no client, or a number appears twice.
         DataError: a folder has such files already, or they cannot be written.
-
     """
     times = Counter(u for group in groups for u in group)
     wrong = [u for u, n in times.items() if not 0 <= u < federation.n_clients or n > 1]
@@ -120,7 +118,6 @@ def read_client(path: Path) -> ClientFile:
 
     Raises:
         DataError: there is no such file, it is of another kind, or its content does not fit together.
-
     """
     if not path.is_file():
         raise DataError(f"no such client file: {path}")

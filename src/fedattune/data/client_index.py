@@ -50,7 +50,6 @@ class RaggedIndex(Sequence[Index]):
 
     Raises:
         DataError: `bounds` do not go from 0 to n, or they fall.
-
     """
 
     def __init__(self, flat: Array, bounds: Array) -> None:
@@ -130,7 +129,6 @@ class ClientIndex(Sequence[Client]):
 
     Raises:
         DataError: the parts and the names are of different numbers of clients.
-
     """
 
     def __init__(
@@ -198,7 +196,6 @@ class ClientIndex(Sequence[Client]):
 
         Raises:
             DataError: no clients, names that repeat, indices out of range, or a sample twice on one client.
-
         """
         if not len(self):
             raise DataError(f"{where}: no clients; give at least one")
@@ -251,7 +248,6 @@ def hash_clients(data: Mapping[str, Any], partition: Mapping[str, Any], clients:
         data: the manifest's entry `data`.
         partition: the manifest's entry `partition`.
         clients: the clients, which the manifest lists one by one.
-
     """
     digest = hashlib.sha256(b'{"clients":[')
     for start, stop in clients.chunks():

@@ -20,7 +20,6 @@ class Times:
         column: the column of a table that says it.
         values: days since 1970, or other numbers that grow with time, float64 (n,); NaN where missing.
         are_dates: whether the values are days since 1970.
-
     """
 
     column: str
@@ -60,7 +59,6 @@ class Dataset:
 
     Raises:
         DataError: lengths differ, values are not finite, or a label is no class.
-
     """
 
     name: str

@@ -44,7 +44,6 @@ class Federation:
 
     Raises:
         DataError: no clients, names that repeat, indices out of range, or a sample in two parts of a client.
-
     """
 
     name: str
@@ -232,7 +231,6 @@ def infer_schema(data: Dataset | Federation) -> Schema:
 
     Raises:
         ConfigError: two classes have one name, or there is a single class.
-
     """
     if data.schema is not None:
         return data.schema
@@ -281,7 +279,6 @@ class FederationInfo:
         input_shape: shape of one sample.
         partition: how the data were divided, as far as the server knows.
         target_scale: mean and deviation of a target that is a number.
-
     """
 
     name: str
@@ -321,7 +318,6 @@ def gather(
 
     Returns:
         The samples, (*index.shape, *shape).
-
     """
     samples = x.index_select(0, index.reshape(-1)).to(dtype)
     if shift is not None:
@@ -336,7 +332,6 @@ def combine_federations(name: str, pieces: Sequence[Federation]) -> Federation:
 
     Raises:
         DataError: the pieces differ in their samples, classes or constants, or two clients have one name.
-
     """
     first = pieces[0]
     if len(pieces) == 1:
@@ -404,7 +399,6 @@ def renumber_clients(federation: Federation, members: Index, n_clients: int) -> 
         federation: the M clients.
         members: their numbers, (M,), sorted.
         n_clients: number of clients of the larger federation.
-
     """
 
     def renumber(lists: RaggedIndex) -> RaggedIndex:
@@ -439,7 +433,6 @@ def fit_to_schema(federation: Federation, schema: Schema, where: str) -> Federat
 
     Raises:
         DataError: the data do not fit the schema.
-
     """
     schema.check(infer_schema(federation), where)
     federation = _rescale_target(federation, schema, where)

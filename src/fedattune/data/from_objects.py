@@ -57,7 +57,6 @@ def federation_from(
         >>> data = federation_from({"north": (x[:24], y[:24]), "south": (x[24:], y[24:])}, classes=["no", "yes"])
         >>> list(data.names), data.classes, data.sizes("test").tolist()
         (['north', 'south'], ('no', 'yes'), [6, 4])
-
     """
     check_fractions(test, validation, seed)
     if isinstance(clients, Mapping):

@@ -55,7 +55,6 @@ class InputSpec:
 
         Raises:
             RunError: the file is damaged.
-
         """
         if not file.exists():
             return None

@@ -62,7 +62,6 @@ def check_saved_partition(name: str) -> None:
 
     Raises:
         ConfigError: there is no such file.
-
     """
     if not resolve_manifest_path(name).exists():
         hint = did_you_mean(name, [*PARTITIONS, *list_partitions()])
@@ -74,7 +73,6 @@ def save_manifest(federation: Federation, name_or_path: str | Path) -> Path:
 
     Raises:
         DataError: another manifest has that name, or the file cannot be written.
-
     """
     path = resolve_manifest_path(name_or_path)
     if path.exists():
@@ -94,7 +92,6 @@ def load_manifest(name_or_path: str | Path) -> dict[str, Any]:
 
     Raises:
         DataError: no such file, no valid manifest, or changed since it was saved.
-
     """
     path = resolve_manifest_path(name_or_path)
     try:
@@ -112,7 +109,6 @@ def check_manifest(manifest: Any, where: str = "the partition") -> dict[str, Any
 
     Raises:
         DataError: the manifest has another form, or its content has another hash.
-
     """
     try:
         checked = _Manifest.model_validate(manifest).model_dump()

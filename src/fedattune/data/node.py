@@ -94,7 +94,6 @@ def load_node(
     Raises:
         ConfigError: a key is unknown or missing, or does not go with the data.
         DataError: the data cannot be found, read or divided, or do not fit the schema.
-
     """
     node = _read_config(config, other_keys)
     split = Split(
@@ -216,7 +215,6 @@ def _find_files(data: str) -> list[Path]:
     Raises:
         ConfigError: there is no such file or folder.
         DataError: the folder holds no such files, or files of several kinds.
-
     """
     path = Path(data).expanduser()
     kinds = {suffix: suffix for suffix in (*TABLE_SUFFIXES, CLIENT_SUFFIX)} | {".pq": ".parquet"}

@@ -60,7 +60,6 @@ class Schema(StrictSchema):
 
     Raises:
         pydantic.ValidationError: values that are no schema. The functions that read schemas raise `ConfigError`.
-
     """
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
@@ -87,7 +86,6 @@ class Schema(StrictSchema):
 
         Raises:
             ConfigError: the text is no schema; the message names every mistake.
-
         """
         try:
             values = json.loads(text)
@@ -105,7 +103,6 @@ class Schema(StrictSchema):
 
         Raises:
             ConfigError: the file cannot be read, or holds no schema.
-
         """
         return make_schema(read_yaml(Path(path)), str(path))
 
@@ -145,7 +142,6 @@ class Schema(StrictSchema):
 
         Raises:
             DataError: the schemas differ.
-
         """
         for field in type(self).model_fields:
             value, other_value = getattr(self, field), getattr(other, field)
@@ -302,7 +298,6 @@ def make_schema(values: Mapping[str, Any], where: str) -> Schema:
 
     Raises:
         ConfigError: the values are no schema; the message names every mistake.
-
     """
     try:
         return Schema.model_validate(values)
@@ -321,7 +316,6 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
 
     Raises:
         DataError: the tables differ in their target, or in whether a column holds numbers or text.
-
     """
     targets = sorted({str(schema.target) for schema in schemas})
     if len(targets) > 1:

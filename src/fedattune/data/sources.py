@@ -132,7 +132,6 @@ def resolve_source_name(name: str) -> str:
 
     Raises:
         ConfigError: there are no such data.
-
     """
     if name in SOURCES:
         return name
@@ -169,7 +168,6 @@ def load_data(
     Raises:
         ConfigError: no such name, options that do not fit, or a table without client column and target.
         DataError: the data cannot be found or read.
-
     """
     name = str(name_or_path)
     folder = None if data_dir is None else Path(data_dir).expanduser()

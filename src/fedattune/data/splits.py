@@ -46,7 +46,6 @@ def split_parts(
 
     Raises:
         DataError: the training or the test part would be empty.
-
     """
     random = np.random.default_rng([seed, client, split_number] if split_number else [seed, client])
     n_train, n_validation, n_test = compute_part_sizes(
@@ -111,7 +110,6 @@ def compute_part_sizes(
         test: fraction for testing.
         validation: fraction of the training samples for validation.
         stream: seed, client and split, from which chance is drawn.
-
     """
     n_used = int((1 - test) * n + 1e-9)  # floor; without the addend 0.7 * 10 could become 6
     n_validation = int(validation * n_used + 1e-9)
@@ -126,7 +124,6 @@ def check_fractions(test: float, validation: float, seed: int) -> None:
 
     Raises:
         ConfigError: a fraction or the seed is out of its range.
-
     """
     if not 0 < test < 1:
         raise ConfigError(f"test must be a fraction above 0 and below 1, got {test}")
@@ -146,7 +143,6 @@ def validation_weights(n_train: Array, n_validation: Array, validation: float) -
         n_train: training samples of each client.
         n_validation: validation samples of each client.
         validation: fraction of the training samples for validation.
-
     """
     n_used = n_train + n_validation
     chance = np.clip(validation * n_used, 1e-9, 1.0)
@@ -168,7 +164,6 @@ def read_times(
     Raises:
         ConfigError: the options do not go together, or the data have no such column.
         DataError: the column cannot be read.
-
     """
     if split not in ("random", "time"):
         raise ConfigError(f"split must be 'random' or 'time', got {split!r}")
@@ -260,7 +255,6 @@ def select_usable_clients(
     Raises:
         DataError: a client is not usable and `small_clients` is "error", or too few clients are usable.
         ConfigError: `small_clients` has another value.
-
     """
     if small_clients not in ("error", "drop"):
         raise ConfigError(f"small_clients must be 'error' or 'drop', got {small_clients!r}")
@@ -313,7 +307,6 @@ def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> Non
 
     Raises:
         DataError: there are fewer than two clients.
-
     """
     if len(names) < 2:
         why = f" after {left_out} too small or of one class were left out" if left_out else ""

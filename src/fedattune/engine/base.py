@@ -207,7 +207,6 @@ class Engine(ABC):
             buffers: calls with `statistics` replace `buffers[0]`.
             training: the local training.
             noise: (calls, values) of private gradients; each call of the step takes the next row.
-
         """
         if training.privacy is not None:
             return self._private_gradient(buffers[0], training, noise)
@@ -270,7 +269,6 @@ def score_samples(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         outputs: logits (..., classes), or predicted numbers (..., 1).
         y: (...) class numbers, or numbers.
-
     """
     if y.is_floating_point():
         losses = (outputs.squeeze(-1).to(y.dtype) - y) ** 2

@@ -74,7 +74,6 @@ class LocalTraining:
             client: number of the client.
             n: its training samples.
             n_values: numbers of one gradient.
-
         """
         if self.privacy is None:
             return None

@@ -64,7 +64,6 @@ def make_model(
     Raises:
         ConfigError: the name or an option is unknown.
         ModelError: the factory is missing or fails, or the model does not fit the data.
-
     """
     model = build_seeded_model(name, federation, options=options, seed=seed)
     check_model(model, federation, batch_size=batch_size, engine=engine)
@@ -97,7 +96,6 @@ def build_model(
     Raises:
         ConfigError: the name or an option is unknown.
         ModelError: the factory is missing or fails.
-
     """
     factory = find_factory(name)
     try:
@@ -129,7 +127,6 @@ def check_model(
 
     Raises:
         ModelError: the model does not fit the data, or this engine cannot train the model.
-
     """
     name = type(model).__name__
     if any(is_lazy(p) for p in [*model.parameters(), *model.buffers()]):
@@ -165,7 +162,6 @@ def find_factory(path: str) -> Callable[..., nn.Module]:
     Raises:
         ConfigError: the name is unknown.
         ModelError: the module cannot be imported, or has no such function.
-
     """
     if path in MODELS:
         return MODELS[path]

@@ -27,7 +27,6 @@ def dnn(input_shape: tuple[int, ...], n_classes: int, *, hidden: Count = 100) ->
         input_shape: the shape of one sample, flattened by the network.
         n_classes: number of classes.
         hidden: units of the hidden layer.
-
     """
     return nn.Sequential(*_stack_linear(math.prod(input_shape), hidden, n_classes))
 
@@ -43,7 +42,6 @@ def cnn(
         n_classes: number of classes.
         width: channels of the first convolution; the second one has twice as many.
         features: units of the first linear layer.
-
     """
     channels, *size = check_image_shape(input_shape, smallest=16)
     rows, columns = (((s - 4) // 2 - 4) // 2 for s in size)
@@ -73,7 +71,6 @@ def lenet(
         conv1: channels of the first 5x5 convolution.
         conv2: channels of the second 5x5 convolution. Linear layers of 120 and 84 units follow.
         batch_norm: normalise both convolutions over the batch, as pFedLA does for CIFAR.
-
     """
     channels, *size = check_image_shape(input_shape, smallest=16)
     rows, columns = (((s - 4) // 2 - 4) // 2 for s in size)
@@ -111,7 +108,6 @@ def mcmahan_cnn(input_shape: tuple[int, ...], n_classes: int, *, lrn: bool = Fal
         input_shape: channels, height and width; 4x4 at least.
         n_classes: number of classes.
         lrn: add the tutorial's local response normalisation, x / (1 + 0.001/9 sum x^2)^0.75 over 9 channels.
-
     """
     channels, *size = check_image_shape(input_shape, smallest=4)
     rows, columns = (s // 4 for s in size)
@@ -145,7 +141,6 @@ def reddi_cnn(
         n_classes: number of classes.
         conv_dropout: dropout rate after the convolutions.
         fc_dropout: dropout rate after the first linear layer.
-
     """
     channels, *size = check_image_shape(input_shape, smallest=6)
     rows, columns = ((s - 4) // 2 for s in size)
@@ -181,7 +176,6 @@ def digit_model(
         input_shape: channels, height and width; 4x4 at least.
         n_classes: number of classes.
         batch_norm: normalise after `all` layers but the last, after convolutions only (`conv`), or nowhere.
-
     """
     channels, *size = check_image_shape(input_shape, smallest=4)
     rows, columns = (s // 4 for s in size)
@@ -218,7 +212,6 @@ def resnet18(
         n_classes: number of classes.
         stem: `7x7`, ImageNet's, leaves a quarter of each side; `3x3`, usual for images of 32x32, leaves all.
         width: channels of the first stage; the other stages have 2, 4 and 8 times as many.
-
     """
     channels, _, _ = check_image_shape(input_shape)
     if stem == "7x7":
@@ -277,7 +270,6 @@ def check_image_shape(input_shape: tuple[int, ...], smallest: int = 1) -> tuple[
 
     Raises:
         ValueError: the data are no images, or a side has fewer than `smallest` pixels.
-
     """
     if len(input_shape) != 3:
         raise ValueError(

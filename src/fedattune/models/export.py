@@ -64,7 +64,6 @@ class ExportedModel:
         max_difference: largest difference between the logits of the file and of the run's model, on random inputs.
         input: the inputs of the network in the file, in words.
         output: its outputs, in words.
-
     """
 
     file: Path
@@ -95,7 +94,6 @@ def export_model(file: Path, model: nn.Module, card: ModelCard, format: ExportFo
     Raises:
         ConfigError: the file's suffix does not belong to the format, or packages for ONNX are missing.
         RunError: the format cannot hold the model, or the file predicts something else.
-
     """
     check_format(format, file)
     card = describe_model(model, card)
@@ -113,7 +111,6 @@ def check_format(format: str, file: Path | None = None) -> None:  # noqa: A002
 
     Raises:
         ConfigError: the format is unknown, the suffix is another one, or packages for ONNX are missing.
-
     """
     if format not in FORMAT_SUFFIXES:
         raise ConfigError(f"format: expected {', '.join(get_args(ExportFormat))}, got {format!r}")
@@ -129,7 +126,6 @@ def require_packages(*packages: str) -> None:
 
     Raises:
         ConfigError: some packages are missing.
-
     """
     from importlib.util import find_spec
 
@@ -144,7 +140,6 @@ def open_onnx(file: Path) -> tuple[LogitsFunction, dict[str, str]]:
     Raises:
         ConfigError: ONNX Runtime is missing.
         RunError: ONNX Runtime cannot read the file.
-
     """
     require_packages("onnxruntime")
     import onnxruntime
@@ -233,7 +228,6 @@ def _compare_logits(logits: LogitsFunction, model: nn.Module, card: ModelCard, f
 
     Raises:
         RunError: the difference is more than rounding, or a predicted class differs.
-
     """
     generator, dtype = torch.Generator().manual_seed(0), get_dtype(model)
     largest = 0.0

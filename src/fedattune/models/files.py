@@ -60,7 +60,6 @@ def parse_card(text: str | None, file: Path | str) -> ModelCard:
 
     Raises:
         RunError: FedAttune did not write the file, or the card is broken.
-
     """
     if text is None:
         raise RunError(
@@ -82,7 +81,6 @@ def check_preparation(card: ModelCard, source: str) -> None:
 
     Raises:
         RunError: the schema is missing, or the constants of a table's numbers are.
-
     """
     schema = card.get("schema")
     if schema is None or (schema.get("numbers") and card.get("preparation") is None):
@@ -165,7 +163,6 @@ def check_reference_logits(
 
     Raises:
         RunError: the outputs differ.
-
     """
     now = None if before is None else compute_reference_logits(model, card)
     if before is None or now is None:
@@ -220,7 +217,6 @@ def load_model(file: Path | str, module: nn.Module | None = None, *, factory: st
         ['0000-0.safetensors', '0001-1.safetensors', '0002-2.safetensors', '0003-3.safetensors']
         >>> load_model(files[0])(torch.zeros(2, 1, 8, 8)).shape
         torch.Size([2, 10])
-
     """
     return read_model(Path(file), module, factory)[0]
 
@@ -246,7 +242,6 @@ def confirm_code(card: ModelCard, factory: str | None, where: Path | str) -> Mod
 
     Raises:
         RunError: the card names code that the user did not name.
-
     """
     if not is_reference(card["model"]):
         return card
@@ -272,7 +267,6 @@ def fill_model(module: nn.Module | None, state: Mapping[str, Tensor], card: Mode
 
     Raises:
         RunError: the module is missing and the card names none, or the weights do not fit.
-
     """
     module = rebuild_model(card) if module is None else module
     is_known = card["algorithm"] in ALGORITHMS or SOURCE_KEY in card
@@ -303,7 +297,6 @@ def rebuild_model(card: ModelCard) -> nn.Module:
 
     Raises:
         RunError: the run had a custom module.
-
     """
     if not is_rebuildable(card):
         raise RunError(f"the run's model was a {card['model']} of your own; give one as `module` to fill")
@@ -324,7 +317,6 @@ def build_algorithm(card: ModelCard) -> Algorithm:
 
     Raises:
         ConfigError: the method is unknown, or its code cannot be loaded.
-
     """
     return build_method(card.get(SOURCE_KEY, card["algorithm"]), card.get("options", {}))
 
@@ -337,7 +329,6 @@ def wrap_model(network: Network, module: nn.Module, x: Tensor, seed: int) -> nn.
         module: the user's module, which stays as it is.
         x: inputs (B, ...).
         seed: the seed of new weights.
-
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -42,7 +42,6 @@ class Predictions:
             table has no such column.
         notes: facts about the reading of the table.
         values: predicted numbers (n,), in the unit of the target; None for classes.
-
     """
 
     classes: tuple[str, ...]
@@ -104,7 +103,6 @@ class Predictions:
 
         Raises:
             ConfigError: the file ends neither in .csv nor in .parquet.
-
         """
         file = Path(file)
         check_predictions_file(file)
@@ -164,7 +162,6 @@ def predict(
         ConfigError: packages are missing.
         DataError: the table lacks a column or value that the model needs.
         RunError: the model cannot be read.
-
     """
     logits, card = _open_model(Path(file), module, factory)
     schema, constants = _parse_inputs(Path(file), card)
@@ -201,7 +198,6 @@ def check_predictions_file(file: Path) -> None:
 
     Raises:
         ConfigError: the file ends neither in .csv nor in .parquet.
-
     """
     if file.suffix.lower() not in (".csv", ".parquet"):
         raise ConfigError(f"{file}: predictions are written as .csv or .parquet; name the file so")
@@ -232,7 +228,6 @@ def _parse_inputs(file: Path, card: ModelCard) -> tuple[Schema, Array | None]:
 
     Raises:
         RunError: the file lacks them, or they are broken.
-
     """
     check_preparation(card, str(file))
     try:

@@ -95,7 +95,6 @@ def hf(
     Raises:
         ConfigError: the id is missing, or packages are.
         ModelError: the network cannot be loaded, or does not suit the data.
-
     """
     if id is None:
         raise ConfigError("hf needs a pretrained network: give --set hf.id=ID_OR_FOLDER")
@@ -121,7 +120,6 @@ class PretrainedNetwork(nn.Module):
     Attributes:
         pretrained: the network of transformers.
         activations_per_value: numbers that training keeps for each input value; see `Task.activations_per_value`.
-
     """
 
     activations_per_value: int
@@ -136,7 +134,6 @@ class PretrainedNetwork(nn.Module):
 
         Raises:
             ModelError: the inputs are no token numbers, or have values outside the expected range.
-
         """
 
 

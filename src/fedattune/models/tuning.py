@@ -52,7 +52,6 @@ def choose_trained(
         rank: rank of the adapters.
         alpha: the adapters are scaled by alpha / rank.
         targets: ends of the names of layers that get adapters; None lets peft choose.
-
     """
     prefix = str(cast(Any, net).base_model_prefix)
     backbone = getattr(net, prefix, None)

@@ -45,7 +45,6 @@ def check_accounting() -> None:
 
     Raises:
         ConfigError: it is not installed.
-
     """
     if find_spec("dp_accounting") is None:
         raise ConfigError(
@@ -88,7 +87,6 @@ def epsilon_of(
 
         >>> round(epsilon_of(4.0, 0.01, 10_000, 1e-5), 2)
         0.95
-
     """
     _check(sample_rate, steps, delta, sampling)
     if not noise_multiplier >= 0:
@@ -120,7 +118,6 @@ def noise_for(
 
     Raises:
         ConfigError: a number is impossible, no noise reaches the target, or the library is missing.
-
     """
     _check(sample_rate, steps, delta, sampling)
     if not (isfinite(epsilon) and epsilon > 0):

@@ -65,7 +65,6 @@ def find_multiplier(target: float, delta: float, parts: tuple[Sampled, ...]) -> 
 
     Raises:
         ConfigError: no noise reaches the target.
-
     """
     interval = min(max(MIN_INTERVAL, target / INTERVALS), MAX_INTERVAL)
     low, high, guess = 0.0, inf, _guess_multiplier(target, delta, parts)

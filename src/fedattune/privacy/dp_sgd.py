@@ -35,7 +35,6 @@ class GradientNoise:
         calls: gradients that a local step takes on each of its batches.
         multiplier: gives the noise multiplier of a client.
         is_secret: whether random numbers come from the operating system, as on real nodes, or from the run's seed.
-
     """
 
     clip: float
@@ -56,7 +55,6 @@ def count_steps(
         batch_size: expected rows of a batch.
         per_step: batches of one step; they are counted for epochs alone.
         passes: repetitions of the local work.
-
     """
     if not n:
         return 0
@@ -87,7 +85,6 @@ def draw_poisson_batches(
 
     Returns:
         Sample numbers (steps, per_step, width); -1 fills the rest of a batch.
-
     """
     n, count = len(samples), steps * per_step
     if not n or not count:
@@ -113,7 +110,6 @@ class ClientNoise:
         deviation: standard deviation of the noise on a gradient, after this weight.
         key: the random stream.
         is_secret: whether the operating system gives the random numbers.
-
     """
 
     calls: int
@@ -149,7 +145,6 @@ class StepNoise:
         owners: number of the client in `clients` that a lane trains in a step (steps, lanes); -1 for none.
         dtype: type of the tensors.
         device: their device.
-
     """
 
     def __init__(

@@ -83,7 +83,6 @@ def clip_and_noise(
 
     Raises:
         ConfigError: clients upload something else than real numbers.
-
     """
     if odd := sorted(
         {name for part in uploaded.parts() for name, v in part.items() if not v.is_floating_point()}

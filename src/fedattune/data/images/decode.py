@@ -52,7 +52,6 @@ def read_images(
 
     Raises:
         DataError: a file cannot be read or has no image or label column, or images differ in shape.
-
     """
     # Two decoders of JPEG need not agree on every pixel, so the key holds Pillow's version.
     return read_cached(
@@ -72,7 +71,6 @@ def read_cached(files: Sequence[Path], options: Sequence[Any], make: Callable[[]
 
     Raises:
         DataError: a file cannot be read.
-
     """
 
     def make_entry() -> tuple[dict[str, Array], dict[str, Any]]:
@@ -169,7 +167,6 @@ def decode_image(data: bytes | None, like: Array | None, mode: ColourMode, where
 
     Raises:
         DataError: the bytes are missing or no image, or the image differs in shape from `like`.
-
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -200,7 +197,6 @@ def find_columns(schema: Any, label: str | None, where: str) -> ImageColumns:
 
     Raises:
         DataError: no column fits, or several columns could be meant.
-
     """
     from pyarrow import types
 

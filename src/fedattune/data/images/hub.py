@@ -60,7 +60,6 @@ def read_known_images(
 
     Raises:
         DataError: the images cannot be found or read, or they are images of another set.
-
     """
     image_set = IMAGE_SETS[name]
     files = select_files(name, find_image_files(name, data_dir), rows)
@@ -86,7 +85,6 @@ def check_images(name: str, file: Path, images: Images, image_set: ImageSet) -> 
 
     Raises:
         DataError: the images are of another set.
-
     """
     shape, n = images.x.shape[1:], len(images.classes)
     if shape != image_set.shape or n not in image_set.n_classes:
@@ -113,7 +111,6 @@ def find_image_files(
 
     Raises:
         DataError: `data_dir` has no such files, or they cannot be downloaded.
-
     """
     kind = "Parquet" if patterns == ("*.parquet",) else f"Parquet or {patterns[0]}"
     if data_dir is not None:
@@ -148,7 +145,6 @@ def select_files(name: str, files: list[Path], rows: RowSet) -> list[Path]:
 
     Raises:
         DataError: no file has a name for training rows.
-
     """
     if rows == "all":
         return files
@@ -223,7 +219,6 @@ def read_emnist(split: EmnistSplit, data_dir: Path | None, rows: RowSet) -> Imag
 
     Raises:
         DataError: the images cannot be found or read, or they are images of another set.
-
     """
     patterns = (f"emnist-{split}-*-ubyte.gz", f"emnist-{split}-*-ubyte", "*.parquet")
     all_files = find_image_files("emnist", data_dir, patterns, EMNIST_HUB_IDS[split])
@@ -267,7 +262,6 @@ def read_idx(path: Path, n_dims: int) -> Array:
 
     Raises:
         DataError: there is no such file, or it has another form.
-
     """
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

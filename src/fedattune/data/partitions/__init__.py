@@ -25,7 +25,6 @@ def iid(labels: Array, n_clients: int, seed: int) -> list[Index]:
 
     Raises:
         DataError: more clients than samples.
-
     """
     if n_clients > len(labels):
         raise DataError(
@@ -73,7 +72,6 @@ def find_partition(name: str) -> Callable[..., Any]:
 
     Raises:
         ConfigError: there is none.
-
     """
     return (
         load_function(name, "the partition") if is_reference(name) else look_up("partition", name, PARTITIONS)
@@ -98,7 +96,6 @@ def divide_samples(
     Raises:
         DataError: the samples cannot be divided so, or the user's function fails or returns anything but one array of
             sample numbers per client.
-
     """
     divide = find_partition(name)
     if not is_reference(name):
@@ -120,7 +117,6 @@ def _check_rows(name: str, client: int, part: object, n: int) -> Index:
 
     Raises:
         DataError: they are no sample numbers, or name a sample twice.
-
     """
     where, rows = f"the partition {name}, client {client}:", np.asarray(part)
     if rows.ndim != 1 or (len(rows) and not np.issubdtype(rows.dtype, np.integer)):

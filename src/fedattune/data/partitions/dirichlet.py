@@ -48,7 +48,6 @@ def dirichlet(
 
     Raises:
         DataError: there are more clients than samples, or no draw of `max_tries` gives every client enough.
-
     """
     n = len(labels)
     least = min(40, n / n_clients / 2) if min_size is None else min_size
@@ -124,7 +123,6 @@ def dirichlet_clients(
 
     Raises:
         DataError: more clients than samples.
-
     """
     size = len(labels) // n_clients
     if not size:

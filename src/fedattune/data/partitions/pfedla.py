@@ -52,7 +52,6 @@ def pfedla(
 
     Raises:
         DataError: a client would need more classes or more samples than the data hold.
-
     """
     by_class = group_rows(labels)
     n_classes = len(by_class)
@@ -108,7 +107,6 @@ def pfedla_similarity(
 
     Raises:
         DataError: there are too few clients or classes, or the clients would need more samples than the data hold.
-
     """
     by_class = group_rows(labels)
     n_classes = len(by_class)
@@ -160,7 +158,6 @@ def _fit_counts(name: str, by_class: list[Index], counts: Callable[[int], Array]
 
     Raises:
         DataError: the data do not hold enough samples.
-
     """
     available = np.array([len(rows) for rows in by_class])
 

@@ -42,7 +42,6 @@ def shards(
 
     Raises:
         DataError: there are fewer samples than shards, or the labels cannot be dealt like this.
-
     """
     n_shards = n_clients * shards_per_client
     size = len(labels) // n_shards
@@ -100,7 +99,6 @@ def make_distinct(dealt: Array, own: Array, random: np.random.Generator) -> Arra
 
     Raises:
         DataError: `MAX_SWAPS` swaps for each number do not suffice.
-
     """
     dealt = dealt.copy()
     n_clients, k = dealt.shape

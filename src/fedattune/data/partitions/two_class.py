@@ -33,7 +33,6 @@ def two_class(labels: Array, n_clients: int, seed: int, *, protocol: Literal["A"
     Raises:
         DataError: 2 N / classes is no whole number of at least 2, a class is too small to be cut, or the seed
             is too large.
-
     """
     if not 0 <= seed < LEGACY_SEEDS:
         raise DataError(

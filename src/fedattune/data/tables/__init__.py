@@ -82,7 +82,6 @@ def load_table(
     Raises:
         DataError: the file cannot be read, or a column cannot be used; the message names it.
         ConfigError: a column is named twice, or the schema names other columns.
-
     """
     table = read_table(Path(path), NO_COLUMN if client_column is None else client_column, target)
     is_chosen = features is not None
@@ -239,7 +238,6 @@ class FeatureReader:
         text_features: inputs of a free text.
         max_categories: categories of a column above which the rare ones are grouped.
         may_leave_out: whether columns that count or name the rows are left out.
-
     """
 
     table: TableFile
@@ -318,7 +316,6 @@ def encode_features(
     Returns:
         The features, float32 (n, F), each client's constants, float64 (3, K), and the scaling, which `auto` chose. A
         column without any value in the rows of the constants becomes 0; rows of no client become 0.
-
     """
     out = np.zeros(x.shape, dtype=np.float32)
     numbers = x[:, :n_numbers]

@@ -27,7 +27,6 @@ def read_labels(path: Path, name: str, values: Array, classes: Names) -> Array:
 
     Raises:
         DataError: a value is no class of the schema.
-
     """
     if not classes:
         return read_target(path, name, values, "number")[0]
@@ -50,7 +49,6 @@ def check_schema_columns(
     Raises:
         ConfigError: the schema is not for tables, or the user names other columns.
         DataError: a column is missing.
-
     """
     if not schema.columns:
         raise ConfigError(
@@ -82,7 +80,6 @@ def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: boo
 
     Raises:
         DataError: a column holds values that the schema does not allow.
-
     """
     columns = FeatureColumns()
     for name in schema.numbers:
@@ -211,7 +208,6 @@ def _take_unknown(name: str, raw: Array, texts: Array, categories: Names) -> tup
 
     Returns:
         The text (n,), and notes.
-
     """
     is_gap = find_missing(raw)
     strange = sorted(set(raw[~is_gap].tolist()) - set(categories))
@@ -249,7 +245,6 @@ def find_table_problems(path: Path, schema: Schema, *, client_column: str | None
 
     Returns:
         One sentence for each problem, which says what to do.
-
     """
     try:
         table = read_table(path, client_column or NO_COLUMN, target)
@@ -297,7 +292,6 @@ def _read_column(table: TableFile, schema: Schema, name: str) -> None:
 
     Raises:
         DataError: the column does not fit.
-
     """
     keep = {name}
     only = schema.model_copy(

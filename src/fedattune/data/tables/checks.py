@@ -35,7 +35,6 @@ def read_complete_column(table: TableFile, name: str, role: str) -> Array:
 
     Raises:
         DataError: the column lacks values, or holds neither text nor numbers.
-
     """
     column = table.column(name)
     if not (is_categorical(column.type) or is_numeric(column.type) or column.null_count == len(column)):
@@ -78,7 +77,6 @@ def read_target(
 
     Raises:
         DataError: the values are no numbers, all alike, or too many to be classes.
-
     """
     if values.dtype.kind == "f" and (values == np.floor(values)).all():
         values = values.astype(np.int64)
@@ -144,7 +142,6 @@ def check_text_column(table: TableFile, name: str, values: Array, features: Sequ
 
     Raises:
         DataError: nearly all cells are numbers.
-
     """
     from pyarrow import types
 
@@ -172,7 +169,6 @@ def read_numbers(table: TableFile, name: str) -> Array:
 
     Raises:
         DataError: a number is too large.
-
     """
     numbers = table.values(name).astype(np.float64)
     wrong = np.flatnonzero(np.abs(numbers) > MAX_ABS_VALUE)
@@ -234,7 +230,6 @@ class Finding(NamedTuple):
     Attributes:
         score: cross-validated balanced accuracy, or R2.
         label: number of the class that the column tells from all others; None if it tells the whole target.
-
     """
 
     score: float
@@ -247,7 +242,6 @@ def find_revealing(columns: Mapping[str, Array], y: Array) -> dict[str, Finding]
     Args:
         columns: name -> numbers or codes of categories (n,), NaN where missing.
         y: class numbers (n,) of integers, or the target (n,) of floats.
-
     """
     rows = np.random.default_rng(0).permutation(len(y))[:MAX_AUDIT_ROWS]
     is_classes = y.dtype.kind in "iu"

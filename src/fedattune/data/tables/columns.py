@@ -38,7 +38,6 @@ class FeatureColumns:
             name: name of the column.
             values: numbers (n,), NaN where missing.
             is_flagged: whether a further column marks the missing values.
-
         """
         self.numbers[name] = values
         if is_flagged:
@@ -53,7 +52,6 @@ class FeatureColumns:
             days: days since 1970 (n,), NaN where missing.
             format_: format of the dates.
             is_flagged: whether a further column marks the missing dates.
-
         """
         self.dates[name] = format_
         self.add_numbers(name, days, is_flagged)
@@ -70,7 +68,6 @@ class FeatureColumns:
             values: text (n,), None where missing.
             tokenizer: id or folder of a tokenizer, or `characters`.
             length: number of tokens of a row.
-
         """
         self.tokens[name], self.tokenizer, self.max_tokens = values, tokenizer, length
 
@@ -93,7 +90,6 @@ class FeatureColumns:
             name: name of the column.
             values: text (n,), None where missing.
             categories: all categories; by default the values that occur.
-
         """
         is_missing = find_missing(values)
         self.texts[name] = np.where(is_missing, MISSING_CATEGORY, values)

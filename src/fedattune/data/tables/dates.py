@@ -44,7 +44,6 @@ def find_date_format(table: TableFile, name: str) -> str | None:
 
     Returns:
         A format of `DATE_FORMATS`, with `TIME_SUFFIX` at its end if a cell has a time of day.
-
     """
     column = table.column(name)
     if is_dated(column.type):
@@ -68,7 +67,6 @@ def read_dates(table: TableFile, name: str, format_: str) -> Array:
 
     Raises:
         DataError: the column holds neither dates nor text.
-
     """
     column = table.column(name)
     if column.null_count == len(column):
@@ -93,7 +91,6 @@ def read_times(table: TableFile, column: str | None) -> Times:
     Raises:
         ConfigError: no column is given, and the table has no column of dates or several.
         DataError: the column is missing, or holds neither dates nor numbers.
-
     """
     if column is None:
         dated = [

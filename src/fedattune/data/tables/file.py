@@ -31,7 +31,6 @@ class TableFile:
         content: a pyarrow table with at least one row.
         rows: positions of these rows in the file, (n,); None where all rows are there.
         signed: columns where a sign such as "?" stands for a missing value.
-
     """
 
     path: Path
@@ -130,7 +129,6 @@ def read_table(path: Path, client_column: str, target: str) -> TableFile:
 
     Raises:
         DataError: the file is missing, empty or unreadable, or two columns have one name.
-
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -261,7 +259,6 @@ def _check_encoding(path: Path) -> None:
 
     Raises:
         DataError: the file is not UTF-8.
-
     """
     try:
         with (

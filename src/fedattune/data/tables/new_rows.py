@@ -50,7 +50,6 @@ def read_rows(path: Path, schema: Schema, constants: Array | None) -> NewRows:
 
     Raises:
         DataError: the table cannot be read, lacks a column, or holds values that the model does not know.
-
     """
     if find_suffix(path) is None:
         raise DataError(f"{path}: expected a table that ends in {', '.join(TABLE_SUFFIXES)}")
@@ -161,7 +160,6 @@ def _read_classes(
         classes: the model's classes.
         notes: list that takes a note on unknown classes.
         names: names of the classes where the column holds their numbers.
-
     """
     kind = table.column(target).type
     if not classes:

@@ -36,7 +36,6 @@ def choose_scaling(x: Array, train: Sequence[Index]) -> Literal["client", "feder
     Args:
         x: numbers (n, K), NaN where missing.
         train: training rows of each client.
-
     """
     if not x.shape[1]:
         return "client"
@@ -55,7 +54,6 @@ def fit_all_constants(x: Array, train: Sequence[Index], scaling: Scaling) -> lis
         x: numbers (n, K), NaN where missing.
         train: training rows of each client.
         scaling: `client`, `global` or `federated`; the last two give all clients the same constants.
-
     """
     if scaling == "client":
         return [fit_constants(x[rows]) for rows in train]
@@ -127,7 +125,6 @@ def constants_from_card(card: Mapping[str, Any], numbers: Sequence[str]) -> Arra
 
     Raises:
         DataError: a column is missing, or its constants are no numbers.
-
     """
     constants = np.full((3, len(numbers)), np.nan)
     for k, name in enumerate(numbers):

@@ -72,7 +72,6 @@ def encode_texts(values: Array, tokenizer: str, length: int) -> Array:
     Raises:
         ConfigError: transformers is missing, or the tokenizer cannot be loaded.
         DataError: the tokenizer has more tokens than float32 can number.
-
     """
     texts = ["" if value is None else str(value) for value in values.tolist()]
     out = np.full((len(texts), length), NO_TOKEN, dtype=np.float32)
@@ -101,7 +100,6 @@ def require_transformers(why: str, *more: str) -> None:
 
     Raises:
         ConfigError: a package is missing.
-
     """
     missing = [name for name in ("transformers", *more) if find_spec(name) is None]
     if missing:

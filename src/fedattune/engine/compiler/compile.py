@@ -133,7 +133,6 @@ class Compiler:
             fixed: tensors that all steps share.
             leaves: tensors that a step changes, or may change.
             batch: tensors of one mini-batch.
-
         """
         full_key = key, *(tensor_layouts(group) for group in (fixed, leaves, batch))
         if full_key not in self._steps:

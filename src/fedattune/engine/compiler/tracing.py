@@ -47,7 +47,6 @@ def trace(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]
     Raises:
         TypeError: an operation reads values, as `item()` and `nonzero()` do: the graph would hold for them alone. Or it
             would write over an argument.
-
     """
     mode = _GraphMode(arguments)
     with mode:
