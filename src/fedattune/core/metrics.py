@@ -122,7 +122,7 @@ def register_metric(
     return register
 
 
-def list_metrics(*, is_for_classes: bool) -> list[str]:
+def _list_metrics(*, is_for_classes: bool) -> list[str]:
     """List the names of the metrics of classes, or of numbers."""
     return [name for name, metric in METRICS.items() if metric.is_for_classes == is_for_classes]
 
@@ -136,7 +136,7 @@ def check_metric(name: str, *, is_regression: bool) -> Metric:
     known = load_registered(name, "metric", METRICS) if is_reference(name) else METRICS.get(name)
     if known is None or known.is_for_classes == is_regression:
         kind = "a number" if is_regression else "a class"
-        names = list_some(list_metrics(is_for_classes=not is_regression), 20)
+        names = list_some(_list_metrics(is_for_classes=not is_regression), 20)
         raise ConfigError(
             f"metric: got {name!r}, expected one of {names}, as the target is {kind}; or a custom metric as "
             "file.py:metric"
@@ -159,7 +159,7 @@ def compute_metrics(y: NDArray[np.generic], outputs: Values) -> dict[str, float]
     with np.errstate(invalid="ignore", over="ignore"):  # outputs of a model that diverged
         return {
             name: float(METRICS[name].measure(y, outputs)) if len(y) else float("nan")
-            for name in list_metrics(is_for_classes=is_for_classes)
+            for name in _list_metrics(is_for_classes=is_for_classes)
         }
 
 

@@ -224,7 +224,7 @@ def _assemble(
     """Build the federation; features of a table are fitted on each client's training part."""
     y, target_scale, schema = dataset.y, None, dataset.schema
     if not dataset.classes:
-        target_scale = fit_target(y, [client.train for client in members])
+        target_scale = _fit_target(y, [client.train for client in members])
         y = ((y - target_scale.mean) / target_scale.deviation).astype(np.float32)
         notes = (*notes, TARGET_NOTE)
         schema = schema and schema.model_copy(update=describe_target(target_scale))
@@ -266,13 +266,8 @@ TARGET_NOTE = (
 )
 
 
-def fit_target(y: Array, train: Sequence[Index]) -> TargetScale:
-    """Fit mean and deviation of a target from what each client would share: count, sum and sum of squares.
-
-    Args:
-        y: targets of all samples (n,).
-        train: training samples of each client.
-    """
+def _fit_target(y: Array, train: Sequence[Index]) -> TargetScale:
+    """Fit mean and deviation of targets (n,) from what clients share: count, sum and sum of squares."""
     sums = np.array([(len(rows), y[rows].sum(dtype=np.float64)) for rows in train])
     mean = float(sums[:, 1].sum() / sums[:, 0].sum())
     squares = sum(float(((y[rows].astype(np.float64) - mean) ** 2).sum()) for rows in train)

@@ -88,7 +88,7 @@ class Scores(NamedTuple):
         return [Scores(*some) for some in zip(*columns, strict=True)]
 
 
-class SharedBatch(NamedTuple):
+class _SharedBatch(NamedTuple):
     """Samples that one model predicts at once: rows of the scores, sample numbers, labels, and inputs if kept."""
 
     rows: Tensor
@@ -106,7 +106,7 @@ class Engine(ABC):
         self.device = federation.y.device
         self.dtype = next(iter(task.params.values())).dtype
         self._differentiate = task.gradient
-        self._shared_batches: tuple[Sequence[Any], list[SharedBatch]] = ((), [])
+        self._shared_batches: tuple[Sequence[Any], list[_SharedBatch]] = ((), [])
 
     @abstractmethod
     def train(
@@ -168,14 +168,14 @@ class Engine(ABC):
 
     def _make_shared_batches(
         self, parts: Sequence[EvalPart], ids: Tensor, sizes: Tensor
-    ) -> list[SharedBatch]:
+    ) -> list[_SharedBatch]:
         """Cut the samples of all clients, of `sizes`, into batches."""
         numbers = [self.federation.part(part)[i] for part in parts for i in ids.tolist()]
         index = torch.cat([torch.as_tensor(some) for some in numbers]).to(self.device)
         owner = torch.repeat_interleave(torch.arange(len(sizes), device=self.device), sizes)
         keep, size = keeps_inputs(self.federation, len(index), self.dtype), self._samples_at_once()
         return [
-            SharedBatch(
+            _SharedBatch(
                 rows,
                 some,
                 self.federation.y[some],

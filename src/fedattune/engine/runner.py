@@ -82,7 +82,7 @@ def batch_indices(lanes: Lanes, batches: Sequence[Index]) -> Index:
     return index
 
 
-def batch_owners(lanes: Lanes, batches: Sequence[Index]) -> Index:
+def _batch_owners(lanes: Lanes, batches: Sequence[Index]) -> Index:
     """Lay out whose step each lane takes (steps, lanes), -1 for the repeated last step of a finished lane."""
     owners = np.full((lanes.steps, len(lanes.clients)), -1, dtype=np.int64)
     for number, lane in enumerate(lanes.clients):
@@ -178,7 +178,7 @@ class BatchedRunner:
         first = torch.tensor([lane[0] for lane in lanes.clients], device=federation.y.device)
         self.rows = as_slice(first) if lanes.is_uniform else first
         self.leaves = [_select_rows(leaf, self.rows) for leaf in leaves]
-        owners, device = batch_owners(lanes, batches), federation.y.device
+        owners, device = _batch_owners(lanes, batches), federation.y.device
         noise = StepNoise(noises, owners, dtype, device) if noises else None
         self._batches = BatchSequence(batch_indices(lanes, batches), federation, dtype, noise)
 

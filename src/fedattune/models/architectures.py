@@ -43,7 +43,7 @@ def cnn(
         width: channels of the first convolution; the second one has twice as many.
         features: units of the first linear layer.
     """
-    channels, *size = check_image_shape(input_shape, smallest=16)
+    channels, *size = _check_image_shape(input_shape, smallest=16)
     rows, columns = (((s - 4) // 2 - 4) // 2 for s in size)
     return nn.Sequential(
         *_convolve(channels, width, 5),
@@ -72,7 +72,7 @@ def lenet(
         conv2: channels of the second 5x5 convolution. Linear layers of 120 and 84 units follow.
         batch_norm: normalise both convolutions over the batch, as pFedLA does for CIFAR.
     """
-    channels, *size = check_image_shape(input_shape, smallest=16)
+    channels, *size = _check_image_shape(input_shape, smallest=16)
     rows, columns = (((s - 4) // 2 - 4) // 2 for s in size)
     return nn.Sequential(
         *_convolve(channels, conv1, 5, batch_norm=batch_norm),
@@ -86,7 +86,7 @@ def lenet(
 @cite("zhang2021personalized")
 def tf_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
     """The `tf_cnn` of FedFomo: three 3x3 convolutions, pooling after two of them, and 64 linear units."""
-    channels, *size = check_image_shape(input_shape, smallest=18)
+    channels, *size = _check_image_shape(input_shape, smallest=18)
     rows, columns = (((s - 2) // 2 - 2) // 2 - 2 for s in size)
     return nn.Sequential(
         *_convolve(channels, 32, 3),
@@ -109,7 +109,7 @@ def mcmahan_cnn(input_shape: tuple[int, ...], n_classes: int, *, lrn: bool = Fal
         n_classes: number of classes.
         lrn: add the tutorial's local response normalisation, x / (1 + 0.001/9 sum x^2)^0.75 over 9 channels.
     """
-    channels, *size = check_image_shape(input_shape, smallest=4)
+    channels, *size = _check_image_shape(input_shape, smallest=4)
     rows, columns = (s // 4 for s in size)
     # PyTorch divides alpha by the number of channels; TensorFlow does not.
     normalise = [nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)] if lrn else []
@@ -142,7 +142,7 @@ def reddi_cnn(
         conv_dropout: dropout rate after the convolutions.
         fc_dropout: dropout rate after the first linear layer.
     """
-    channels, *size = check_image_shape(input_shape, smallest=6)
+    channels, *size = _check_image_shape(input_shape, smallest=6)
     rows, columns = ((s - 4) // 2 for s in size)
     convolutions = [*_convolve(channels, 32, 3), *_convolve(32, 64, 3)]
     flatten, first, relu, last = _stack_linear(64 * rows * columns, 128, n_classes)
@@ -177,7 +177,7 @@ def digit_model(
         n_classes: number of classes.
         batch_norm: normalise after `all` layers but the last, after convolutions only (`conv`), or nowhere.
     """
-    channels, *size = check_image_shape(input_shape, smallest=4)
+    channels, *size = _check_image_shape(input_shape, smallest=4)
     rows, columns = (s // 4 for s in size)
     norm_conv, norm_linear = batch_norm != "none", batch_norm == "all"
     return nn.Sequential(
@@ -213,7 +213,7 @@ def resnet18(
         stem: `7x7`, ImageNet's, leaves a quarter of each side; `3x3`, usual for images of 32x32, leaves all.
         width: channels of the first stage; the other stages have 2, 4 and 8 times as many.
     """
-    channels, _, _ = check_image_shape(input_shape)
+    channels, _, _ = _check_image_shape(input_shape)
     if stem == "7x7":
         first = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
         pool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
@@ -241,7 +241,7 @@ def resnet18(
     return model
 
 
-class ResidualBlock(nn.Module):
+class _ResidualBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut: relu(x + f(x)), with a 1x1 convolution of x where sizes differ."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
@@ -265,12 +265,8 @@ class ResidualBlock(nn.Module):
         return added
 
 
-def check_image_shape(input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int, int]:
-    """Return channels, height and width of the data's images.
-
-    Raises:
-        ValueError: the data are no images, or a side has fewer than `smallest` pixels.
-    """
+def _check_image_shape(input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int, int]:
+    """Return channels, height and width; refuse samples that are no images, or smaller ones."""
     if len(input_shape) != 3:
         raise ValueError(
             f"the data has inputs of shape {input_shape}; expected images (channels, height, width): "
@@ -303,4 +299,4 @@ def _stack_linear(*widths: int, batch_norm: bool = False) -> list[nn.Module]:
 
 
 def _make_stage(channels: int, width: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(ResidualBlock(channels, width, stride), ResidualBlock(width, width, 1))
+    return nn.Sequential(_ResidualBlock(channels, width, stride), _ResidualBlock(width, width, 1))

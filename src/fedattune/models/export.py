@@ -118,15 +118,11 @@ def check_format(format: str, file: Path | None = None) -> None:  # noqa: A002
     if file is not None and file.suffix.lower() != suffix:
         raise ConfigError(f"{file}: a file of the format {format} ends in {suffix}; name it so")
     if format == "onnx":
-        require_packages("onnx", "onnxscript", "onnxruntime")
+        _require_packages("onnx", "onnxscript", "onnxruntime")
 
 
-def require_packages(*packages: str) -> None:
-    """Refuse to go on without packages for ONNX.
-
-    Raises:
-        ConfigError: some packages are missing.
-    """
+def _require_packages(*packages: str) -> None:
+    """Refuse to go on without packages for ONNX."""
     from importlib.util import find_spec
 
     missing = [name for name in packages if find_spec(name) is None]
@@ -141,7 +137,7 @@ def open_onnx(file: Path) -> tuple[LogitsFunction, dict[str, str]]:
         ConfigError: ONNX Runtime is missing.
         RunError: ONNX Runtime cannot read the file.
     """
-    require_packages("onnxruntime")
+    _require_packages("onnxruntime")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -263,7 +263,7 @@ def _build_dataset(name: str, images: Images, scaling: str) -> Dataset:
 
 def _scale_pixels(x: Array) -> Scaling:
     """Standardise every pixel over all images, with deviation + 0.001 (pFedMe's and FedMCSA's protocol)."""
-    mean, std = compute_moments(x)
+    mean, std = _compute_moments(x)
     note = "Every pixel is standardised over all images, test images included, as in the papers."
     return mean.astype(np.float32), (1 / (std + 0.001)).astype(np.float32), (note,)
 
@@ -285,7 +285,7 @@ def _scale_to_unit(_x: Array) -> Scaling:
     return None, np.full((1, 1, 1), 1 / 255, dtype=np.float32), ()
 
 
-def compute_moments(x: Array, block: int = 2_000) -> tuple[Array, Array]:
+def _compute_moments(x: Array, block: int = 2_000) -> tuple[Array, Array]:
     """Return mean and deviation of each pixel of bytes x, float64; a block stays in the processor's cache."""
     total = np.zeros(x.shape[1:], dtype=np.int64)
     squares = np.zeros(x.shape[1:], dtype=np.int64)

@@ -30,7 +30,7 @@ class Images(NamedTuple):
     known_fingerprint: str = ""  # the fingerprint of x and y, where the cache knows it
 
 
-class ImageColumns(NamedTuple):
+class _ImageColumns(NamedTuple):
     """The columns of images and labels, the names of the classes if the file gives them, and notes."""
 
     image: str
@@ -100,7 +100,7 @@ def decode_images(
     except (pa.ArrowException, OSError) as error:
         names = ", ".join(str(path) for path in files)
         raise DataError(f"cannot read {names} as Parquet: {str(error).splitlines()[0]}") from error
-    columns = find_columns(opened[0].schema_arrow, label, str(files[0]))
+    columns = _find_columns(opened[0].schema_arrow, label, str(files[0]))
     total = sum(file.metadata.num_rows for file in opened)
     if total == 0:
         raise DataError(f"{files[0]}: no rows")
@@ -185,19 +185,8 @@ def decode_image(data: bytes | None, like: Array | None, mode: ColourMode, where
     return image
 
 
-def find_columns(schema: Any, label: str | None, where: str) -> ImageColumns:
-    """Find the image column and the label column of a Parquet file.
-
-    Among several label columns, the function takes the one with most classes, unless `label` names another.
-
-    Args:
-        schema: pyarrow's schema of the file.
-        label: name of the label column, if the user gives one.
-        where: name of the file in messages.
-
-    Raises:
-        DataError: no column fits, or several columns could be meant.
-    """
+def _find_columns(schema: Any, label: str | None, where: str) -> _ImageColumns:
+    """Find the image column, and the label column: the one that `label` names, or the one with most classes."""
     from pyarrow import types
 
     images = find_image_columns(schema)
@@ -209,11 +198,11 @@ def find_columns(schema: Any, label: str | None, where: str) -> ImageColumns:
     if not classes:
         raise DataError(f"{where}: no label column of whole numbers")
     if label is not None:
-        return ImageColumns(images[0], label, classes[label], ())
+        return _ImageColumns(images[0], label, classes[label], ())
     largest = max(classes, key=lambda name: len(classes[name]))
     rivals = [name for name in classes if name != largest]
     if not rivals:
-        return ImageColumns(images[0], largest, classes[largest], ())
+        return _ImageColumns(images[0], largest, classes[largest], ())
     if not classes[largest]:
         raise DataError(
             f"{where}: several columns could be the label; choose one with label: {', '.join(classes)}"
@@ -222,7 +211,7 @@ def find_columns(schema: Any, label: str | None, where: str) -> ImageColumns:
     note = (
         f"Labels are {largest} ({len(classes[largest])} classes); there is also {others}, see option label."
     )
-    return ImageColumns(images[0], largest, classes[largest], (note,))
+    return _ImageColumns(images[0], largest, classes[largest], (note,))
 
 
 def find_image_columns(schema: Any) -> list[str]:

@@ -16,33 +16,28 @@ from .decode import ColourMode, Images, read_cached, read_images
 RowSet = Literal["all", "train"]
 """The training and test images of a set, or its training images only."""
 
-HUB_IDS = {
-    "mnist": "ylecun/mnist",
-    "fashion_mnist": "zalando-datasets/fashion_mnist",
-    "cifar10": "uoft-cs/cifar10",
-    "cifar100": "uoft-cs/cifar100",
-    "emnist": "Royc30ne/emnist-byclass",
-    "femnist": "flwrlabs/femnist",
-    "tiny_imagenet": "zh-plus/tiny-imagenet",
-}
-
 
 class ImageSet(NamedTuple):
-    """The shape of a set's images, its possible numbers of classes, and the colour mode to decode in."""
+    """An id on the Hugging Face hub, the shape of the images, possible numbers of classes, and the mode to decode in."""
 
+    hub_id: str
     shape: tuple[int, ...]
     n_classes: tuple[int, ...]
     mode: ColourMode = None
 
 
 IMAGE_SETS = {
-    "mnist": ImageSet((1, 28, 28), (10,)),
-    "fashion_mnist": ImageSet((1, 28, 28), (10,)),
-    "cifar10": ImageSet((3, 32, 32), (10,)),
-    "cifar100": ImageSet((3, 32, 32), (100, 20)),
-    "femnist": ImageSet((1, 28, 28), (62,), "L"),
-    "tiny_imagenet": ImageSet((3, 64, 64), (200,), "RGB"),  # some of its files are grey
+    "mnist": ImageSet("ylecun/mnist", (1, 28, 28), (10,)),
+    "fashion_mnist": ImageSet("zalando-datasets/fashion_mnist", (1, 28, 28), (10,)),
+    "cifar10": ImageSet("uoft-cs/cifar10", (3, 32, 32), (10,)),
+    "cifar100": ImageSet("uoft-cs/cifar100", (3, 32, 32), (100, 20)),
+    "emnist": ImageSet("Royc30ne/emnist-byclass", (1, 28, 28), (62, 47)),
+    "femnist": ImageSet("flwrlabs/femnist", (1, 28, 28), (62,), "L"),
+    "tiny_imagenet": ImageSet(
+        "zh-plus/tiny-imagenet", (3, 64, 64), (200,), "RGB"
+    ),  # some of its files are grey
 }
+HUB_IDS = {name: one.hub_id for name, one in IMAGE_SETS.items()}
 MNIST_CLASSES = tuple("0123456789")
 
 
@@ -62,9 +57,9 @@ def read_known_images(
         DataError: the images cannot be found or read, or they are images of another set.
     """
     image_set = IMAGE_SETS[name]
-    files = select_files(name, find_image_files(name, data_dir), rows)
+    files = _select_files(name, _find_image_files(name, data_dir), rows)
     images = read_images(files, label, owner=owner, mode=image_set.mode)
-    check_images(name, files[0], images, image_set)
+    _check_images(name, files[0], images, image_set)
     is_twin = name in ("mnist", "fashion_mnist")  # they have one shape, but different names of classes
     if is_twin and images.has_class_names and (images.classes == MNIST_CLASSES) != (name == "mnist"):
         raise DataError(
@@ -74,18 +69,8 @@ def read_known_images(
     return images
 
 
-def check_images(name: str, file: Path, images: Images, image_set: ImageSet) -> None:
-    """Refuse images that have another shape or number of classes than a known set.
-
-    Args:
-        name: name of the set.
-        file: first file of the images, for the message.
-        images: the images.
-        image_set: facts about the set.
-
-    Raises:
-        DataError: the images are of another set.
-    """
+def _check_images(name: str, file: Path, images: Images, image_set: ImageSet) -> None:
+    """Refuse images of another shape, or of another number of classes, than those of the set."""
     shape, n = images.x.shape[1:], len(images.classes)
     if shape != image_set.shape or n not in image_set.n_classes:
         raise DataError(
@@ -95,22 +80,12 @@ def check_images(name: str, file: Path, images: Images, image_set: ImageSet) -> 
         )
 
 
-def find_image_files(
+def _find_image_files(
     name: str, data_dir: Path | None, patterns: tuple[str, ...] = ("*.parquet",), repo: str | None = None
 ) -> list[Path]:
-    """Find the files of a set, training rows first: the files of the first pattern that has any.
+    """Find a set's files, training rows first, in a folder or on the hub: those of the first pattern that has any.
 
-    The places to look in are `data_dir`/name and `data_dir`; without `data_dir`, the same two in FEDATTUNE_DATA,
-    then the hub, for files of the first pattern.
-
-    Args:
-        name: name of the set.
-        data_dir: the only folder to look in, if the user gives one.
-        patterns: patterns of file names, the best first.
-        repo: name on the hub; by default the name in `HUB_IDS`.
-
-    Raises:
-        DataError: `data_dir` has no such files, or they cannot be downloaded.
+    The places are `data_dir`/name and `data_dir`; without `data_dir`, the same two in FEDATTUNE_DATA, then the hub.
     """
     kind = "Parquet" if patterns == ("*.parquet",) else f"Parquet or {patterns[0]}"
     if data_dir is not None:
@@ -135,17 +110,8 @@ def find_image_files(
     return files
 
 
-def select_files(name: str, files: list[Path], rows: RowSet) -> list[Path]:
-    """Return the files that hold some rows of a set.
-
-    Args:
-        name: name of the set, for the message.
-        files: all files of the set.
-        rows: the rows.
-
-    Raises:
-        DataError: no file has a name for training rows.
-    """
+def _select_files(name: str, files: list[Path], rows: RowSet) -> list[Path]:
+    """Select the files that hold the rows."""
     if rows == "all":
         return files
     training = [path for path in files if _is_part(path, "train")]
@@ -221,13 +187,15 @@ def read_emnist(split: EmnistSplit, data_dir: Path | None, rows: RowSet) -> Imag
         DataError: the images cannot be found or read, or they are images of another set.
     """
     patterns = (f"emnist-{split}-*-ubyte.gz", f"emnist-{split}-*-ubyte", "*.parquet")
-    all_files = find_image_files("emnist", data_dir, patterns, EMNIST_HUB_IDS[split])
-    files = select_files("emnist", all_files, rows)
+    all_files = _find_image_files("emnist", data_dir, patterns, EMNIST_HUB_IDS[split])
+    files = _select_files("emnist", all_files, rows)
     if files[0].suffix == ".parquet":
         images = read_images(files, mode="L")
     else:
         images = read_cached(files, ["idx", split], lambda: _read_idx_files(files, split))
-    check_images("emnist", files[0], images, ImageSet((1, 28, 28), (len(EMNIST_CLASSES[split]),)))
+    _check_images(
+        "emnist", files[0], images, IMAGE_SETS["emnist"]._replace(n_classes=(len(EMNIST_CLASSES[split]),))
+    )
     return images
 
 

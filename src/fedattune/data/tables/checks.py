@@ -83,7 +83,7 @@ def read_target(
     categories, times = np.unique(values, return_counts=True)
     where, n_values = f"{path}: target column {name!r}", len(categories)
     is_text = values.dtype.kind == "U"
-    is_numbers = values.dtype.kind in "iuf" or (is_text and find_numbers(values).mean() >= MIN_NUMBER_SHARE)
+    is_numbers = values.dtype.kind in "iuf" or (is_text and _find_numbers(values).mean() >= MIN_NUMBER_SHARE)
     if kind == "number" or (
         kind == "auto" and (values.dtype.kind == "f" or (is_numbers and n_values > MAX_NUMBER_CLASSES))
     ):
@@ -123,7 +123,7 @@ def encode_values(values: Array) -> tuple[Array, tuple[str, ...]]:
     return codes.astype(np.int64), tuple(str(value) for value in categories)
 
 
-def find_numbers(texts: Array) -> Array:
+def _find_numbers(texts: Array) -> Array:
     """Mark the texts (n,) that are numbers with a decimal point or comma."""
     is_number = {
         text: NUMBER_PATTERN.fullmatch(text.replace(",", ".", 1)) is not None for text in set(texts.tolist())
@@ -146,7 +146,7 @@ def check_text_column(table: TableFile, name: str, values: Array, features: Sequ
     from pyarrow import types
 
     rows = np.flatnonzero(~find_missing(values))
-    is_number = find_numbers(values[rows])
+    is_number = _find_numbers(values[rows])
     if types.is_dictionary(table.column(name).type) or is_number.mean() < MIN_NUMBER_SHARE:
         return
     is_plain = np.array([NUMBER_PATTERN.fullmatch(text) is not None for text in values[rows]])

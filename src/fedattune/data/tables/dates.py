@@ -28,7 +28,7 @@ N_SAMPLE_CELLS = 500
 SECONDS_PER_DAY = 86400
 
 
-def is_dated(kind: Any) -> bool:
+def _is_dated(kind: Any) -> bool:
     """Return whether a pyarrow type is one of dates or timestamps."""
     from pyarrow import types
 
@@ -46,7 +46,7 @@ def find_date_format(table: TableFile, name: str) -> str | None:
         A format of `DATE_FORMATS`, with `TIME_SUFFIX` at its end if a cell has a time of day.
     """
     column = table.column(name)
-    if is_dated(column.type):
+    if _is_dated(column.type):
         days = _read_typed(column)
         return ISO + TIME_SUFFIX * bool((np.nan_to_num(days) % 1).any())
     if not is_plain_text(column.type):
@@ -71,7 +71,7 @@ def read_dates(table: TableFile, name: str, format_: str) -> Array:
     column = table.column(name)
     if column.null_count == len(column):
         return np.full(len(column), np.nan)
-    if is_dated(column.type):
+    if _is_dated(column.type):
         return _read_typed(column)
     if not is_plain_text(column.type):
         raise DataError(

@@ -56,15 +56,15 @@ def fit_all_constants(x: Array, train: Sequence[Index], scaling: Scaling) -> lis
         scaling: `client`, `global` or `federated`; the last two give all clients the same constants.
     """
     if scaling == "client":
-        return [fit_constants(x[rows]) for rows in train]
+        return [_fit_constants(x[rows]) for rows in train]
     if scaling == "global":
-        constants = fit_constants(x[np.concatenate(train)])
+        constants = _fit_constants(x[np.concatenate(train)])
     else:
-        constants = combine_moments([share_moments(x[rows]) for rows in train])
+        constants = _combine_moments([_share_moments(x[rows]) for rows in train])
     return [constants] * len(train)
 
 
-def share_moments(x: Array) -> Array:
+def _share_moments(x: Array) -> Array:
     """Return what one client shares for federated scaling, (3, K): count, mean and mean square distance from it."""
     n = (~np.isnan(x)).sum(axis=0)
     with warnings.catch_warnings():
@@ -73,7 +73,7 @@ def share_moments(x: Array) -> Array:
     return np.stack([n, mean, variance])
 
 
-def combine_moments(moments: Sequence[Array]) -> Array:
+def _combine_moments(moments: Sequence[Array]) -> Array:
     """Combine what clients shared to the constants (3, K) of all rows; the mean stands for the median."""
     n, mean, variance = np.stack(moments).transpose(1, 0, 2)  # each (N, K)
     total = n.sum(axis=0)
@@ -85,7 +85,7 @@ def combine_moments(moments: Sequence[Array]) -> Array:
     return np.stack([centre, centre, np.where(tiny, 1.0, deviation)])
 
 
-def fit_constants(x: Array) -> Array:
+def _fit_constants(x: Array) -> Array:
     """Fit the constants (3, K) on training rows x (n, K), NaN where missing."""
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import StandardScaler

@@ -75,7 +75,7 @@ MAX_GRAPHS = 16
 """Graphs that stay in memory; a dropped one is captured again when it is needed."""
 
 
-class CapturedStep(NamedTuple):
+class _CapturedStep(NamedTuple):
     """A graph of one step, and the memory that it reads and writes.
 
     Attributes:
@@ -104,7 +104,7 @@ class GraphLoop(nn.Module):
     def __init__(self, body: StepBody, dtype: torch.dtype) -> None:
         super().__init__()
         self._body, self._dtype = body, dtype
-        self._captured: CapturedStep | None = None
+        self._captured: _CapturedStep | None = None
         self._can_capture = True
 
     def forward(
@@ -149,7 +149,7 @@ class GraphLoop(nn.Module):
         moving: list[Tensor],
         batches: StepBatches,
         batch: list[Tensor],
-    ) -> CapturedStep:
+    ) -> _CapturedStep:
         """Capture a step in memory of its own; the given tensors keep their values."""
         self._make_room()
         ready, moving, batch = ([t.clone() for t in group] for group in (ready, moving, batch))
@@ -173,7 +173,7 @@ class GraphLoop(nn.Module):
         # The outer context restores the stream: after a failed capture, the inner one does not.
         with torch.cuda.stream(now), torch.cuda.graph(graph, stream=stream):
             run()
-        return CapturedStep(key, graph, ready, moving, batch)
+        return _CapturedStep(key, graph, ready, moving, batch)
 
     def _make_room(self) -> None:
         """Drop the oldest graphs of this process; a graph holds the activations of a step."""

@@ -71,7 +71,7 @@ def is_view(node: Node) -> bool:
     return schema is not None and any(r.alias_info is not None for r in schema.returns)
 
 
-def memory_owner(node: Node) -> Node:
+def _memory_owner(node: Node) -> Node:
     """Find the node that owns the memory of a node's result."""
     while node.op == "call_function" and is_view(node):
         node = cast(Node, node.args[0])
@@ -254,7 +254,7 @@ def reuse_memory(graph: Graph, inputs: Iterable[Node]) -> None:
     last = {node: position[node] for node in nodes}
     for node in nodes:
         for argument in node.all_input_nodes:
-            owner = memory_owner(argument)
+            owner = _memory_owner(argument)
             last[owner] = max(last[owner], position[node])
     free = set(inputs)
     for node in nodes:
@@ -280,7 +280,7 @@ def _writable(a: Any, node: Node, free: set[Node], last: dict[Node, int], positi
         return False
     fresh = a in free or a.op == "call_method" or (a.op == "call_function" and not is_view(a))
     others = [n for n in node.all_input_nodes if n is not a]
-    twice = sum(arg is a for arg in node.args) > 1 or any(memory_owner(n) is a for n in others)
+    twice = sum(arg is a for arg in node.args) > 1 or any(_memory_owner(n) is a for n in others)
     return fresh and not twice and last[a] == position[node]
 
 
@@ -292,7 +292,7 @@ def separate_outputs(graph: Graph, carried: list[Node]) -> None:
     (output,) = (node for node in graph.nodes if node.op == "output")
     results, owners = list(cast(Sequence[Node], output.args[0])), set()
     for i, (old, new) in enumerate(zip(carried, results, strict=True)):
-        owner = memory_owner(new)
+        owner = _memory_owner(new)
         shared = owner in owners or owner.op != "call_function" or owner is not new
         if shared or find_layout(new).stride != find_layout(old).stride:
             with graph.inserting_before(output):
@@ -301,7 +301,7 @@ def separate_outputs(graph: Graph, carried: list[Node]) -> None:
                 )
             copy.meta = dict(old.meta)
             results[i] = copy
-        owners.add(memory_owner(results[i]))
+        owners.add(_memory_owner(results[i]))
     output.args = (results,)
 
 
