@@ -1,8 +1,8 @@
 """Compose different Gaussian mechanisms on Poisson samples, and find the noise for an epsilon in few compositions.
 
 `accounting.py` says what one kind of mechanism costs. A client's steps are of several kinds, and every client needs
-noise of its own. The library's `mechanism_calibration` composes six times where this search composes two or three times,
-and takes two to four times as long; and the noise would change.
+noise of its own. The library's own search, `mechanism_calibration`, composes six times where this one composes two
+or three times, and takes two to four times as long.
 """
 
 from functools import lru_cache

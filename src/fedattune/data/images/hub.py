@@ -18,7 +18,7 @@ RowSet = Literal["all", "train"]
 
 
 class ImageSet(NamedTuple):
-    """An id on the Hugging Face hub, the shape of the images, possible numbers of classes, and the mode to decode in."""
+    """Id on the Hugging Face hub, shape of the images, possible numbers of classes, and the mode to decode in."""
 
     hub_id: str
     shape: tuple[int, ...]
