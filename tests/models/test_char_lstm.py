@@ -11,7 +11,7 @@ from torch import nn
 import fedattune
 from fedattune import Federation
 from fedattune.core.task import Task
-from fedattune.models.recurrent import LstmLayer
+from fedattune.models.architectures import LstmLayer
 
 SENTENCES = ("the cat sat on a mat ", "my dog ran up a hill ")
 

@@ -17,8 +17,7 @@ from fedattune.core.selectors import Head
 from fedattune.core.task import Task
 from fedattune.data.tables import texts as reading
 from fedattune.models import build_model
-from fedattune.models.pretrained import ImageNetwork, TextNetwork
-from fedattune.models.tuning import FrozenBatchNorm
+from fedattune.models.pretrained import FrozenBatchNorm, ImageNetwork, TextNetwork
 from models.pretrained_files import IMAGE_CONFIGS, TEXT_CONFIGS, make_network, write_texts
 
 RUN: dict[str, Any] = {"rounds": 2, "steps": 2, "batch_size": 8, "lr": 0.1}

@@ -23,8 +23,7 @@ from ...core.payload import Batch, LocalState, Payload, RoundContext
 from ...core.settings import RecordNoiseOptions, Settings
 from ...core.task import Task
 from ...data import Federation
-from ...privacy.accounting import check_accounting
-from ...privacy.calibration import Sampled, compute_epsilon, find_multiplier
+from ...privacy.accounting import Sampled, check_accounting, compute_epsilon, find_multiplier
 from ...privacy.dp_sgd import GradientNoise, count_steps
 from ...runs.context import RunContext
 from ..sampling import sample_cohort
