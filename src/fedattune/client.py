@@ -30,11 +30,11 @@ StartPoint = Literal["sent", "newest", "own"]
 always its `own` last model."""
 
 
-Value = TypeVar("Value")
-Arithmetic = TypeVar("Arithmetic", Tensor, Params)
+_Value = TypeVar("_Value")
+_Addable = TypeVar("_Addable", Tensor, Params)
 
 
-class RunningMean(NamedTuple, Generic[Value]):
+class RunningMean(NamedTuple, Generic[_Value]):
     """The mean over the probed samples so far.
 
     Attributes:
@@ -43,11 +43,11 @@ class RunningMean(NamedTuple, Generic[Value]):
 
     """
 
-    value: Value
+    value: _Value
     n: Tensor
 
 
-def add_to_mean(mean: RunningMean[Arithmetic], batch: Batch, new: Arithmetic) -> RunningMean[Arithmetic]:
+def add_to_mean(mean: RunningMean[_Addable], batch: Batch, new: _Addable) -> RunningMean[_Addable]:
     """Return the running mean after one more batch, whose own mean is `new`."""
     x, _, *weight = batch
     n_batch = weight[0].sum() if weight else torch.full_like(mean.n, len(x))

@@ -160,11 +160,12 @@ SumWeighting = Literal["samples", "uniform", "sum"]
 StateT = TypeVar("StateT", bound=Mapping[str, Any])
 """State of a server rule between rounds: a `TypedDict` of `Params` and tensors, whose names stay the same in a run."""
 
-Entry = TypeVar("Entry")
+_Entry = TypeVar("_Entry")
 
 PER_CLIENT = "one row per client"
+"""Mark of entries of a state; see `PerClient`."""
 
-PerClient = Annotated[Entry, PER_CLIENT]
+PerClient = Annotated[_Entry, PER_CLIENT]
 """An entry of a server rule's state that has one row per client."""
 
 
