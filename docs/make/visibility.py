@@ -106,7 +106,7 @@ def look_at(name: str) -> Sight:
 
     config: dict[str, Any] = {"algorithm": name, "model": "made up"}
     loop = RoundLoop(algorithm, federation, module, settings, config, None, make_backend)
-    loop.run(lambda _: None, lambda: False)
+    loop.run()
     watcher = watchers[0]
     secure = "sums over nodes"
     if find_sums(algorithm) is None:
