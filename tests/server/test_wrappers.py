@@ -12,7 +12,7 @@ from fedattune.server.wrapper import ServerWrapper
 
 CLIENT = ("ClientUpdate", "Probing", "Resting", "Substituting", "StepMeasuring")
 SERVER = (
-    "ServerUpdate", "SumsOnly", "Measurable", "Joinable", "Discardable", "Skippable", "Quarantining",
+    "ServerUpdate", "SumsOnly", "Measurable", "Joinable", "Branching", "Discardable", "Skippable", "Quarantining",
     "TrafficCounting", "Advisory",
 )  # fmt: skip
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from ..client import RunningMean, add_to_mean, score_models
 from ..core.algorithm import (
     Algorithm,
+    Branching,
     ClientUpdate,
     Finished,
     Joinable,
@@ -119,7 +120,7 @@ class IFCAState(TypedDict):
 
 
 @dataclass(frozen=True)
-class IFCAServer(Joinable[IFCAState], Measurable, TrafficCounting):
+class IFCAServer(Joinable[IFCAState], Branching, Measurable, TrafficCounting):
     """Server rule of IFCA: keeps and sends K models, and averages the uploads of each cluster into its model.
 
     The first model is the initial model. Equal models would never separate, so noise is added to the others, which keep
@@ -184,6 +185,11 @@ class IFCAServer(Joinable[IFCAState], Measurable, TrafficCounting):
             "cluster": cluster.index_copy_(0, ids.cpu(), best.argmax(1).cpu()),
             "p": last.zero_().index_copy_(0, ids.cpu(), p.cpu()),
         }
+
+    def find_start(self, sent: Payload, uploads: Payload) -> Params:
+        """Return the model that each client chose."""
+        best = uploads.extra["cluster"]["best"]
+        return sent.extra["models"].map(lambda v: torch.einsum("ck,ck...->c...", best.to(v.dtype), v))
 
     def measure_effects(self, state: IFCAState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
         """Measure the distance of the clusters from one average for all."""

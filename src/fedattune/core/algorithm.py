@@ -196,8 +196,8 @@ class ServerTraits:
 class ServerUpdate(ABC, Generic[StateT]):
     """The server's part of a round: its state, its broadcast, and the aggregation of uploads.
 
-    Rare abilities are separate base classes: `SumsOnly`, `Measurable`, `Joinable`, `Discardable`, `Skippable`,
-    `Quarantining`, `TrafficCounting`, `Advisory`. `ServerWrapper` has them all, with a neutral default.
+    Rare abilities are separate base classes: `SumsOnly`, `Measurable`, `Joinable`, `Branching`, `Discardable`,
+    `Skippable`, `Quarantining`, `TrafficCounting`, `Advisory`. `ServerWrapper` has them all, with a neutral default.
     """
 
     @property
@@ -273,6 +273,17 @@ class Joinable(ServerUpdate[StateT]):
     ) -> StateT:
         """Return the state after a round of clients `ids` that joined; nothing changes for others."""
         return state
+
+
+class Branching(ABC):
+    """A server rule that sends several models, of which a client trains one."""
+
+    @abstractmethod
+    def find_start(self, sent: Payload, uploads: Payload) -> Params:
+        """Return the models (C, ...) from which clients started, by what they were sent and what they upload.
+
+        Updates are measured, clipped and compressed from there.
+        """
 
 
 class Discardable(ABC):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..core.algorithm import (
     Advisory,
+    Branching,
     Discardable,
     Joinable,
     Measurable,
@@ -34,6 +35,7 @@ class ServerWrapper(
     Joinable[StateT],
     SumsOnly,
     Measurable,
+    Branching,
     Discardable,
     Skippable,
     Quarantining,
@@ -96,6 +98,10 @@ class ServerWrapper(
         if not isinstance(self.inner, Joinable):
             return state
         return change(state, **self.inner.aggregate_newcomers(state, ids, sent, uploads, n))
+
+    def find_start(self, sent: Payload, uploads: Payload) -> Params:
+        """Return the models from which clients started; by default the model of what they were sent."""
+        return self.inner.find_start(sent, uploads) if isinstance(self.inner, Branching) else sent.params
 
     def discard_uploads(self, state: StateT, ids: Tensor) -> StateT:
         """Return the state after `inner` discarded uploads."""

@@ -243,7 +243,7 @@ class RoundLoop:
         received = RoundUploads(
             r, reply.ids, reply.sent, reply.upload, reply.buffers, n, statistics=backend.statistics
         )
-        uploads = self.uploads.receive(received)
+        uploads = self.uploads.receive(received.from_start(server.rule))
         if uploads.rejected:
             reply = reply._replace(ids=uploads.ids, faults={**reply.faults, **uploads.rejected})
             backend.reject(r, uploads.rejected)

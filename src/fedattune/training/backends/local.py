@@ -210,7 +210,7 @@ class LocalBackend(Backend):
         uploads = RoundUploads(r, ids, sent, upload, buffers, n, states.statistics)
         if not len(ids):
             return uploads
-        rows = states.rows_of(ids)
+        rows, uploads = states.rows_of(ids), uploads.from_start(self.context.algorithm.server)
         for step in self.upload_steps:
             kept = states.memory.get(step.name)
             memory = Params() if kept is None else kept.rows(rows)

@@ -12,6 +12,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from ...core.algorithm import Branching, ServerUpdate
 from ...core.faults import Fault
 from ...core.params import Params
 from ...core.payload import Payload, Traffic
@@ -51,7 +52,7 @@ class RoundUploads:
     Attributes:
         round: number of the round, from 1.
         ids: (C,) numbers of the clients.
-        sent: what they had been sent.
+        sent: what they had been sent; its model is the one from which they started.
         upload: what they upload.
         buffers: their BatchNorm statistics, if these are averaged.
         n: (C,) training samples, as the server rule will see them.
@@ -70,6 +71,13 @@ class RoundUploads:
     statistics: Params = field(default_factory=Params)
     rejected: Mapping[int, Fault] = field(default_factory=dict)
     quarantined: frozenset[int] = frozenset()
+
+    def from_start(self, rule: ServerUpdate[Any]) -> "RoundUploads":
+        """Return the uploads with the models from which clients started, if they were sent several."""
+        if not isinstance(rule, Branching) or not len(self.ids):
+            return self
+        start = {**self.sent.params, **rule.find_start(self.sent, self.upload)}
+        return replace(self, sent=self.sent._replace(params=Params(start)))
 
     def reject(self, faults: Mapping[int, Fault]) -> "RoundUploads":
         """Return the uploads without some rows.
