@@ -45,9 +45,7 @@ def select_cases(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
     picked = [c for c in cases if any(f"{c.name}-".startswith(f"{name}-") for name in names)]
     for name in names:
         if not any(f"{c.name}-".startswith(f"{name}-") for c in picked):
-            raise SystemExit(
-                f"no case is called {name!r}; expected one of: {', '.join(c.name for c in cases)}"
-            )
+            raise SystemExit(f"no case is called {name!r}; expected one of: {', '.join(c.name for c in cases)}")
     return picked
 
 
@@ -72,9 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do not measure peak memory, which takes one process per way",
     )
-    add(
-        "--alone", metavar="WAY", help=argparse.SUPPRESS
-    )  # run one way in a fresh process, and print its peak memory
+    add("--alone", metavar="WAY", help=argparse.SUPPRESS)  # run one way in a fresh process, and print its peak memory
     add("--device", default="cpu", help=argparse.SUPPRESS)
     return parser
 

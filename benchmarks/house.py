@@ -51,9 +51,7 @@ def count_lines(text: str) -> Counter[str]:
         if token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
             kinds.setdefault(token.start[0], "comment")
     lines = text.splitlines()
-    return Counter(
-        kinds.get(number, "code" if line.strip() else "blank") for number, line in enumerate(lines, start=1)
-    )
+    return Counter(kinds.get(number, "code" if line.strip() else "blank") for number, line in enumerate(lines, start=1))
 
 
 def strip_prose(text: str) -> str:
@@ -92,8 +90,7 @@ def list_members(path: Path, cls: str) -> list[str]:
             return [
                 one.name if isinstance(one, ast.FunctionDef) else ast.unparse(one.target)
                 for one in node.body
-                if (isinstance(one, ast.FunctionDef) and not one.name.startswith("_"))
-                or isinstance(one, ast.AnnAssign)
+                if (isinstance(one, ast.FunctionDef) and not one.name.startswith("_")) or isinstance(one, ast.AnnAssign)
             ]
     return []
 
@@ -124,22 +121,15 @@ def main() -> int:
     print(f"lines: {total.total()} ({', '.join(f'{kind} {n}' for kind, n in sorted(total.items()))})")
     imports = find_imports(files)
     inside = [name for name in files if name.startswith("training.")]
-    arrows = sum(
-        len({t for t in imports[name] if t.startswith("training.") and t != name}) for name in inside
-    )
-    rooms = Counter(
-        ".".join(name.split(".")[1:-1]) or "(top)" for name in inside if files[name].name != "__init__.py"
-    )
-    print(
-        f"training: {len(rooms)} rooms ({', '.join(f'{k} {v}' for k, v in sorted(rooms.items()))}), {arrows} imports"
-    )
+    arrows = sum(len({t for t in imports[name] if t.startswith("training.") and t != name}) for name in inside)
+    rooms = Counter(".".join(name.split(".")[1:-1]) or "(top)" for name in inside if files[name].name != "__init__.py")
+    print(f"training: {len(rooms)} rooms ({', '.join(f'{k} {v}' for k, v in sorted(rooms.items()))}), {arrows} imports")
     codes = {name: strip_prose(text) for name, text in texts.items()}
     for concept, (words, own) in CONCEPTS.items():
         naming = [
             name
             for name, code in codes.items()
-            if re.search(words, code, re.IGNORECASE)
-            and not re.search(own, str(files[name].relative_to(root)))
+            if re.search(words, code, re.IGNORECASE) and not re.search(own, str(files[name].relative_to(root)))
         ]
         print(f"modules that name {concept} outside its own files: {len(naming)} ({', '.join(naming)})")
     for cls in ("ClientUpdate", "ServerUpdate"):

@@ -89,9 +89,7 @@ def _pieces(problem: Problem) -> tuple[Any, Any, Any]:
     x = jnp.asarray(torch.cat([x.flatten(1) for x, _ in problem.own]).numpy())
     y = jnp.asarray(torch.cat([y for _, y in problem.own]).numpy().astype(np.int32))
     start = [jnp.asarray(p.numpy()) for p in problem.task.params.values()]
-    padded = any(
-        used % problem.size(i) or problem.size(i) < problem.batch for i, (_, used) in enumerate(problem.draws)
-    )
+    padded = any(used % problem.size(i) or problem.size(i) < problem.batch for i, (_, used) in enumerate(problem.draws))
     uneven = len({used for _, used in problem.draws}) > 1
 
     def loss(w: Any, xb: Any, yb: Any, real: Any) -> Any:

@@ -22,9 +22,7 @@ def by_hand(problem: Problem) -> Train:
     return {"mlr": _mlr, "dnn": _dnn}[problem.model](problem)
 
 
-def _batches(
-    problem: Problem, client: int, x: Tensor, y: Tensor, order: Tensor
-) -> "zip[tuple[Tensor, Tensor]]":
+def _batches(problem: Problem, client: int, x: Tensor, y: Tensor, order: Tensor) -> "zip[tuple[Tensor, Tensor]]":
     """Yield the batches of a client as views: inputs, and one-hot labels."""
     size = problem.size(client)
     hot = one_hot(y.index_select(0, order), problem.data.n_classes).to(x.dtype)

@@ -149,11 +149,7 @@ class Figures:
             if target.way not in known or target.against not in known | {""}:
                 return None
             return self.ratio(target.way, target.against) if target.against else self.median(target.way)
-        table = (
-            self.rss
-            if target.of == "rss"
-            else {k: v[target.of] for k, v in self.values.items() if target.of in v}
-        )
+        table = self.rss if target.of == "rss" else {k: v[target.of] for k, v in self.values.items() if target.of in v}
         if target.way not in table or (target.against and target.against not in table):
             return None
         return float(table[target.way]) / (float(table[target.against]) if target.against else 1.0)
@@ -189,9 +185,7 @@ def measure(workload: Workload, setting: Setting) -> Figures:
     """Run all ways round by round, side by side, so that a busy machine slows all of them alike."""
     ways = {k: v for k, v in workload.ways.items() if setting.only in (None, k)}
     repeats = setting.repeats or (1 if setting.quick else workload.repeats)
-    peaks = _peaks(
-        workload, setting
-    )  # first: afterwards this process holds the memory that these processes need
+    peaks = _peaks(workload, setting)  # first: afterwards this process holds the memory that these processes need
     names = list(ways)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     results: dict[str, Any] = {}
@@ -238,7 +232,4 @@ def _peaks(workload: Workload, setting: Setting) -> dict[str, int]:
     if not setting.memory or setting.only is not None:
         return {}
     more = ["--device", str(setting.device), *(["--quick"] if setting.quick else [])]
-    return {
-        way: int(machine.fresh("benchmarks", workload.name, "--alone", way, *more)["rss"])
-        for way in workload.ways
-    }
+    return {way: int(machine.fresh("benchmarks", workload.name, "--alone", way, *more)["rss"]) for way in workload.ways}

@@ -40,10 +40,7 @@ def images(quick: bool) -> Federation:
     """Make clients with 100 random images of CIFAR's shape each."""
     generator = torch.Generator().manual_seed(0)
     return fedattune.federation_from(
-        [
-            (torch.randn(100, 3, 32, 32, generator=generator), torch.arange(100) % 10)
-            for _ in range(2 if quick else 16)
-        ]
+        [(torch.randn(100, 3, 32, 32, generator=generator), torch.arange(100) % 10) for _ in range(2 if quick else 16)]
     )
 
 
@@ -80,9 +77,7 @@ TRAININGS = {
 }
 
 
-def seconds(
-    training: Training, method: str, data: Federation, rounds: int, **engine: Any
-) -> tuple[list[float], float]:
+def seconds(training: Training, method: str, data: Federation, rounds: int, **engine: Any) -> tuple[list[float], float]:
     """Return the seconds of the counted rounds of one run, and the seconds until its first round ended."""
     moments = [time.perf_counter()]
     fedattune.fit(

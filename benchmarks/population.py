@@ -40,9 +40,7 @@ def population(n: int, pool: int = 60_000) -> fedattune.Federation:
 
     clients = ClientIndex(lists(0, TRAIN), lists(0, 0), lists(TRAIN, TEST))
     scale = torch.full((1, 28, 28), 1 / 255)
-    return fedattune.Federation(
-        "population", x, y, tuple("0123456789"), clients, scale=scale, source="population"
-    )
+    return fedattune.Federation("population", x, y, tuple("0123456789"), clients, scale=scale, source="population")
 
 
 def one(method: str, n: int, rounds: int) -> dict[str, object]:

@@ -58,9 +58,7 @@ class Level:
 def load_digits(seed: int) -> Federation:
     """Load handwritten digits of 100 clients."""
     options = {"beta": 0.5, "min_size": 6}
-    return fedattune.load_federation(
-        "digits", partition="dirichlet", clients=100, partition_options=options, seed=seed
-    )
+    return fedattune.load_federation("digits", partition="dirichlet", clients=100, partition_options=options, seed=seed)
 
 
 def make_gaussians(seed: int, clients: int = 1000, rows: int = 20) -> Federation:
@@ -172,9 +170,7 @@ def measure(level: Level, problem: Problem, given: argparse.Namespace) -> Cells:
     return cells
 
 
-def _train(
-    level: Level, problem: Problem, data: Federation, method: str, epsilon: float, seed: int
-) -> float | None:
+def _train(level: Level, problem: Problem, data: Federation, method: str, epsilon: float, seed: int) -> float | None:
     # Without an epsilon, some settings of privacy would be refused.
     private = () if not isinf(epsilon) else (f"{level.setting}_clip", f"{level.setting}_where")
     settings = {key: value for key, value in problem.settings.items() if key not in private}

@@ -120,9 +120,7 @@ class Problem:
         return float(models + sample * sum(used for _, used in self.draws))
 
 
-def own_tensors(
-    data: Federation, parts: Sequence[np.typing.NDArray[np.int64]]
-) -> list[tuple[Tensor, Tensor]]:
+def own_tensors(data: Federation, parts: Sequence[np.typing.NDArray[np.int64]]) -> list[tuple[Tensor, Tensor]]:
     """Return the samples of each part, normalized, float32 (n, *shape), and their labels (n,)."""
     index = [torch.as_tensor(part, device=data.device) for part in parts]
     return [(data.features(i).contiguous(), data.y[i]) for i in index]

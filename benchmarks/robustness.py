@@ -102,9 +102,7 @@ def measure(given: argparse.Namespace, settings: dict[str, Any]) -> Cells:
     methods, attacks = given.algorithms.split(","), given.attacks.split(",")
     cells: Cells = {attack: {method: [] for method in methods} for attack in attacks}
     for seed in range(given.first_split, given.first_split + given.splits):
-        data = fedattune.load_federation(
-            given.data, partition=given.partition, clients=given.clients, seed=seed
-        )
+        data = fedattune.load_federation(given.data, partition=given.partition, clients=given.clients, seed=seed)
         # Without an attack, the same clients count.
         liars = sample_attackers(Settings(attack="free_rider", attackers=given.attackers), data)
         for attack in attacks:
@@ -163,9 +161,7 @@ def measure_rules(given: argparse.Namespace, settings: dict[str, Any]) -> dict[s
     """
     rules = list(RULES) if given.rules == "all" else given.rules.split(",")
     if unknown := [rule for rule in rules if rule not in RULES]:
-        raise SystemExit(
-            f"rules: no rule is called {unknown[0]!r}; expected all, or some of: {', '.join(RULES)}"
-        )
+        raise SystemExit(f"rules: no rule is called {unknown[0]!r}; expected all, or some of: {', '.join(RULES)}")
     found = {}
     for rule in rules:
         methods = [method for method in given.algorithms.split(",") if can_act(rule, method)]
@@ -188,10 +184,7 @@ def _write_worst(cells: Cells, method: str) -> str:
     if method not in next(iter(cells.values())):
         return ""
     # A run in which all clients diverge counts as no accuracy at all.
-    means = {
-        attack: float(np.mean([one["accuracy"] or 0.0 for one in row[method]]))
-        for attack, row in cells.items()
-    }
+    means = {attack: float(np.mean([one["accuracy"] or 0.0 for one in row[method]])) for attack, row in cells.items()}
     honest = f"{100 * means.pop(NONE):.1f}, " if NONE in means else ""
     worst = min(means, key=lambda attack: means[attack])
     return f"{honest}{100 * means[worst]:.1f} ({worst})"
@@ -211,7 +204,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = {key: value for key, value in vars(given).items() if key != "json"}
     print(f"\n{json.dumps(about | settings)}; {time.perf_counter() - started:.0f} s")
     if given.json:
-        given.json.write_text(
-            json.dumps({"command": about, "settings": settings, "cells": cells}, indent=1), "utf-8"
-        )
+        given.json.write_text(json.dumps({"command": about, "settings": settings, "cells": cells}, indent=1), "utf-8")
     return 0

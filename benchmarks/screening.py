@@ -144,9 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = make_parser().parse_args(arguments)
     chosen = given.columns.split(",")
     if unknown := [name for name in chosen if name not in COLUMNS]:
-        raise SystemExit(
-            f"columns: no column is called {unknown[0]!r}; expected some of: {', '.join(COLUMNS)}"
-        )
+        raise SystemExit(f"columns: no column is called {unknown[0]!r}; expected some of: {', '.join(COLUMNS)}")
     cost = ("off: accuracy %", "groups: points", "found", "on: points", "found", "time x off")
     groups = ("groups: group %", "others %", "on: group %", "others %", "found: group, others")
     head = ("data", "method", *(groups if given.permuted else cost))

@@ -44,9 +44,7 @@ def describe_target(figures: Figures, target: Target) -> str:
     got = figures.reached(target)
     of = "" if target.of == "seconds" else f"{target.of} "
     unit = f"x {target.against}" if target.against else ""
-    result = (
-        "not measured" if got is None else f"{got:.3g}, {'reached' if got <= target.at_most else 'missed'}"
-    )
+    result = "not measured" if got is None else f"{got:.3g}, {'reached' if got <= target.at_most else 'missed'}"
     return f"{of}<= {target.at_most:.3g} {unit}".strip() + f": {result}"
 
 
@@ -58,9 +56,7 @@ def _rows(figures: Figures) -> list[tuple[str, str, str, str, str, str]]:
         samples = figures.seconds.get(way, ())
         known = bool(samples) and figures.floor is not None and bool(figures.seconds.get(figures.floor))
         values = "; ".join(f"{name} {value:.4g}" for name, value in figures.values.get(way, {}).items())
-        targets = "; ".join(
-            describe_target(figures, target) for target in figures.targets if target.way == way
-        )
+        targets = "; ".join(describe_target(figures, target) for target in figures.targets if target.way == way)
         rows.append(
             (
                 way,

@@ -151,9 +151,7 @@ def on(problem: Problem, setting: Setting) -> Problem:
 
 
 def _images(model: str) -> Callable[[bool], Problem]:
-    return lambda quick: (
-        Problem(even(2, 8), model, batch=4, steps=2) if quick else Problem(even(20, 2000), model)
-    )
+    return lambda quick: Problem(even(2, 8), model, batch=4, steps=2) if quick else Problem(even(20, 2000), model)
 
 
 def _synthetic(model: str, options: dict[str, int | str]) -> Callable[[bool], Problem]:

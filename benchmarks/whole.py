@@ -95,12 +95,8 @@ def _run(name: str, setting: Setting) -> Figures:
     found = []
     for _ in range(setting.repeats or (1 if setting.quick else 3)):
         with tempfile.TemporaryDirectory() as folder:
-            found.append(
-                machine.fresh("benchmarks.whole", "--born", str(time.time()), *line, "--out", f"{folder}/o")
-            )
-    starts = [
-        machine.fresh("benchmarks.whole", "--born", str(time.time()), "--imports")["start"] for _ in found
-    ]
+            found.append(machine.fresh("benchmarks.whole", "--born", str(time.time()), *line, "--out", f"{folder}/o"))
+    starts = [machine.fresh("benchmarks.whole", "--born", str(time.time()), "--imports")["start"] for _ in found]
     values = {
         "compare": {
             "start s": min(starts),
@@ -122,8 +118,7 @@ def _run(name: str, setting: Setting) -> Figures:
 
 
 CASES = tuple(
-    Case(f"W11-{name}", f"the whole of compare on {name}, {ROUNDS} rounds", partial(_run, name))
-    for name in EXPERIMENTS
+    Case(f"W11-{name}", f"the whole of compare on {name}, {ROUNDS} rounds", partial(_run, name)) for name in EXPERIMENTS
 )
 
 

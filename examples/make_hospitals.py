@@ -40,8 +40,7 @@ def write(file: Path = FILE, seed: int = 2) -> None:
             missing = random.random((size, len(NUMBERS))) < np.array([0, 0.01, 0.01, 0.02, 0.15, 0.1, 0.05])
             for i in range(size):
                 numbers = [
-                    "" if missing[i, k] else f"{values[i, k]:.{1 if k in (3, 4) else 0}f}"
-                    for k in range(len(NUMBERS))
+                    "" if missing[i, k] else f"{values[i, k]:.{1 if k in (3, 4) else 0}f}" for k in range(len(NUMBERS))
                 ]
                 sex = random.choice(["f", "m"])
                 ward = random.choice(["surgery", "medicine", "intensive", ""], p=[0.35, 0.45, 0.17, 0.03])

@@ -55,9 +55,7 @@ def write(file: Path = FILE, seed: int = 0) -> None:
             for number, size in enumerate(SIZES, 1):
                 for _ in range(size):
                     is_good = bool(random.random() < 0.5)
-                    table.writerow(
-                        [f"{topic}-{number}", draw(topic, is_good, random), "good" if is_good else "bad"]
-                    )
+                    table.writerow([f"{topic}-{number}", draw(topic, is_good, random), "good" if is_good else "bad"])
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -25,9 +25,7 @@ for name in ("local", "fedavg", "fedmcsa"):
 
 # `result` is FedMCSA's: numbers per client, and who learned from whom.
 for client in result.clients:
-    print(
-        f"{client.id}: {client.n_train} samples, received {client.received:.3f}, trained {client.trained:.3f}"
-    )
+    print(f"{client.id}: {client.n_train} samples, received {client.received:.3f}, trained {client.trained:.3f}")
 weights = result.mixing.last()["1.weight"]  # row: receives, column: gives
 print("a0 is mixed from:", dict(zip(data.names, weights[0].round(2).tolist(), strict=True)))
 
@@ -36,9 +34,5 @@ x, y = clients[0]
 with tempfile.TemporaryDirectory() as folder:
     files = result.save_models(folder)
     model = fedattune.load_model(files[0])
-    same = all(
-        torch.equal(a, b) for a, b in zip(model.parameters(), result.model("a0").parameters(), strict=True)
-    )
-    print(
-        f"{files[0].name}: the same model {same}, {(model(x).argmax(1) == y).float().mean():.3f} right on all of a0"
-    )
+    same = all(torch.equal(a, b) for a, b in zip(model.parameters(), result.model("a0").parameters(), strict=True))
+    print(f"{files[0].name}: the same model {same}, {(model(x).argmax(1) == y).float().mean():.3f} right on all of a0")

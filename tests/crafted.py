@@ -38,12 +38,9 @@ def craft(
     path = folder / algorithm / f"seed-{seed}"
     path.mkdir(parents=True)
     settings = Settings(rounds=max(correct), seed=seed).to_keywords(mode="json")
-    write_json(
-        path / "config.json", {**settings, "algorithm": algorithm, "data": "made", "split": "s", **config}
-    )
+    write_json(path / "config.json", {**settings, "algorithm": algorithm, "data": "made", "split": "s", **config})
     clients = [
-        {"id": chr(ord("a") + i), "n_train": 100 + i, "n_validation": 0, "n_test": n}
-        for i, n in enumerate(n_test)
+        {"id": chr(ord("a") + i), "n_train": 100 + i, "n_validation": 0, "n_test": n} for i, n in enumerate(n_test)
     ]
     told: dict[str, Any] = {"clients": clients, "headline": "trained", "notes": [], "weight_decay": 0.0}
     told |= ({} if labels is None else {"labels": labels}) | dict(facts or {})

@@ -104,9 +104,7 @@ def edit_json(random_: random.Random, folder: Path) -> str | None:
     places: list[tuple[Any, Any]] = []
 
     def visit(value: Any) -> None:
-        items = (
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        )
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         for key, one in items:
             places.append((value, key))
             visit(one)
@@ -181,12 +179,7 @@ def judge(now: Outcome, before: Outcome) -> str:
     if now == before:
         return "same"
     said = now.err.strip()
-    if (
-        now.code == 2
-        and said.startswith("fedattune: error: ")
-        and "\n" not in said
-        and "Traceback" not in said
-    ):
+    if now.code == 2 and said.startswith("fedattune: error: ") and "\n" not in said and "Traceback" not in said:
         return "refused"
     if "internal error" in now.err or "Traceback" in now.err:
         return "traceback"

@@ -76,9 +76,7 @@ class Fake:
     def history(self) -> list[Any]:
         """Losses as given, else one that no other method has."""
         losses = self.losses or [float(zlib.crc32(self.algorithm.encode()))]
-        return [
-            {"round": i + 1, self.evaluation_point: {"loss_uniform": loss}} for i, loss in enumerate(losses)
-        ]
+        return [{"round": i + 1, self.evaluation_point: {"loss_uniform": loss}} for i, loss in enumerate(losses)]
 
     @property
     def n_clients(self) -> int:

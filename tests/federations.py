@@ -28,9 +28,7 @@ def many(n: int, size: int = 6) -> Federation:
     starts = np.arange(n, dtype=np.int32)[:, None] * 7
 
     def lists(first: int, count: int) -> RaggedIndex:
-        return RaggedIndex(
-            ((starts + np.arange(first, first + count)) % 500).reshape(-1), np.arange(n + 1) * count
-        )
+        return RaggedIndex(((starts + np.arange(first, first + count)) % 500).reshape(-1), np.arange(n + 1) * count)
 
     return Federation(
         "many", x, y, ("a", "b", "c"), ClientIndex(lists(0, size), lists(0, 0), lists(size, 3)), source="many"

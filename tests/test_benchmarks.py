@@ -46,9 +46,7 @@ def test_every_workload_runs_and_all_ways_of_training_agree(tmp_path: Path) -> N
     file = tmp_path / "figures.json"
     # One process for all: to start one takes longer than most workloads. Those that start fresh processes themselves
     # do the same for every method and data set (W8, W11), so one is enough.
-    run(
-        "--quick", "--json", str(file), *(f"W{k}" for k in range(1, 8)), "W8-ditto", "W9", "W10", "W11-digits"
-    )
+    run("--quick", "--json", str(file), *(f"W{k}" for k in range(1, 8)), "W8-ditto", "W9", "W10", "W11-digits")
     said = json.loads(file.read_text("utf-8"))
     cases = {case["name"]: case for case in said["cases"]}
     names = {
@@ -73,9 +71,7 @@ def test_every_workload_runs_and_all_ways_of_training_agree(tmp_path: Path) -> N
             assert bool(in_jax.MISSING) == ("jax" in cases[name]["skipped"])
         assert ways <= set(cases[name]["seconds"]), name
         assert cases[name]["roofline"] > 0
-        assert all(
-            target["got"] is not None or "jax" in target["against"] for target in cases[name]["targets"]
-        )
+        assert all(target["got"] is not None or "jax" in target["against"] for target in cases[name]["targets"])
     assert said["gflops"] > 0
     assert said["versions"]["torch"] == torch.__version__
     assert torch.cuda.is_available() != ("W10-W1" in said["skipped"])
@@ -127,9 +123,7 @@ def test_the_table_in_the_docs_changes_only_where_something_was_measured(tmp_pat
     page = tmp_path / "performance.md"
     page.write_text(f"before\n\n{show.BEGIN}\n{show.END}\n\nafter\n", "utf-8")
     facts = {"date": "2026-01-02T03:04:05", "threads": 2, "cpu": "A CPU", "device": "cpu", "load": [0.25]}
-    show.write_docs(
-        page, facts, [replace(figures(), name="no-number"), figures(), replace(figures(), name="W10-a")]
-    )
+    show.write_docs(page, facts, [replace(figures(), name="no-number"), figures(), replace(figures(), name="W10-a")])
     first = page.read_text("utf-8")
     missed = "<= 0.45 x floor: 0.5; <= 1 x jax: not measured"
     row = f"| **auto 0.50** | {missed} | 2026-01-02 |"

@@ -53,9 +53,7 @@ def format_default(default: Any) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(
-        rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -88,27 +86,19 @@ def test_every_method_and_every_option_stands_on_a_page_with_its_default() -> No
     }
 
 
-@pytest.mark.parametrize(
-    "page", sorted((ROOT / "docs" / "algorithms").glob("*.md")), ids=lambda page: page.stem
-)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "algorithms").glob("*.md")), ids=lambda page: page.stem)
 def test_every_method_says_what_clients_hold_that_are_not_there(page: Path) -> None:
-    rows = {
-        line.split("|")[1].strip() for line in page.read_text("utf-8").splitlines() if line.startswith("| ")
-    }
+    rows = {line.split("|")[1].strip() for line in page.read_text("utf-8").splitlines() if line.startswith("| ")}
     assert {"never sampled", "drops out", "joins after training"} <= rows
 
 
 def test_options_of_data_partitions_and_models_stand_on_the_data_page() -> None:
-    rows = [
-        line for line in (ROOT / "docs" / "data.md").read_text("utf-8").splitlines() if line.startswith("| `")
-    ]
+    rows = [line for line in (ROOT / "docs" / "data.md").read_text("utf-8").splitlines() if line.startswith("| `")]
     for name, factory in {**SOURCES, **PARTITIONS, **MODELS}.items():
         row = next((row for row in rows if f"`{name}`" in row.split("|")[1]), None)
         assert row, f"{name} has no row"
         cell = row.split("|")[2]
-        assert cell.strip() == ", ".join(
-            f"`{o.name}={format_default(o.default)}`" for o in list_options(factory)
-        ), name
+        assert cell.strip() == ", ".join(f"`{o.name}={format_default(o.default)}`" for o in list_options(factory)), name
 
 
 def test_methods_page_holds_the_table_of_methods() -> None:
@@ -127,9 +117,7 @@ def test_page_of_secure_aggregation_names_the_methods_that_it_takes() -> None:
     page = (ROOT / "docs" / "secure-aggregation.md").read_text("utf-8")
     section = page.partition("## Which methods")[2].partition("A server rule of your own")[0]
     named = set(re.findall(r"`(\w+)`", section))
-    assert named == {
-        name for name, make in ALGORITHMS.items() if find_sums(build(name, make, {})) is not None
-    }
+    assert named == {name for name, make in ALGORITHMS.items() if find_sums(build(name, make, {})) is not None}
 
 
 def test_architecture_shows_all_packages_and_files_that_exist() -> None:
@@ -138,9 +126,7 @@ def test_architecture_shows_all_packages_and_files_that_exist() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     guide = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     package = {"client.py", *(folder.parent.name for folder in PACKAGE.glob("*/__init__.py"))}
-    assert re.findall(r'class="name"[^>]*>([\w.]+)<', picture) == re.findall(
-        r"^\| `([\w.]+)` \|", page, re.MULTILINE
-    )
+    assert re.findall(r'class="name"[^>]*>([\w.]+)<', picture) == re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE)
     assert set(re.findall(r'class="name"[^>]*>([\w.]+)<', picture)) == package
     named = re.findall(r"`([\w./]+(?:\.py|/))`", page + guide)
     named += [one for text in re.findall(r'class="file"[^>]*>([^<]+)<', picture) for one in text.split(", ")]
@@ -159,9 +145,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             file = (page.parent / path).resolve() if path else page
             assert file.exists(), f"{page.name}: {target}"
             headings = re.findall(r"^#+ (.*)$", file.read_text("utf-8"), re.MULTILINE) if anchor else []
-            assert not anchor or anchor in [
-                re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings
-            ]
+            assert not anchor or anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings]
 
 
 def list_written_tables(page: Path) -> set[str]:
@@ -181,9 +165,7 @@ def test_commands_have_options_that_exist_and_values_that_can_be(page: Path) -> 
         given = {key: value for key, value in vars(space).items() if key in Experiment.flat_fields()}
         given["set"] = parse_set(given.get("set", []))
         experiment = load_experiment(None, given)
-        own = {
-            get_short_name(name) for name in (*experiment.algorithms, experiment.model) if is_reference(name)
-        }
+        own = {get_short_name(name) for name in (*experiment.algorithms, experiment.model) if is_reference(name)}
         for key in given["set"]:
             name, _, option = key.rpartition(".")
             if name in own:  # of a file that the page describes
@@ -271,9 +253,7 @@ def test_own_algorithm_is_short_and_runs(run_example: Callable[[str], str]) -> N
     assert len((EXAMPLES / "own_algorithm.py").read_text("utf-8").splitlines()) <= 40
     means = dict(re.findall(r"^ (\w+) +([\d.]+) ", run_example("own_algorithm.py"), re.MULTILINE))
     assert list(means) == ["local", "fedavg", "robust", "majority"]
-    assert float(means["robust"]) > float(
-        means["fedavg"]
-    )  # few classes per client: the personal head must help
+    assert float(means["robust"]) > float(means["fedavg"])  # few classes per client: the personal head must help
 
 
 def test_own_data_runs(run_example: Callable[[str], str]) -> None:

@@ -106,9 +106,7 @@ def test_a_second_command_adds_what_is_missing_and_repeats_nothing(
     grid.store_runs(tmp_path, "digits-rotated-10", [stopped])
     assert main([*CALL, "local", "--out", str(tmp_path)]) == 0
     first = grid.read_runs(tmp_path, "digits-rotated-10")
-    assert sorted((run["lr"], run["seed"]) for run in first if run["seed"] == 0) == [
-        (rate, 0) for rate in grid.RATES
-    ]
+    assert sorted((run["lr"], run["seed"]) for run in first if run["seed"] == 0) == [(rate, 0) for rate in grid.RATES]
     assert len(first) == 4
     assert 1e6 in {run["seconds"] for run in first}
     assert main([*CALL, "fedavg,local", "--out", str(tmp_path)]) == 0

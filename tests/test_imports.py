@@ -153,9 +153,7 @@ def test_nothing_imports_cli_from_outside() -> None:
 def test_the_compiler_of_local_steps_has_one_entry_point() -> None:
     inside = "engine.compiler."
     assert not [
-        str(one)
-        for one in IMPORTS
-        if one.target.startswith(inside) and not f"{one.source}.".startswith(inside)
+        str(one) for one in IMPORTS if one.target.startswith(inside) and not f"{one.source}.".startswith(inside)
     ]
 
 

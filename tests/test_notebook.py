@@ -19,9 +19,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(not cell.get("outputs") for cell in notebook.cells)  # they would change with every run
     NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [one for cell in notebook.cells for one in cell.get("outputs", ())]
-    printed = "".join(
-        one["text"] for one in outputs if one["output_type"] == "stream" and one["name"] == "stdout"
-    )
+    printed = "".join(one["text"] for one in outputs if one["output_type"] == "stream" and one["name"] == "stdout")
     assert "fedmcsa  seed 1: mean 0." in printed
     assert "training alone" in printed
     assert "goes to clients with similar labels" in printed

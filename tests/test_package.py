@@ -30,9 +30,7 @@ def test_all_names_the_public_api_and_nothing_else() -> None:
     """Names are loaded when first used, so `vars` does not know them; type checkers read the imports."""
     tree = ast.parse(inspect.getsource(fedattune))
     for_checkers = next(node for node in tree.body if isinstance(node, ast.If))
-    imported = {
-        alias.name for node in for_checkers.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
+    imported = {alias.name for node in for_checkers.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert imported | {"__version__"} == set(fedattune.__all__)
     assert sorted(fedattune.__all__) == fedattune.__all__, "keep the list sorted"
     for name in fedattune.__all__:

@@ -19,11 +19,7 @@ MODULES = ("fedattune", "fedattune.algorithms", "fedattune.client", "fedattune.s
 
 
 def test_every_public_name_is_on_the_reference_pages() -> None:
-    shown = {
-        reference.find_member(name).path
-        for page in reference.REFERENCE
-        for name in reference.list_names(page)
-    }
+    shown = {reference.find_member(name).path for page in reference.REFERENCE for name in reference.list_names(page)}
     for module in MODULES:
         for name in getattr(importlib.import_module(module), "__all__", ()):
             if module == "fedattune" and name in reference.MODULES_APART:
@@ -44,9 +40,7 @@ def test_everything_public_has_a_docstring() -> None:
 def test_every_method_has_a_page_of_its_own_and_a_family() -> None:
     made = methods.make_pages()
     assert {f"algorithms/{name}.md" for name in ALGORITHMS} <= made.keys()
-    assert sorted(name for names in methods.group_by_family().values() for name in names) == sorted(
-        ALGORITHMS
-    )
+    assert sorted(name for names in methods.group_by_family().values() for name in names) == sorted(ALGORITHMS)
     for listed in (made["algorithms/index.md"], made["algorithms/SUMMARY.md"]):
         assert sorted({*re.findall(r"\((\w+)\.md\)", listed)} - {"index"}) == sorted(ALGORITHMS)
 

@@ -44,9 +44,7 @@ def make_page() -> str:
 def _format_section(name: str, parser: argparse.ArgumentParser) -> str:
     lines = [f"## `fedattune {name}`", "", parser.description or "", ""]
     for group in parser._action_groups:
-        actions = [
-            one for one in group._group_actions if one.help is not argparse.SUPPRESS and one.dest != "help"
-        ]
+        actions = [one for one in group._group_actions if one.help is not argparse.SUPPRESS and one.dest != "help"]
         if not actions:
             continue
         if group.title not in ("positional arguments", "options"):

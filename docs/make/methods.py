@@ -241,9 +241,7 @@ def _make_study_pages() -> Iterator[tuple[str, str]]:
             text = f"{text.rstrip()}\n\n## Figure\n\n![{study.title}]({study.name}.svg)\n"
         yield page, text
         short = {phrase for one in results.outcomes.values() for phrase in results.list_shortfalls(one)}
-        rounds = sorted(
-            (phrase for phrase in short if phrase.endswith("rounds")), key=lambda p: int(p.split()[0])
-        )
+        rounds = sorted((phrase for phrase in short if phrase.endswith("rounds")), key=lambda p: int(p.split()[0]))
         some = [p for p in ("no search", "bfloat16 products") if p in short]
         seeds = sorted(phrase for phrase in short if "seeds" in phrase)
         lack = "; ".join([*rounds, *seeds, *some]) or "nothing"

@@ -4,9 +4,7 @@ import logging
 import re
 from typing import Any
 
-FETCHED = re.compile(
-    r"<(?:script|img|iframe|link|video|source)\b[^>]*?\b(?:src|href)=[\"']?((?:https?:)?//[^\s\"'>]+)"
-)
+FETCHED = re.compile(r"<(?:script|img|iframe|link|video|source)\b[^>]*?\b(?:src|href)=[\"']?((?:https?:)?//[^\s\"'>]+)")
 MERMAID = re.compile(r"<\w+ class=[\"']mermaid[\"']")
 """A diagram that the theme draws with a script from a public server."""
 log = logging.getLogger("mkdocs.plugins.offline")

@@ -63,7 +63,5 @@ def _format_notebook(file: Path) -> str:
         if cell["cell_type"] == "code":
             parts.append(f"```python\n{text}\n```")
         else:
-            parts.append(
-                "\n".join(f"##{line}" if line.startswith("#") else line for line in text.splitlines())
-            )
+            parts.append("\n".join(f"##{line}" if line.startswith("#") else line for line in text.splitlines()))
     return "\n\n".join(parts) + "\n"

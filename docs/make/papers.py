@@ -15,9 +15,7 @@ from . import links, methods
 
 PAGE = links.ROOT / "docs" / "papers.md"
 CLAIMS = "<!-- claims of all studies -->"
-PART = re.compile(
-    rf"^({CLAIMS}|<!-- from results/(\S+)/table\.md: ([^\n]+) -->)\n.*?^(?=<!-- end -->$)", re.S | re.M
-)
+PART = re.compile(rf"^({CLAIMS}|<!-- from results/(\S+)/table\.md: ([^\n]+) -->)\n.*?^(?=<!-- end -->$)", re.S | re.M)
 
 
 def fill_page(page: str) -> str:

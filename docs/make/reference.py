@@ -25,12 +25,8 @@ class ReferencePage(NamedTuple):
 
 
 REFERENCE = {
-    "index": ReferencePage(
-        "fedattune", "The names that most programs need; import all of them from `fedattune`."
-    ),
-    "data": ReferencePage(
-        "fedattune.data", "Data and their division among clients. See also [Data](../data.md)."
-    ),
+    "index": ReferencePage("fedattune", "The names that most programs need; import all of them from `fedattune`."),
+    "data": ReferencePage("fedattune.data", "Data and their division among clients. See also [Data](../data.md)."),
     "algorithms": ReferencePage(
         "fedattune.algorithms",
         "One module per paper, with the method's factory and rules. See [Methods](../algorithms/index.md).",
@@ -44,9 +40,7 @@ REFERENCE = {
     "params": ReferencePage("fedattune.core.params", "Functions beside [`Params`](index.md)."),
     "client": ReferencePage("fedattune.client", "Client rules and corrections that several papers share."),
     "server": ReferencePage("fedattune.server", "Server rules that several papers share."),
-    "select": ReferencePage(
-        "fedattune.core.selectors", "Selectors of personal tensors and of mixed components."
-    ),
+    "select": ReferencePage("fedattune.core.selectors", "Selectors of personal tensors and of mixed components."),
     "network": ReferencePage("fedattune.core.network", "The base of methods that change the user's model."),
     "models": ReferencePage(
         "fedattune.models", "Networks by name; [Data](../data.md#models) lists the papers that use them."
@@ -113,11 +107,7 @@ def list_public(module: griffe.Object) -> list[str]:
     """Return the public names of a module: `__all__`, or all names defined in the module or below it."""
     if module.exports is not None:
         return [str(name) for name in module.exports]
-    return [
-        name
-        for name, one in module.members.items()
-        if not name.startswith("_") and _is_defined_in(module, one)
-    ]
+    return [name for name, one in module.members.items() if not name.startswith("_") and _is_defined_in(module, one)]
 
 
 def _is_defined_in(module: griffe.Object, one: griffe.Object | griffe.Alias) -> bool:

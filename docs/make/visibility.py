@@ -57,9 +57,7 @@ class Watcher(LocalBackend):
         self.sent: list[Payload] = []
         self.trained: list[Params] = []
 
-    def train(
-        self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
-    ) -> TrainReply:
+    def train(self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory) -> TrainReply:
         """Train, and keep uploads and models."""
         if payload is not None:
             self.sent.append(payload)
@@ -85,9 +83,7 @@ def look_at(name: str) -> Sight:
     torch.manual_seed(0)
     # Two groups of clients with other meanings of the labels: some methods send one model where there are none.
     inputs = [torch.randn(60, 5) for _ in range(4)]
-    federation = fedattune.federation_from(
-        [(x, (x[:, :3].argmax(1) + i % 2) % 3) for i, x in enumerate(inputs)]
-    )
+    federation = fedattune.federation_from([(x, (x[:, :3].argmax(1) + i % 2) % 3) for i, x in enumerate(inputs)])
     algorithm = build(name, ALGORITHMS[name], {"p": 0.9} if name == "l2gd" else {})
     module: nn.Module = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
     if name == "fedbn":
@@ -141,9 +137,7 @@ def _describe_broadcast(watcher: Watcher) -> str:
         return "uploads of single clients, as they are"
     is_same = all(torch.equal(v, v[:1].expand_as(v)) for part in parts for v in part.values())
     return (
-        "one model made of all uploads"
-        if is_same
-        else "a model made of several uploads, another one for each client"
+        "one model made of all uploads" if is_same else "a model made of several uploads, another one for each client"
     )
 
 

@@ -40,7 +40,6 @@ class RunningMean(NamedTuple, Generic[_Value]):
     Attributes:
         value: the mean; zero before the first batch.
         n: number of samples, a scalar tensor.
-
     """
 
     value: _Value
@@ -70,7 +69,6 @@ class LocalContext(NamedTuple):
         local_state: the client's state before local training.
         full_gradient: the gradient at `start` over all training samples, if a correction needs it.
         context: the client's view of the round.
-
     """
 
     start: Params
@@ -147,7 +145,6 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
         start: the model that training starts from.
         momentum: the step is lr v with v <- momentum v + g, from v = 0 in every round.
         clip: maximum norm of the corrected gradient; None for no limit.
-
     """
 
     corrections: tuple[Correction, ...] = ()
@@ -156,12 +153,8 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.corrections, tuple) or not all(
-            isinstance(c, Correction) for c in self.corrections
-        ):
-            raise ConfigError(
-                f"SGD: corrections: got {self.corrections!r}, expected a tuple such as (Proximal(0.1),)"
-            )
+        if not isinstance(self.corrections, tuple) or not all(isinstance(c, Correction) for c in self.corrections):
+            raise ConfigError(f"SGD: corrections: got {self.corrections!r}, expected a tuple such as (Proximal(0.1),)")
 
     @property
     def plan(self) -> LocalPlan:
@@ -183,9 +176,7 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Start from the received model."""
         w = self.received_model(sent, local_state, fresh)
-        gradient, velocity = (
-            w.zeros() if is_needed else Params() for is_needed in (self._probes, self.momentum)
-        )
+        gradient, velocity = (w.zeros() if is_needed else Params() for is_needed in (self._probes, self.momentum))
         full_gradient = RunningMean(gradient, torch.zeros_like(context.n_steps))
         return _Carry(w, w, sent, local_state, full_gradient, velocity)
 
@@ -220,9 +211,7 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
             g = corrected
         return tuple(norms)
 
-    def finish(
-        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload the trained model and the corrections' extras."""
         extra: dict[str, Params] = {}
         new_state = dict(local_state)

@@ -9,9 +9,7 @@ from fedattune.analysis.mixing import compute_label_similarity, measure_agreemen
 
 def test_label_similarity_by_hand() -> None:
     """1 minus half the summed differences of shares: 3/4, 1/4 beside 1/4, 3/4 is 1 - (1/2 + 1/2) / 2."""
-    found = compute_label_similarity(
-        np.array([[3.0, 1.0, 0.0], [1.0, 3.0, 0.0], [0.0, 0.0, 7.0], [30.0, 10.0, 0.0]])
-    )
+    found = compute_label_similarity(np.array([[3.0, 1.0, 0.0], [1.0, 3.0, 0.0], [0.0, 0.0, 7.0], [30.0, 10.0, 0.0]]))
     assert found.tolist() == [[1, 0.5, 0, 1], [0.5, 1, 0, 0.5], [0, 0, 1, 0], [1, 0.5, 0, 1]]
 
 
@@ -47,9 +45,7 @@ def test_agreement_of_what_is_constant_missing_or_alone() -> None:
     assert measure_agreement(flat, similarity).share == pytest.approx(1 / 3)  # one of three others
     missing = np.array(LATE)
     missing[1:] = np.nan
-    assert measure_agreement(missing, similarity).share == pytest.approx(
-        0.8
-    )  # the row of a alone: 0.4 of 0.5
+    assert measure_agreement(missing, similarity).share == pytest.approx(0.8)  # the row of a alone: 0.4 of 0.5
     own = measure_agreement(np.eye(4), similarity)
     assert (own.correlation, own.share) == (None, None)
     alone = measure_agreement(np.ones((1, 1)), np.ones((1, 1)))

@@ -39,9 +39,7 @@ def test_the_chance_of_a_validation_row_is_unbiased() -> None:
     value = np.where(n < 10, 0.2, 0.9)  # what a method has on such a client
     totals = []
     for seed in range(300):
-        sizes = np.array(
-            [compute_part_sizes(int(k), 0.25, 0.1, stream=[seed, u, 0]) for u, k in enumerate(n)]
-        )
+        sizes = np.array([compute_part_sizes(int(k), 0.25, 0.1, stream=[seed, u, 0]) for u, k in enumerate(n)])
         weights = validation_weights(sizes[:, 0], sizes[:, 1], 0.1)
         totals.append(np.average(value, weights=weights))
     assert np.mean(totals) == pytest.approx(value.mean(), abs=0.01)

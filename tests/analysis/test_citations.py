@@ -88,9 +88,7 @@ def test_each_entry_once_with_what_it_is_cited_for() -> None:
 
 
 def test_what_has_no_entry_is_said() -> None:
-    text = format_bibtex(
-        [UsedItem("method", "local"), UsedItem("model", "pkg:net"), UsedItem("data", "patients.csv")]
-    )
+    text = format_bibtex([UsedItem("method", "local"), UsedItem("model", "pkg:net"), UsedItem("data", "patients.csv")])
     assert "% Nothing to cite for method local." in text
     assert "% Not part of FedAttune; please cite the source of model pkg:net, data pat" in text
     assert text.count("@") == 1

@@ -40,9 +40,7 @@ def test_groups_and_shares(tmp_path: Path) -> None:
     )
     assert found.describe(3).startswith("In the first of 3 runs, mine found 2 groups")
     assert "  group 2: c 95%, d -" in found.write_paragraphs()
-    assert found.describe_client("a") == (
-        "Its predictions come to 5% from its group's model, which it shares with b."
-    )
+    assert found.describe_client("a") == ("Its predictions come to 5% from its group's model, which it shares with b.")
     assert found.describe_client("d") is None
 
 
@@ -54,9 +52,7 @@ def test_groups_and_shares(tmp_path: Path) -> None:
         {"fc.weight": PAIRS, "fc.bias": ONE},  # another one for each layer
     ],
 )
-def test_other_mixtures_are_not_groups(
-    tmp_path: Path, weights: Mapping[str, Sequence[Sequence[float]]]
-) -> None:
+def test_other_mixtures_are_not_groups(tmp_path: Path, weights: Mapping[str, Sequence[Sequence[float]]]) -> None:
     found = decide(tmp_path, {4: (ALL, ALL, weights)}, [0.5] * 4)
     assert found is not None
     assert found.groups is None
@@ -91,9 +87,7 @@ def test_the_verdict_tells_it(tmp_path: Path) -> None:
     assert "predictions come" not in reach_verdict(plain).text
 
 
-def test_attune_from_training_to_words(
-    ragged: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_attune_from_training_to_words(ragged: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The facts are the scalars of the exported models, and `explain` prints them."""
     result = fedattune.fit(ragged, "attune", rounds=2, steps=2, lr=0.1, out=tmp_path / "run")
     shares = result.facts["client_scalars"]["shared"]

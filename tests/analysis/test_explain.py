@@ -137,9 +137,7 @@ def test_the_effect_of_the_mechanism_is_said(tmp_path: Path, capsys: Said) -> No
     )
     text = explained(capsys, folder)
     assert "The weights are 87% away from one mixture for all clients." in text
-    assert (
-        "The weights stayed within 0.4% of the client's own model alone: this run is training alone." in text
-    )
+    assert "The weights stayed within 0.4% of the client's own model alone: this run is training alone." in text
 
 
 def test_clients_that_were_not_in_the_last_round(tmp_path: Path, capsys: Said) -> None:

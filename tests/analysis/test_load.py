@@ -73,9 +73,7 @@ def test_runs_of_other_clients_are_refused(tmp_path: Path) -> None:
     craft(tmp_path / "one", "fedavg", SCORES)
     craft(tmp_path / "two", "local", SCORES, split="another")
     craft(tmp_path / "three", "local", {1: (5, 10)}, n_test=(10, 20))
-    with pytest.raises(
-        RunError, match=r"not of the same clients .*other clients were evaluated: --eval-clients"
-    ):
+    with pytest.raises(RunError, match=r"not of the same clients .*other clients were evaluated: --eval-clients"):
         read_runs([tmp_path / "one", str(tmp_path / "three")])
     with pytest.raises(RunError, match=r"are not of the same clients .* look at them one by one"):
         read_runs([tmp_path / "one", tmp_path / "two"])

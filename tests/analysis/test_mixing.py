@@ -31,9 +31,7 @@ def test_matrices_of_cohorts_and_the_last_row_of_each_client(tmp_path: Path) -> 
         found.read_last_rows(2, back=1).weights["l"], [nan, second, nan, [0, 0, 0.6, 0.4]], rtol=1e-6
     )
     np.testing.assert_allclose(found.last.weights["l"], [first, second, nan, [0, 0, 0.6, 0.4]], rtol=1e-6)
-    np.testing.assert_allclose(
-        found.read_last_rows(1).weights["l"], [first, [0.2, 0.8, 0, 0], nan, nan], rtol=1e-6
-    )
+    np.testing.assert_allclose(found.read_last_rows(1).weights["l"], [first, [0.2, 0.8, 0, 0], nan, nan], rtol=1e-6)
     assert found.last.rounds == [1, 2, None, 2]
     assert found.read_last_rows(2, back=1).rounds == [None, 2, None, 2]
     assert np.isnan(found.read_last_rows(2, back=1).weights["l"][0]).all()

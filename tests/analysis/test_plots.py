@@ -142,9 +142,7 @@ def test_options_of_curves_and_heatmaps(comparison: Path, tmp_path: Path, capsys
     assert ">local<" in text  # what the method is compared with stays
     assert ">fedavg<" not in text
     assert "one seed" in capsys.readouterr().out
-    assert (
-        main([*command, "--kind", "heatmap", "--round", "2", "--component", "fc.weight", "--width", "4"]) == 0
-    )
+    assert main([*command, "--kind", "heatmap", "--round", "2", "--component", "fc.weight", "--width", "4"]) == 0
     assert "by fedmcsa, seed 1, round 2" in capsys.readouterr().out
     text = out.read_text()
     assert ">fc.weight<" in text

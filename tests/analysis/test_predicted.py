@@ -15,27 +15,21 @@ RNG = np.random.default_rng(0)
 def rows(y: Any, outputs: Any, n_clients: int = 2) -> dict[str, RowPredictions]:
     n = len(y)
     owner = np.repeat(np.arange(n_clients), n // n_clients).astype(np.int32)
-    return {
-        "test": RowPredictions(owner, np.arange(n), np.asarray(y), np.asarray(outputs, np.float32), n_clients)
-    }
+    return {"test": RowPredictions(owner, np.arange(n), np.asarray(y), np.asarray(outputs, np.float32), n_clients)}
 
 
 def test_predictions_of_one_class_are_named_unless_the_rows_are_so() -> None:
     half, all_no = [0, 1] * 100, [0] * 200
     constant = np.tile([5.0, 0.0], (200, 1))
     (note,) = write_prediction_notes(results(Fake("a", [0.5, 0.5], predictions=rows(half, constant))))
-    assert note == (
-        "a predicts 'no' for 100.0% of the test rows, of which 50.0% are so: it hardly looks at the rows"
-    )
+    assert note == ("a predicts 'no' for 100.0% of the test rows, of which 50.0% are so: it hardly looks at the rows")
     assert write_prediction_notes(results(Fake("a", [1.0, 1.0], predictions=rows(all_no, constant)))) == []
 
 
 def test_predictions_of_one_number_are_named() -> None:
     y = RNG.normal(50, 10, 200)
     near = (50 + 0.1 * RNG.normal(size=200))[:, None]
-    (note,) = write_prediction_notes(
-        results(Fake("a", [10.0, 10.0], is_regression=True, predictions=rows(y, near)))
-    )
+    (note,) = write_prediction_notes(results(Fake("a", [10.0, 10.0], is_regression=True, predictions=rows(y, near))))
     assert note.startswith("a predicts nearly the same number everywhere: its predictions spread 1% as far")
     alike = results(Fake("a", [1.0, 1.0], is_regression=True, predictions=rows(y, y[:, None] + 1)))
     assert write_prediction_notes(alike) == []
@@ -81,9 +75,7 @@ class Moving(Fake):
     @property
     def history(self) -> list[Any]:
         key = "loss_uniform" if self.is_regression else "acc_uniform"
-        return [
-            {"round": r, "validation": {self.evaluation_point: {key: v}}} for r, v in enumerate(self.curve)
-        ]
+        return [{"round": r, "validation": {self.evaluation_point: {key: v}}} for r, v in enumerate(self.curve)]
 
     def read_curve(self, metrics: Any) -> float:
         return float(metrics["loss_uniform"])

@@ -61,7 +61,5 @@ def test_what_is_no_metric_or_format_is_named(code: Path, cli: Callable[..., Don
     def accuracy(y: object, logits: object) -> float:
         return 0.0
 
-    with pytest.raises(
-        ConfigError, match="'accuracy' is a metric of FedAttune; give your function another name"
-    ):
+    with pytest.raises(ConfigError, match="'accuracy' is a metric of FedAttune; give your function another name"):
         register_metric("mine", is_higher_better=True)(accuracy)

@@ -88,16 +88,12 @@ def test_the_data_of_the_pictures_are_those_of_the_runs(folder: Path) -> None:
     assert curve["mean"] == [round(100 * e["trained"]["acc_uniform"], 2) for e in attention[1].history]
     gain = data["clients"]["methods"]["fedmcsa"]["gain"]
     for i in range(6):
-        with_method, without = (
-            np.mean([run.clients[i].trained for run in one]) for one in (attention, alone)
-        )
+        with_method, without = (np.mean([run.clients[i].trained for run in one]) for one in (attention, alone))
         assert gain[i] == pytest.approx(100 * (with_method - without), abs=0.006)
     traffic = data["traffic"]["fedmcsa"]
     assert sum(traffic["up"]) == traffic["total"][0] == attention[0].bytes_up
     assert data["traffic"]["local"]["parts"] == []
-    assert list(data["mixing"]["methods"]) == [
-        "fedmcsa"
-    ]  # one model for all: nobody learns from anybody in particular
+    assert list(data["mixing"]["methods"]) == ["fedmcsa"]  # one model for all: nobody learns from anybody in particular
 
 
 def test_the_matrices_of_the_pictures_are_those_of_the_run(folder: Path) -> None:
@@ -114,9 +110,7 @@ def test_the_matrices_of_the_pictures_are_those_of_the_run(folder: Path) -> None
         assert given.sum() == 4  # the cohort
         got = component["largest"] * (levels[c, 3] / 254) ** 4
         assert np.abs(got - stored)[given].max() < 0.01
-        assert (levels[c, 0] == frames.UNKNOWN_LEVEL).all(
-            1
-        ).sum() == 2  # clients who were not asked in the first round
+        assert (levels[c, 0] == frames.UNKNOWN_LEVEL).all(1).sum() == 2  # clients who were not asked in the first round
     labels = np.array(mixing["labels"])
     assert labels.sum(1).tolist() == [14, 20, 31, 41, 50, 60]
 
@@ -132,9 +126,7 @@ def test_warnings_name_harm_divergence_lost_uploads_and_failures(folder: Path, t
     text = Page(render_report(runs)).text
     assert "pfedme failed with seed 0: training diverged." in text
     assert "fedmcsa: training diverged 2 times" in text
-    assert (
-        "fedmcsa: 1 uploads were lost (the clients did not answer, or the server refused, 1 of them" in text
-    )
+    assert "fedmcsa: 1 uploads were lost (the clients did not answer, or the server refused, 1 of them" in text
     found = fedattune.analysis.verdict.reach_verdict(runs.results)
     assert found.gains is not None
     harmed = int((found.gains < 0).sum())
@@ -180,9 +172,7 @@ def test_clients_that_joined_after_training_have_a_table(ragged: Federation, tmp
     runs = read_runs([tmp_path])
     page = Page(render_report(replace(runs, rounds_to=0.01)))
     assert "4 clients, 2 of them joining after training" in page.text
-    section = page.text.partition("Clients that joined after training")[2].partition("Who learns from whom")[
-        0
-    ]
+    section = page.text.partition("Clients that joined after training")[2].partition("Who learns from whom")[0]
     words = section.split()
     averaged = [run for run in runs.results if run.algorithm == "fedavg"]
     for number, newcomer in enumerate(averaged[0].newcomers):
@@ -220,10 +210,7 @@ def test_compare_writes_the_same_report(tmp_path: Path) -> None:
     assert clean[0] == clean[1]
     assert "rounds to 10%" in clean[0]
     assert "steps 0% (idle)" in clean[0]
-    assert (
-        "fedprox: the steps stayed equal to steps without the proximal term: this run is one without"
-        in clean[0]
-    )
+    assert "fedprox: the steps stayed equal to steps without the proximal term: this run is one without" in clean[0]
     # Settings as a reader writes them; those that nobody gave are left out.
     assert "fractions: (test: 0.25, validation: 0.1)" in clean[0]
     assert "None" not in clean[0].partition("Configuration and environment")[2].partition("Algorithm(")[0]

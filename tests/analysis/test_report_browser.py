@@ -128,9 +128,7 @@ def luminance(colour: str) -> float:
         parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     else:
         parts = [int(part) for part in re.findall(r"\d+", colour)[:3]]
-    red, green, blue = (
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (p / 255 for p in parts)
-    )
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (p / 255 for p in parts))
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 

@@ -26,9 +26,7 @@ def printed(
     columns: str | None = "all",
 ) -> str:
     out = io.StringIO()
-    console = Console(
-        file=out, width=width, force_terminal=terminal, color_system=None, soft_wrap=not terminal
-    )
+    console = Console(file=out, width=width, force_terminal=terminal, color_system=None, soft_wrap=not terminal)
     print_methods(build_rows(fakes, rounds_to), console, rounds_to, columns)
     return out.getvalue()
 
@@ -36,9 +34,7 @@ def printed(
 def cells(fakes: Any, rounds_to: float | None = None) -> list[dict[str, str]]:
     """Of each line: head -> cell."""
     lines = build_rows(fakes, rounds_to)
-    heads = {
-        title: column.format for group in choose_columns(lines, rounds_to) for title, column in group.items()
-    }
+    heads = {title: column.format for group in choose_columns(lines, rounds_to) for title, column in group.items()}
     return [{title: cell(line) for title, cell in heads.items()} for line in lines]
 
 
@@ -78,9 +74,7 @@ def test_idle_mechanisms_are_marked() -> None:
 @pytest.mark.parametrize("rounds_to", [None, 0.9])
 @pytest.mark.parametrize("seeds", [1, 3])
 @pytest.mark.parametrize("name", ["fedavg", "fedmcsa_no_mcsa", "a_method_of_my_own_with_a_long_name"])
-def test_the_default_table_and_its_legend_fit_80_characters(
-    name: str, seeds: int, rounds_to: float | None
-) -> None:
+def test_the_default_table_and_its_legend_fit_80_characters(name: str, seeds: int, rounds_to: float | None) -> None:
     fakes = [
         Fake(one, [0.1 * seed, *[0.99] * 7], seed=seed, reached=seed * 13 + 4)
         for one in ("local", name)

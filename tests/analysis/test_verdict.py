@@ -34,9 +34,7 @@ def test_verdict_where_validation_and_test_do_not_agree() -> None:
     better = Fake("a", [0.7, 0.8, 0.9, 0.95] * 2, 0.6)
     verdict = reach_verdict(results(Fake("local", EIGHT, 0.7), better))
     assert verdict.answer == "undecided"
-    assert verdict.text.startswith(
-        "Undecided: local is as good on validation data, but not on test data; local is"
-    )
+    assert verdict.text.startswith("Undecided: local is as good on validation data, but not on test data; local is")
     said = reach_verdict(results(Fake("local", EIGHT, 0.6), better)).text
     assert "local and a are equally good by validation accuracy; a is 18.75 points above" in said
 
@@ -46,10 +44,7 @@ def test_verdict_where_another_method_is_better_on_test_data() -> None:
     local, rival = Fake("local", EIGHT, 0.5), Fake("b", [0.9] * 8, 0.55)
     both = reach_verdict(results(local, Fake("a", [0.6, 0.7, 0.8, 0.79] * 2, 0.6), rival))
     assert both.answer == "yes"
-    assert (
-        "use a or b: validation data choose a, but on test data b is 17.75 points better; a is 7.25"
-        in both.text
-    )
+    assert "use a or b: validation data choose a, but on test data b is 17.75 points better; a is 7.25" in both.text
     verdict = reach_verdict(results(local, Fake("a", [0.5, 0.6, 0.7, 0.79] * 2, 0.6), rival))
     assert verdict.answer == "undecided"
     assert verdict.text.startswith("Undecided: validation data choose a, but on test data b is")
@@ -86,9 +81,7 @@ def test_what_the_methods_were_not_given_alike_is_said() -> None:
     (note,) = write_fairness_notes(results(Fake("local", LOCAL, settings=Settings(epochs=1)), fewer))
     assert "--train" not in note
     assert "--epochs" in note
-    (note,) = write_fairness_notes(
-        results(Fake("local", LOCAL), Fake("a", LOCAL, facts={"weight_decay": 0.001}))
-    )
+    (note,) = write_fairness_notes(results(Fake("local", LOCAL), Fake("a", LOCAL, facts={"weight_decay": 0.001})))
     assert "(local: 0; a: 0.001)" in note
 
 

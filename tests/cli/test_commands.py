@@ -101,10 +101,7 @@ def test_compare(cli: Cli, work: Path) -> None:
 
 def test_run_and_seeds(cli: Cli, work: Path) -> None:
     (work / "empty").mkdir()
-    assert (
-        cli("run", "--algorithm", "fedavg", *FAST, "--json", "one.json", "--quiet", "--out", "empty").code
-        == 0
-    )
+    assert cli("run", "--algorithm", "fedavg", *FAST, "--json", "one.json", "--quiet", "--out", "empty").code == 0
     one = json.loads((work / "one.json").read_text())
     check_run(one)
     done = cli("run", "--algorithm", "fedavg", *FAST, "--seeds", 2, "--json", "two.json", "--out", "two")
@@ -144,9 +141,7 @@ def test_list(cli: Cli) -> None:
 
 
 def test_data_show(cli: Cli, work: Path) -> None:
-    done = cli(
-        "data", "show", "--partition", "iid", "--clients", 45, "--json", "d.json", "--picture", "p.png"
-    )
+    done = cli("data", "show", "--partition", "iid", "--clients", 45, "--json", "d.json", "--picture", "p.png")
     assert done.code == 0, done.err
     assert "The first 40 of 45 clients" in done.out
     content = json.loads((work / "d.json").read_text())
@@ -172,9 +167,7 @@ def test_internal_errors(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("fedattune.training.fit.train_run", broken)
     done = cli("run", *FAST, "--out", "o")
     assert done.code == 1
-    assert done.err.endswith(
-        "internal error: ZeroDivisionError: oops again; the details are in o/error.log\n"
-    )
+    assert done.err.endswith("internal error: ZeroDivisionError: oops again; the details are in o/error.log\n")
     assert "in broken" in (work / "o" / "error.log").read_text()
     monkeypatch.setenv("FEDATTUNE_DEBUG", "1")
     assert "Traceback" in cli("run", *FAST, "--out", "o2").err
@@ -200,9 +193,7 @@ def test_a_reader_that_leaves(work: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_training_that_diverges(cli: Cli, work: Path) -> None:
-    done = cli(
-        "run", "--algorithm", "fedavg", "--model", "dnn", *FAST, "--lr", "1e30", "--quiet", "--json", "r.json"
-    )
+    done = cli("run", "--algorithm", "fedavg", "--model", "dnn", *FAST, "--lr", "1e30", "--quiet", "--json", "r.json")
     assert done.code == 2
     assert "lower the learning rate" in done.err
     assert done.err.count("\n") == 1

@@ -19,9 +19,7 @@ def scripts() -> dict[str, Path]:
 
 
 @pytest.fixture
-def script(
-    scripts: dict[str, Path], cli: Cli, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
+def script(scripts: dict[str, Path], cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def write(shell: str) -> Path:
         if shell not in scripts:
             done = cli("completion", shell)

@@ -57,9 +57,7 @@ def test_a_trial_runs_as_written(cli: Cli, work: Path, monkeypatch: pytest.Monke
     assert done.code == 0, done.err
     runs = json.loads((work / "c" / "result.json").read_text())["runs"]
     for result, run in zip(results, runs, strict=True):
-        assert result.metrics["acc_uniform"] == pytest.approx(
-            run["final"][run["headline"]]["acc_uniform"], abs=1e-6
-        )
+        assert result.metrics["acc_uniform"] == pytest.approx(run["final"][run["headline"]]["acc_uniform"], abs=1e-6)
     assert (work / "d" / "runs" / "deployment" / "report.html").exists()
 
 
@@ -71,9 +69,7 @@ def test_real_nodes_with_tables_of_their_own(cli: Cli, work: Path, monkeypatch: 
     schema = Schema.read(work / "schema.yaml")
     assert (schema.numbers, schema.flagged) == (("age", "lactate"), ("lactate",))
     assert schema.categories == {"sex": ("f", "m")}
-    done = cli(
-        "deploy", "write", "--schema-file", "schema.yaml", "--algorithms", "fedavg,local", "--out", "d"
-    )
+    done = cli("deploy", "write", "--schema-file", "schema.yaml", "--algorithms", "fedavg,local", "--out", "d")
     assert done.code == 0, done.err
     assert "Write into d/nodes where each node has its data" in done.out
     assert tables(work / "d")["0"]["data"].startswith("CHANGE ME")

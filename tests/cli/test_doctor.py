@@ -26,9 +26,7 @@ def test_this_installation_works(cli: Cli, work: Path) -> None:
     content = json.loads(Path("d.json").read_text())
     assert content["works"]
     names = [one["name"] for one in content["findings"]]
-    assert {"version", "packages", "PyTorch", "cores", "memory", "disk", "cache folder", "training"} <= set(
-        names
-    )
+    assert {"version", "packages", "PyTorch", "cores", "memory", "disk", "cache folder", "training"} <= set(names)
     assert {f"extra {extra}" for extra in EXTRAS} <= set(names)
 
 
@@ -69,9 +67,7 @@ def test_broken_folders_and_a_failing_run_give_exit_code_1(
 
 
 def test_it_works_where_pytorch_does_not(work: Path) -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None; from fedattune.cli import main; sys.exit(main(['doctor']))"
-    )
+    code = "import sys; sys.modules['torch'] = None; from fedattune.cli import main; sys.exit(main(['doctor']))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -110,15 +106,11 @@ def test_it_tells_which_calls_are_fastest_here(monkeypatch: pytest.MonkeyPatch, 
     )
     assert found.facts["machine"] == measured.describe_machine()
     assert found.facts["file"] == str(tmp_path / "choices.json")
-    assert all(
-        choice["seconds"]["PyTorch"] == pytest.approx(0.01) for choice in found.facts["choices"].values()
-    )
+    assert all(choice["seconds"]["PyTorch"] == pytest.approx(0.01) for choice in found.facts["choices"].values())
 
 
 @pytest.mark.parametrize("has_it", [False, True])
-def test_it_suggests_bfloat16_where_the_processor_has_it(
-    has_it: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_suggests_bfloat16_where_the_processor_has_it(has_it: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedattune.core.hardware.has_cpu_bfloat16", lambda: has_it)
     (found,) = (one for one in examine(quick=True) if one.name == "bfloat16")
     assert ("--mixed-precision bfloat16" in found.value) == has_it

@@ -194,9 +194,7 @@ def test_a_saved_partition_is_not_written_over(cli: Cli, work: Path) -> None:
 
 def test_a_pipe_with_few_letters_gets_question_marks(work: Path) -> None:
     """Windows' pipes know a few hundred letters; the output must not end in an error of encoding."""
-    rows = "\n".join(
-        f"{name},{i},{'yes' if i % 2 else 'no'}" for name in ("北京", "Zürich") for i in range(40)
-    )
+    rows = "\n".join(f"{name},{i},{'yes' if i % 2 else 'no'}" for name in ("北京", "Zürich") for i in range(40))
     (work / "t.csv").write_text(f"place,a,outcome\n{rows}\n", "utf-8")
     words = ["data", "show", "--data", "t.csv", "--client-column", "place", "--target", "outcome"]
     done = subprocess.run(

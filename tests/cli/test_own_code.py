@@ -103,9 +103,7 @@ def code(work: Path) -> Path:
 
 
 def test_a_method_of_a_file_stands_beside_built_in_ones(cli: Cli, code: Path) -> None:
-    done = cli(
-        "compare", *FAST, "--algorithms", "fedavg,code/own.py:near", "--set", "near.mu=0.25", "--out", "o"
-    )
+    done = cli("compare", *FAST, "--algorithms", "fedavg,code/own.py:near", "--set", "near.mu=0.25", "--out", "o")
     assert done.code == 0, done.err
     assert [row.split()[0] for row in done.out.splitlines()[3:6]] == ["local", "fedavg", "near"]
     config = json.loads(Path("o/near/seed-0/config.json").read_text())
@@ -145,9 +143,7 @@ def test_it_resumes_from_another_folder_and_trains_in_processes(
     refused(cli("compare", "--resume", out, *yes), f"there is no file {code}; give the path of a Python file")
 
 
-def test_a_module_a_yaml_file_and_python_take_the_same(
-    cli: Cli, code: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_a_yaml_file_and_python_take_the_same(cli: Cli, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(code.parent))
     assert cli("run", *FAST, "--algorithm", "own:near", "--out", "module").code == 0
     Path("e.yaml").write_text(
@@ -162,14 +158,10 @@ def test_a_module_a_yaml_file_and_python_take_the_same(
     assert (config["partition"]["name"], config["partition"]["options"]) == ("halves", {"keep": 0.5})
 
     data = fedattune.load_federation("digits", partition="dirichlet", clients=5)
-    one = fedattune.fit(
-        data, "code/own.py:near", "code/own.py:narrow", rounds=2, options={"mu": 0.25}, out="p"
-    )
+    one = fedattune.fit(data, "code/own.py:near", "code/own.py:narrow", rounds=2, options={"mu": 0.25}, out="p")
     assert one.algorithm == "near"
     other = fedattune.runs.result.Result.load("p")  # type: ignore[attr-defined]
-    with pytest.raises(
-        fedattune.RunError, match=r"p was trained with 'own\.py:narrow', which is code of some"
-    ):
+    with pytest.raises(fedattune.RunError, match=r"p was trained with 'own\.py:narrow', which is code of some"):
         other.model("0")
     assert other.model("0", factory="code/own.py:narrow")[1].out_features == 4
     with pytest.raises(fedattune.RunError, match=r"'own\.py:near'.*give what it makes as `algorithm`"):
@@ -206,9 +198,7 @@ def test_a_partition_of_a_file_divides_and_resumes(cli: Cli, code: Path) -> None
     assert done.code == 0, done.err
     partition = json.loads(Path("o/partition.json").read_text())
     assert partition["partition"]["name"] == "halves"
-    assert (
-        sum(len(one[part]) for one in partition["clients"] for part in ("train", "validation", "test")) == 898
-    )
+    assert sum(len(one[part]) for one in partition["clients"] for part in ("train", "validation", "test")) == 898
     assert cli("compare", "--resume", "o", "--quiet", "--allow-code", "code/own.py:halves").code == 0
     assert cli("data", "show", "--data", "digits", "--clients", 5, *own).code == 0
     assert "partition halves" in cli("cite", "o").out
@@ -258,9 +248,7 @@ def test_a_deployment_says_how_code_gets_to_the_nodes(cli: Cli, code: Path) -> N
         cli(*deploy, "--algorithms", "code/own.py:near"),
         "own.py:near: a deployment takes a method of your own",
     )
-    refused(
-        cli(*deploy, "--algorithms", "fedavg", "--model", "code/own.py:narrow"), "nodes have no such file"
-    )
+    refused(cli(*deploy, "--algorithms", "fedavg", "--model", "code/own.py:narrow"), "nodes have no such file")
 
 
 MARK = """
@@ -281,9 +269,7 @@ def mark(work: Path) -> Path:
     return work / "mark.py"
 
 
-@pytest.mark.parametrize(
-    "key", ["algorithms: [mark.py:make]", "model: mark:make", "partition: ./mark.py:make"]
-)
+@pytest.mark.parametrize("key", ["algorithms: [mark.py:make]", "model: mark:make", "partition: ./mark.py:make"])
 def test_no_command_runs_code_because_a_file_names_it(key: str, cli: Cli, mark: Path) -> None:
     Path("e.yaml").write_text(f"data: digits\nclients: 5\nrounds: 2\n{key}\n")
     name = "mark:make" if "mark:make" in key else f"{mark}:make"
@@ -331,8 +317,6 @@ def test_a_study_runs_no_code_because_its_file_names_it(cli: Cli, mark: Path) ->
     Path("s.yaml").write_text(
         "title: t\nmeasure: last\ncolumns: {a: {data: digits, model: mark:make}}\nrows: {r: {algorithm: local}}\n"
     )
-    refused(
-        cli("reproduce", "s.yaml"), "s.yaml names code of somebody's own, mark:make, which is not run because"
-    )
+    refused(cli("reproduce", "s.yaml"), "s.yaml names code of somebody's own, mark:make, which is not run because")
     assert not Path("ran").exists()
     refused(cli("reproduce", "s.yaml", "--allow-code", "mark:make"), "source: Field required")

@@ -121,9 +121,7 @@ def test_a_tiny_cell_of_every_study(
     (work / f"{name}.yaml").write_text(text, "utf-8")
     cells = [cell for cell in study.cells() if not study.rows[cell.row].like]
     local = next(cell for cell in cells if study.source_row(cell).algorithm == "local")
-    other = next(
-        c for c in reversed(cells) if c.column == local.column and study.source_row(c).algorithm != "local"
-    )
+    other = next(c for c in reversed(cells) if c.column == local.column and study.source_row(c).algorithm != "local")
     wanted = ",".join(f"{cell.column}/{cell.row}" for cell in (local, other)).replace("[", "?")
     done = cli("reproduce", f"{name}.yaml", "--cells", wanted, "--rounds", 1, "--seeds", 1, "--data-dir", images,
                "--quiet", "--processes", 1, "--no-search")  # fmt: skip
@@ -148,9 +146,7 @@ def test_the_table_has_the_papers_number_and_the_difference(full: Path, small: P
     assert received.value is not None
     off = received.value.mean - 50
     assert f"(50.00, **{off:+.2f}**)".replace("-", "−") in (folder / TABLE_FILE).read_text()
-    by_hand = [
-        float(one["value"]) for one in lines(folder) if (one["row"], one["column"]) == ("FedAvg", "few")
-    ]
+    by_hand = [float(one["value"]) for one in lines(folder) if (one["row"], one["column"]) == ("FedAvg", "few")]
     assert np.mean(by_hand) == pytest.approx(received.value.mean, abs=1e-3)
     assert len(by_hand) == 2
     assert "No reason is known." in (folder / TABLE_FILE).read_text()
@@ -208,11 +204,7 @@ def test_a_run_that_diverges_is_a_result(cli: Cli, work: Path, small: Path) -> N
     assert "diverged" in (folder / TABLE_FILE).read_text()
     assert cli("reproduce", small, "--out", "out", "--show").code == 0
     assert not list((work / "out" / "runs").glob("*/"))
-    failed = [
-        facts["failed"]
-        for facts in json.loads((folder / "runs.json").read_text()).values()
-        if "failed" in facts
-    ]
+    failed = [facts["failed"] for facts in json.loads((folder / "runs.json").read_text()).values() if "failed" in facts]
     assert len(failed) == 2
     assert all("round 1" in text for text in failed)
 
@@ -425,9 +417,7 @@ def test_an_unfair_study_is_refused(cli: Cli, small: Path, old: str, new: str, s
 
 
 def test_a_column_may_have_a_grid_of_its_own(cli: Cli, work: Path, small: Path) -> None:
-    small.write_text(
-        SMALL.replace("lr: [1.0e-6, 0.1]}}", "lr: [1.0e-6, 0.1]}, grids: {all: {lr: [1.0e-5, 0.2]}}}")
-    )
+    small.write_text(SMALL.replace("lr: [1.0e-6, 0.1]}}", "lr: [1.0e-6, 0.1]}, grids: {all: {lr: [1.0e-5, 0.2]}}}"))
     study = load_study(str(small))
     assert study.choices(Cell("FedAvg", "few")) == [{"lr": 1e-6}, {"lr": 0.1}]
     assert study.choices(Cell("trained", "all")) == [{"lr": 1e-5}, {"lr": 0.2}]
@@ -457,9 +447,7 @@ def test_validation_data_choose_where_test_data_say_otherwise(small: Path) -> No
         assert choose_options(study, cell, records, WHOLE) == expected
 
 
-def test_a_killed_process_is_no_result(
-    cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_process_is_no_result(cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its run is resumed, not taken for one that diverged; the other columns are trained."""
     from fedattune.experiments import runner
     from fedattune.experiments.job import FailedRun
@@ -469,9 +457,7 @@ def test_a_killed_process_is_no_result(
     def kill(jobs: Any, *how: Any, on_failure: Any, **more: Any) -> Any:
         for job in jobs:
             if job.name == "fedavg" and job.settings.participation.cohort == 2:
-                on_failure(
-                    FailedRun("fedavg", job.settings.seed, "its process was killed", job.folder, False)
-                )
+                on_failure(FailedRun("fedavg", job.settings.seed, "its process was killed", job.folder, False))
         rest = [job for job in jobs if job.name != "fedavg" or job.settings.participation.cohort != 2]
         return real(rest, *how, on_failure=on_failure, **more)
 
@@ -513,6 +499,4 @@ def test_an_interrupted_study_says_how_to_go_on(
     assert cli(*said.split()).code == 0
     cli("reproduce", small, "--out", "once", "--no-search", "--seeds", 1, "--quiet", "--processes", 1)
     assert Records(work / "out" / "small").runs.keys() == Records(work / "once" / "small").runs.keys()
-    assert [r["value"] for r in lines(work / "out" / "small")] == [
-        r["value"] for r in lines(work / "once" / "small")
-    ]
+    assert [r["value"] for r in lines(work / "out" / "small")] == [r["value"] for r in lines(work / "once" / "small")]

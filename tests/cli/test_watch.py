@@ -43,10 +43,7 @@ def frame(lines: list[RunStatus], width: int, height: int, run: Path = Path("out
 
 
 MANY = [
-    *(
-        RunStatus(f"method{i}", 0, "finished", 300, 300, 0.95, 0.8, 0.01, 10**7, 400.0, absent=3)
-        for i in range(20)
-    ),
+    *(RunStatus(f"method{i}", 0, "finished", 300, 300, 0.95, 0.8, 0.01, 10**7, 400.0, absent=3) for i in range(20)),
     RunStatus("running-one", 0, "running", 10, 300, 0.9, 0.7, -0.05, 10**6, 20.0, absent=1),
     *(RunStatus(f"waiting{i}", 0, "waiting", 0, 300) for i in range(10)),
 ]

@@ -81,9 +81,7 @@ def rare_pair(seed: int = 0) -> Federation:
     return _classes([(0, 1)] * 8 + [(2, 3)] * 2, 0.6, seed)
 
 
-def _classes(
-    pairs: list[tuple[int, int]], spread: float, seed: int, scale: Tensor | float = 1.0
-) -> Federation:
+def _classes(pairs: list[tuple[int, int]], spread: float, seed: int, scale: Tensor | float = 1.0) -> Federation:
     """Make clients with two Gaussian classes each, and 40 samples of training."""
     generator = torch.Generator().manual_seed(seed)
     means = spread * torch.randn(1 + max(max(pair) for pair in pairs), 20, generator=generator)

@@ -43,9 +43,7 @@ class Case:
     down: Callable[[Sizes], float] | None = all_floats  # sent per cohort member and round
     to_all: bool = False  # sent to all clients, not to the cohort alone
     same: dict[str, Any] = field(default_factory=dict)  # options under which engines agree (no random noise)
-    learns: dict[str, Any] = field(
-        default_factory=dict
-    )  # settings and options under which the loss surely falls
+    learns: dict[str, Any] = field(default_factory=dict)  # settings and options under which the loss surely falls
     # Problem on which the mechanism acts and helps at its default, and the method without it; none without mechanism.
     helps: tuple[str, str, dict[str, Any]] | None = None
 

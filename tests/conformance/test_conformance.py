@@ -129,17 +129,11 @@ def test_no_test_label_reaches_validation(case: Case, ragged: Federation) -> Non
         index = torch.as_tensor(client.test)
         other[index] = (other[index] + 1) % ragged.n_classes
     without = replace(ragged, y=other)
-    words = [
-        case.under.get(knob, {}) | {knob: value}
-        for knob, value in case.knobs.items()
-        if isinstance(value, str)
-    ]
+    words = [case.under.get(knob, {}) | {knob: value} for knob, value in case.knobs.items() if isinstance(value, str)]
     for chosen in ({}, *words):
         one, two = fit_once(ragged, case.name, options=chosen), fit(without, case.name, options=chosen)
         assert one.metrics != two.metrics
-        assert [entry["validation"] for entry in one.history] == [
-            entry["validation"] for entry in two.history
-        ]
+        assert [entry["validation"] for entry in one.history] == [entry["validation"] for entry in two.history]
 
 
 @every_method
@@ -176,9 +170,7 @@ def test_the_mechanism_acts_and_helps_at_its_default(case: Case) -> None:
     for seed in range(2):
         federation = problem.make(seed)
         runs = {
-            key: fedattune.fit(
-                federation, name, problem.model, options=given, seed=seed, **SETTINGS | problem.settings
-            )
+            key: fedattune.fit(federation, name, problem.model, options=given, seed=seed, **SETTINGS | problem.settings)
             for key, name, given in (("on", case.name, {}), ("off", off, options))
         }
         for key, run in runs.items():
@@ -222,9 +214,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_end(case: Case, ragged: Federat
     out = tmp_path / "run"
     # One run for all stops: what one of them loses is missing at the end.
     for stop_after in (1, 2, 3):
-        part = fit(
-            ragged, case.name, out=out, resume=stop_after > 1, callbacks=[fedattune.OnRound(lambda _: True)]
-        )
+        part = fit(ragged, case.name, out=out, resume=stop_after > 1, callbacks=[fedattune.OnRound(lambda _: True)])
         assert not part.is_finished
         assert part.rounds == stop_after
     rest = fit(ragged, case.name, out=out, resume=True)

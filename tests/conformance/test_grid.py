@@ -128,9 +128,7 @@ def test_parts_that_do_not_go_together_are_named(ragged: Federation) -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             run(algorithm, ragged, "vectorized")
-    with pytest.raises(
-        ConfigError, match=r"Algorithm: evaluation_point: got 'last', expected 'received' or 'trained'"
-    ):
+    with pytest.raises(ConfigError, match=r"Algorithm: evaluation_point: got 'last', expected 'received' or 'trained'"):
         Algorithm(SGD(), Average(), evaluation_point="last")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"Algorithm: client: got Average.*, expected a ClientUpdate"):
         Algorithm(Average(), SGD())  # type: ignore[arg-type]

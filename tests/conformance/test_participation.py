@@ -93,10 +93,7 @@ def test_what_a_client_did_before_it_dropped_out_is_lost(
             assert same(held(run, away), {k: v.rows(rows) for k, v in before.items()})
     assert bool(gone) is run.context.has_shared_parameters  # alone, nobody is asked for anything
     monkeypatch.undo()
-    results = [
-        fit(ragged, case.name, drop_out=0.5, engine=e, options=case.same)
-        for e in ("sequential", "vectorized")
-    ]
+    results = [fit(ragged, case.name, drop_out=0.5, engine=e, options=case.same) for e in ("sequential", "vectorized")]
     assert distance(*results) < 1e-12
     assert any("dropped out" in note for note in results[0].notes) is run.context.has_shared_parameters
 

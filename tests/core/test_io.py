@@ -81,8 +81,6 @@ def test_a_full_disk_is_said_by_its_name(tmp_path: Path, monkeypatch: pytest.Mon
 
     save_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(5)}, {})
     monkeypatch.setattr("fedattune.core.io.save_file", fail)
-    with pytest.raises(
-        RunError, match=r"cannot write .*No space left.*; free some space, or make the folder writable"
-    ):
+    with pytest.raises(RunError, match=r"cannot write .*No space left.*; free some space, or make the folder writable"):
         save_tensors(tmp_path / "a.safetensors", {"a": torch.ones(5)}, {})
     assert not load_tensors(tmp_path / "a.safetensors")[0]["a"].any()  # the file before is intact

@@ -36,9 +36,7 @@ def holder(tmp_path: Path):
 
 def test_a_second_writer_is_told_who_writes(holder: subprocess.Popen[str], tmp_path: Path) -> None:
     with (
-        pytest.raises(
-            RunError, match=rf"run is being written by process {holder.pid} on .* since 20.*; wait for"
-        ),
+        pytest.raises(RunError, match=rf"run is being written by process {holder.pid} on .* since 20.*; wait for"),
         lock_folder(tmp_path / "run"),
     ):
         raise AssertionError

@@ -107,9 +107,7 @@ def test_nothing_is_measured_if_the_user_does_not_want_that(
     assert not find_choices()
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", '{"MACHINE": 3}', '{"MACHINE": {"work 1, 1 threads": ["other"]}}']
-)
+@pytest.mark.parametrize("content", ["", "[]", '{"MACHINE": 3}', '{"MACHINE": {"work 1, 1 threads": ["other"]}}'])
 def test_a_damaged_file_is_measured_anew(content: str, cache_folder: Path) -> None:
     path = cache_folder / "choices.json"
     path.write_text(content.replace("MACHINE", measured.describe_machine()), "utf-8")

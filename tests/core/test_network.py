@@ -46,17 +46,11 @@ def test_the_head_is_the_linear_layer_that_makes_the_output() -> None:
         (nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3).requires_grad_(False)), "'1' is frozen"),
     ],
 )
-def test_a_model_that_cannot_be_split_is_said(
-    name: str, model: nn.Module, reason: str, ragged: Federation
-) -> None:
+def test_a_model_that_cannot_be_split_is_said(name: str, model: nn.Module, reason: str, ragged: Federation) -> None:
     data = ragged
     if "Conv1d" in str(model):
-        data = fedattune.federation_from(
-            [(ragged.x[c.all][:, None], ragged.y[c.all]) for c in ragged.clients]
-        )
-    with pytest.raises(
-        ModelError, match=f"the model Sequential cannot be split into body and head.*{reason}"
-    ):
+        data = fedattune.federation_from([(ragged.x[c.all][:, None], ragged.y[c.all]) for c in ragged.clients])
+    with pytest.raises(ModelError, match=f"the model Sequential cannot be split into body and head.*{reason}"):
         fedattune.fit(data, name, model, **RUN)
 
 

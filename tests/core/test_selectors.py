@@ -7,9 +7,7 @@ from fedattune.core.selectors import AllParameters, Head, NamedParameters, NoPar
 
 
 def test_selectors_go_by_module_type() -> None:
-    model = nn.Sequential(
-        nn.Linear(5, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), nn.Softmax(1)
-    )
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), nn.Softmax(1))
     assert Head().names(model) == ("2.1.weight", "2.1.bias")
     assert Head().names(nn.Conv2d(1, 1, 1)) == ()
     assert NoParameters().names(model) == ()

@@ -16,9 +16,7 @@ STEERING = "\x1b[2J\x1b]0;title\x07 \x9b31m \r \x7f \u202e"
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_the_console_prints_markup_and_codes_as_text(
-    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_console_prints_markup_and_codes_as_text(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1" if is_terminal else "0")
     file = io.StringIO()
     console = make_console(file)
@@ -33,9 +31,7 @@ def test_the_console_prints_markup_and_codes_as_text(
     assert make_printable(said) == said
 
 
-@pytest.mark.parametrize(
-    "value", ["=1+1", "+a", "-a", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "-3,2", "--3"]
-)
+@pytest.mark.parametrize("value", ["=1+1", "+a", "-a", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "-3,2", "--3"])
 def test_a_formula_gets_an_apostrophe(value: str) -> None:
     assert guard_cell(value) == f"'{value}"
 

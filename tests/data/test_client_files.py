@@ -65,9 +65,7 @@ def test_exported_clients_train_as_in_the_whole_federation(tmp_path: Path, digit
             assert u is not None
             same_client(node.federation, k, digits, u)
     together = put_together(nodes, 5)
-    runs = [
-        fedattune.fit(fed, "fedavg", rounds=2, batch_size=10, seed=0, epochs=1) for fed in (digits, together)
-    ]
+    runs = [fedattune.fit(fed, "fedavg", rounds=2, batch_size=10, seed=0, epochs=1) for fed in (digits, together)]
     for u in digits.names:
         one, other = (run.model(u).state_dict() for run in runs)
         assert all(torch.equal(one[key], other[key]) for key in one)
@@ -75,9 +73,7 @@ def test_exported_clients_train_as_in_the_whole_federation(tmp_path: Path, digit
 
 def test_refuses_to_export(tmp_path: Path, digits: Federation) -> None:
     for groups in ([[0], [5]], [[0, 1], [1]], [[-1]]):
-        with pytest.raises(
-            ConfigError, match="cannot go to a node: give each of the numbers 0 to 4 at most once"
-        ):
+        with pytest.raises(ConfigError, match="cannot go to a node: give each of the numbers 0 to 4 at most once"):
             export_clients(digits, tmp_path, groups)
     with pytest.raises(ConfigError, match="node-1 has no clients"):
         export_clients(digits, tmp_path, [[0], []])
@@ -111,9 +107,7 @@ def test_refuses_to_export(tmp_path: Path, digits: Federation) -> None:
         ({"y": torch.zeros(3, dtype=torch.int64)}, {}, "14 samples but 3 labels"),
     ],
 )
-def test_refuses_client_files(
-    tmp_path: Path, ragged: Federation, tensors: Any, about: Any, message: str
-) -> None:
+def test_refuses_client_files(tmp_path: Path, ragged: Federation, tensors: Any, about: Any, message: str) -> None:
     export_clients(ragged, tmp_path, [[0]])
     path = tmp_path / "node-0" / "0-0.safetensors"
     if tensors is None:
@@ -121,8 +115,6 @@ def test_refuses_client_files(
     else:
         held = {key: value for key, value in (load_file(path) | tensors).items() if value is not None}
         schema = infer_schema(ragged).to_json()
-        save_file(
-            held, path, {"kind": "fedattune client 1", "name": "0", "number": "0", "schema": schema} | about
-        )
+        save_file(held, path, {"kind": "fedattune client 1", "name": "0", "number": "0", "schema": schema} | about)
     with pytest.raises(DataError, match=message):
         loaded(data=path)

@@ -80,9 +80,7 @@ def test_the_metric_follows_the_classes_of_the_test_parts():
         owner = np.repeat(np.arange(n_mixed + n_single), 40)
         names = tuple(f"c{i}" for i in range(n_mixed + n_single))
         x = np.zeros((len(y), 1), dtype=np.float32)
-        data = Dataset(
-            "clinics", x, np.array(y), ("invalid", "positive", "negative"), owner=owner, owners=names
-        )
+        data = Dataset("clinics", x, np.array(y), ("invalid", "positive", "negative"), owner=owner, owners=names)
         return choose_metric(partition_dataset(data))
 
     assert choose(8, 12, 0.3) == "auc"

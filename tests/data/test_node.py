@@ -131,15 +131,11 @@ def test_refuses_folders_and_tables(tmp_path: Path, ragged: Federation) -> None:
         loaded(schema, data=csv(tmp_path / "t.csv", rows(1)), name="x")
 
 
-def test_clients_of_one_node_must_fit_together(
-    tmp_path: Path, ragged: Federation, digits: Federation
-) -> None:
+def test_clients_of_one_node_must_fit_together(tmp_path: Path, ragged: Federation, digits: Federation) -> None:
     export_clients(ragged, tmp_path / "a", [[0]])
     export_clients(digits, tmp_path / "b", [[1]])
     (tmp_path / "b" / "node-0" / "1-1.safetensors").rename(tmp_path / "a" / "node-0" / "1-1.safetensors")
-    with pytest.raises(
-        DataError, match="client '1' differs from client '0' in classes and input_shape and scale"
-    ):
+    with pytest.raises(DataError, match="client '1' differs from client '0' in classes and input_shape and scale"):
         loaded(data=tmp_path / "a" / "node-0")
     with pytest.raises(DataError, match="digits does not fit the schema: expected classes"):
         loaded(infer_schema(ragged), data="digits")

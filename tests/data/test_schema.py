@@ -54,20 +54,14 @@ def test_of_data_at_hand(tmp_path: Path) -> None:
     assert schema == Schema.model_validate(WARDS) == infer_schema(partition_dataset(data))
     assert schema.input_shape == (2 + 1 + 2 + 4 + 4,) == partition_dataset(data).input_shape
     assert schema.columns == ("age", "pulse", "sex", "grade", "note")
-    assert (
-        infer_schema(load_data("digits"))
-        == Schema.model_validate(DIGITS)
-        == infer_schema(load_federation("digits"))
-    )
+    assert infer_schema(load_data("digits")) == Schema.model_validate(DIGITS) == infer_schema(load_federation("digits"))
 
 
 def test_written_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "schema.yaml"
     path.write_text(
         "classes: [n, y]\nnumbers: [age, pulse]\nflagged: [pulse]\ntarget: ill\n"
-        "categories: {sex: [f, m], grade: [0, 1, 2, x], note: [n0, n1, n2, n3]}\n".replace(
-            "[n, y]", '["n", "y"]'
-        )
+        "categories: {sex: [f, m], grade: [0, 1, 2, x], note: [n0, n1, n2, n3]}\n".replace("[n, y]", '["n", "y"]')
     )
     assert Schema.read(path) == Schema.model_validate(WARDS)
     path.write_text(Schema.model_validate(DIGITS).to_json())
@@ -209,9 +203,7 @@ def test_refuses_columns_of_other_types(tmp_path: Path, values: list[Any], messa
 
 def test_refuses_tables_and_options_that_do_not_fit(tmp_path: Path) -> None:
     schema, path = Schema.model_validate(WARDS), csv(tmp_path)
-    with pytest.raises(
-        DataError, match=r"t.csv has no column 'sex', which the schema asks for; .*add it, or rename"
-    ):
+    with pytest.raises(DataError, match=r"t.csv has no column 'sex', which the schema asks for; .*add it, or rename"):
         made(csv(tmp_path, [ROWS[0].replace("sex", "gender"), *ROWS[1:]], "t.csv"), schema)
     path = csv(tmp_path)
     with pytest.raises(ConfigError, match="target is 'age', but the schema says 'ill'"):

@@ -91,9 +91,7 @@ def test_the_only_date_column_is_the_default(tmp_path: Path) -> None:
     none.write_text("\n".join(["clinic,x,ill", *(f"c{i % 2},{i},{'yn'[i // 2 % 2]}" for i in range(40))]))
     with pytest.raises(ConfigError, match="has no column of dates; name the column"):
         load(none, split="time")
-    with pytest.raises(
-        ConfigError, match="--split time needs a table with a column of dates, and digits is none"
-    ):
+    with pytest.raises(ConfigError, match="--split time needs a table with a column of dates, and digits is none"):
         fedattune.load_federation("digits", split="time")
 
 
@@ -118,8 +116,6 @@ def test_commands_split_by_time(cli: Callable[..., Done], work: Path) -> None:
     assert saved.code == 0, saved.err
     digests = {fedattune.read_runs([name]).results[0].config["split"] for name in ("run", "saved")}
     assert len(digests) == 1
-    refused(
-        cli("compare", *run, "--split", "time", "--splits", 2, "--out", "two"), "--split time has one split"
-    )
+    refused(cli("compare", *run, "--split", "time", "--splits", 2, "--out", "two"), "--split time has one split")
     again = ["--partition", "by-time", "--split", "time", "--out", "x"]
     refused(cli("compare", *run, *again), "'by-time' fixes the parts of its clients")

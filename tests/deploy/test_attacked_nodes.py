@@ -27,9 +27,7 @@ def test_nodes_of_flower_give_the_same(
     """Only a test can attack over nodes: both ends draw the attackers from the split's seed."""
     allowed = config.SIMULATION_OPTIONS - config.ATTACK_OPTIONS
     monkeypatch.setattr(config, "SIMULATION_OPTIONS", allowed)
-    (deployed,) = run_deployed(
-        ragged, tmp_path, algorithm=name, attack=attack, attackers=2, test=0.25, validation=0.1
-    )
+    (deployed,) = run_deployed(ragged, tmp_path, algorithm=name, attack=attack, attackers=2, test=0.25, validation=0.1)
     simulated = run_simulated(name, ragged, attack=attack, attackers=2)
     assert deployed.metrics["loss_uniform"] == pytest.approx(simulated.metrics["loss_uniform"], abs=1e-9)
     for key in ("name", "attackers"):  # labels stay at the nodes
@@ -49,9 +47,7 @@ def test_nodes_refuse_the_same(name: str, ragged: Federation, tmp_path: Path) ->
     ("name", "screening", "fact"),
     [("fedavg", "on", "refused"), ("pfedla", "on", "separated"), ("fedavg", "groups", "")],
 )
-def test_a_node_that_codes_its_labels_otherwise_is_named(
-    name: str, screening: str, fact: str, tmp_path: Path
-) -> None:
+def test_a_node_that_codes_its_labels_otherwise_is_named(name: str, screening: str, fact: str, tmp_path: Path) -> None:
     """No attack: one of nine hospitals has its codes the wrong way round, and the server learns it from updates."""
     data = fedattune.load_federation("digits", partition="dirichlet", clients=9)
     y = data.y.clone()

@@ -117,9 +117,7 @@ def test_a_crash_while_a_line_is_written_is_no_change(
         patch.setattr(audit, "write_text", record)
         log.append("in", request(), HEAD)
     line = log.file.read_bytes()[len(whole) :]
-    log.end_file.write_text(
-        ends[0]
-    )  # the end of the log before the line, as it was while the line was written
+    log.end_file.write_text(ends[0])  # the end of the log before the line, as it was while the line was written
     log.file.write_bytes(whole + line[:n_bytes])
     assert log.verify() is None
     log.append("out", reply(), HEAD)
@@ -248,9 +246,7 @@ def test_a_run_logs_every_message(ragged: Federation, tmp_path: Path) -> None:
         # The second training came with the evaluation of the first.
         uploads = [line for line in lines if (line["direction"], line["kind"]) in TRAINED]
         assert [line["round"] for line in uploads] == [1, 2]
-        names |= {
-            part for line in uploads for tensor in line["tensors"] for part in tensor["name"].split("/")
-        }
+        names |= {part for line in uploads for tensor in line["tensors"] for part in tensor["name"].split("/")}
         hello = lines[1]
         assert [one["name"] for one in hello["head"]["clients"]] == hello["clients"]
         assert "classes" in hello["head"]["schema"]

@@ -43,9 +43,7 @@ def test_a_node_that_was_offline_comes_back(name: str, ragged: Federation, tmp_p
 
 
 @pytest.mark.parametrize(("name", "missed"), [("fedmcsa", 1), ("fedrep", 0)])
-def test_a_node_that_lost_its_disk_starts_again(
-    name: str, missed: int, ragged: Federation, tmp_path: Path
-) -> None:
+def test_a_node_that_lost_its_disk_starts_again(name: str, missed: int, ragged: Federation, tmp_path: Path) -> None:
     """It is named; where it was taken to hold what it was sent, it misses a round, and is sent that again."""
 
     class Wiped(InProcessGrid):

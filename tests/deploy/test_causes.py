@@ -39,7 +39,5 @@ log.error("[code: 2001] long ago")
 for number in range({KEPT_LINES}):
     log.error("[code: 2004] Failed to activate SuperNode %d", number)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith("fedattune: the server refused the node (2004)")

@@ -21,9 +21,7 @@ def test_certificates_name_the_hosts_and_are_for_the_owner_alone(tmp_path: Path)
     for name in ("DNS:localhost", "IP Address:127.0.0.1", "DNS:fed.example.org", "IP Address:192.0.2.7"):
         assert name in text
     assert "2001:DB8:0:0:0:0:0:7" in text.upper()
-    subprocess.run(
-        ["openssl", "verify", "-CAfile", str(folder / "certificates/ca.crt"), certificate], check=True
-    )
+    subprocess.run(["openssl", "verify", "-CAfile", str(folder / "certificates/ca.crt"), certificate], check=True)
     secrets = [*(folder / "certificates").iterdir(), *(folder / "keys").iterdir()]
     assert len(secrets) == 4 + 2 * 2
     assert not any(file.stat().st_mode & 0o077 for file in secrets)

@@ -62,10 +62,7 @@ def other_certificates(*files: str) -> Callable[[Path], None]:
     """Take files of another authority."""
 
     def change(kit: Path) -> None:
-        old = {
-            file: (kit / "certificates" / file).read_bytes()
-            for file in ("ca.crt", "server.pem", "server.key")
-        }
+        old = {file: (kit / "certificates" / file).read_bytes() for file in ("ca.crt", "server.pem", "server.key")}
         subprocess.run(["rm", "-r", kit / "certificates"], check=True)
         subprocess.run([kit / "certificates.sh"], check=True, capture_output=True)
         for file in old.keys() - set(files):
@@ -109,9 +106,7 @@ def test_what_is_broken_is_named_with_its_cure(
     assert text in message
 
 
-@pytest.mark.parametrize(
-    "text", ["tool = 3", "project = 3\n[tool.flwr.app]\nconfig = 3", "[tool]\nflwr = [1]"]
-)
+@pytest.mark.parametrize("text", ["tool = 3", "project = 3\n[tool.flwr.app]\nconfig = 3", "[tool]\nflwr = [1]"])
 def test_an_app_that_is_no_table(text: str, kit: Path) -> None:
     (kit / "app/pyproject.toml").write_text(text)
     state, message = found(kit)["configuration"]

@@ -64,9 +64,7 @@ class Trial(Deployment):
     def _let_fail(folder: Path, faults: Sequence[str]) -> None:
         file = folder / "app/pyproject.toml"
         text = file.read_text(encoding="utf-8")
-        file.write_text(
-            text.replace("fedattune.deploy.node.client_app:app", "faulty_app:app"), encoding="utf-8"
-        )
+        file.write_text(text.replace("fedattune.deploy.node.client_app:app", "faulty_app:app"), encoding="utf-8")
         for node, fault in enumerate(faults):
             with (folder / f"nodes/{node}.toml").open("a", encoding="utf-8") as config:
                 config.write(f'fault = "{fault}"\n')

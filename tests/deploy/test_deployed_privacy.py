@@ -43,9 +43,7 @@ def test_a_deployed_run_spends_its_budget(
     assert 19 < privacy["epsilon"] <= 20
     assert privacy["epsilon"] == epsilon_of(privacy["noise_multiplier"], 1, 3, 1e-3, sampling="none")
     counts = {file.resolve() for file in tmp_path.glob("state-*/*/*/seed-0/uploads.json")}
-    assert [json.loads(file.read_text()) for file in counts] == [{"uploads": 3}] * (
-        3 if where == "local" else 0
-    )
+    assert [json.loads(file.read_text()) for file in counts] == [{"uploads": 3}] * (3 if where == "local" else 0)
     assert not read_log(tmp_path).count("refused")
 
 
@@ -78,9 +76,7 @@ def test_a_node_that_asks_for_noise_takes_no_part_without(ragged: Federation, tm
 
     with pytest.raises(RunError, match="PrivacyRequiredError"):
         run_deployed(ragged, tmp_path / "a", algorithm="fedavg", make_grid=Grid, start_timeout=0.2, **DP)
-    (result,) = run_deployed(
-        ragged, tmp_path / "b", algorithm="fedavg", make_grid=Grid, dp_client_where="local", **DP
-    )
+    (result,) = run_deployed(ragged, tmp_path / "b", algorithm="fedavg", make_grid=Grid, dp_client_where="local", **DP)
     assert result.is_finished
 
 

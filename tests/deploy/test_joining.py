@@ -77,8 +77,7 @@ def test_a_newcomer_gets_the_global_model_and_the_others_keep_it(ragged: Federat
 @pytest.mark.parametrize(
     ("name", "after"),
     # The moment decides who is asked again, the method what the server keeps: two methods at every moment.
-    [("fedmcsa", after) for after in range(8, 20, 3)]
-    + [("fedavg", 8), ("pfedla", 11), ("fedavg", 14), ("pfedla", 17)],
+    [("fedmcsa", after) for after in range(8, 20, 3)] + [("fedavg", 8), ("pfedla", 11), ("fedavg", 14), ("pfedla", 17)],
 )
 def test_a_server_that_is_killed_around_the_joining_goes_on(
     name: str, after: int, ragged: Federation, tmp_path: Path
@@ -106,6 +105,4 @@ def test_a_comparison_takes_no_newcomers(ragged: Federation, tmp_path: Path) -> 
     results = run(ragged, tmp_path, algorithms="local,fedavg")
     assert [len(result.clients) for result in results] == [5, 5]
     (line,) = [line for line in read_log(tmp_path) if "this run compares methods" in line]
-    assert line.startswith(
-        "node 'node-2' does not belong to this federation; it takes part from the next run on"
-    )
+    assert line.startswith("node 'node-2' does not belong to this federation; it takes part from the next run on")

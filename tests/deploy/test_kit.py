@@ -143,9 +143,7 @@ def refused(deployment: Deployment, attempts: dict[str, tuple[str, str, list[str
     first = free_ports(len(attempts))
     for number, (name, (_, _, options)) in enumerate(attempts.items()):
         address = ["--superlink", f"127.0.0.1:{deployment.port}", "--port", str(first + number)]
-        deployment.start(
-            name, sys.executable, "-m", programs.__name__, "flower-supernode", *address, *options
-        )
+        deployment.start(name, sys.executable, "-m", programs.__name__, "flower-supernode", *address, *options)
     for name, (message, cause, _) in attempts.items():
         ended = deployment.scripts[name].finish(60)
         assert ended.code == 1, ended.output

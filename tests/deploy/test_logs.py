@@ -87,9 +87,7 @@ def test_the_error_that_ends_a_run_is_a_line_of_json(
     ragged: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RunError, match="got answers of 2 nodes"):
-        run_deployed(
-            ragged, tmp_path, lost=lambda node, _: node == 101, algorithms="fedavg", log_format="json"
-        )
+        run_deployed(ragged, tmp_path, lost=lambda node, _: node == 101, algorithms="fedavg", log_format="json")
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["level"] == "error"
     assert last["event"].startswith("got answers of 2 nodes, expected 3")

@@ -77,9 +77,7 @@ def test_a_node_that_stays_away_is_waited_for_once(
             has_begun = any((tmp_path / "run").rglob("000001.safetensors"))
             return [node for node in super().get_node_ids() if not (has_begun and node == NODE)]
 
-    (result,) = run_deployed(
-        ragged, tmp_path, algorithms="local", make_grid=Away, cohort=1.0, round_timeout=1
-    )
+    (result,) = run_deployed(ragged, tmp_path, algorithms="local", make_grid=Away, cohort=1.0, round_timeout=1)
     assert [seconds for seconds in waits if seconds] == [pytest.approx(1, abs=0.1)]
     assert {client for _, client, _ in result.store.faults()} == {1, 2, 4}
 
@@ -93,9 +91,7 @@ class SendsNumber(SGD):
         moved = sent.params.map(lambda v: v + number.to(v.dtype))
         return super().begin(sent._replace(params=moved), local_state, fresh, context)
 
-    def finish(
-        self, carry: Any, sent: Payload, local_state: LocalState, context: Any
-    ) -> tuple[Payload, LocalState]:
+    def finish(self, carry: Any, sent: Payload, local_state: LocalState, context: Any) -> tuple[Payload, LocalState]:
         upload, state = super().finish(carry, sent, local_state, context)
         total = torch.stack([v.sum() for v in upload.params.values()]).sum()
         return Payload(upload.params, {"number": Params(p=0.05 * total.tanh().reshape(1))}), state
@@ -112,18 +108,14 @@ class MeanNumber(ServerUpdate):
         model, number = (state[key].repeat(len(ids)) for key in ("model", "number"))  # type: ignore[union-attr]
         return Broadcast(Payload(model, {"number": number}))
 
-    def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+    def aggregate(self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> ServerState:
         return {**state, "number": uploads.extra["number"].map(lambda v: v.mean(0))}
 
 
 OWN = Algorithm(SendsNumber(), MeanNumber(), personal=AllParameters())
 
 
-def test_a_method_that_sends_something_beside_the_model_is_not_alone(
-    ragged: Federation, tmp_path: Path
-) -> None:
+def test_a_method_that_sends_something_beside_the_model_is_not_alone(ragged: Federation, tmp_path: Path) -> None:
     (result,) = run_deployed(ragged, tmp_path, algorithms="own", custom={"own": OWN}, round_timeout=20)
     same_numbers(
         fit(ragged, OWN, "dnn", model_options={"hidden": 6}, **(RUN | {"early_stopping": "off"})),

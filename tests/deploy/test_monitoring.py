@@ -56,9 +56,7 @@ def test_faults_are_counted_by_node_and_kind(ragged: Federation, tmp_path: Path,
     def lose(node: int, message: Message) -> bool:
         return node == 101 and message.metadata.group_id == "1"
 
-    run_deployed(
-        ragged, tmp_path, algorithms="fedavg", rounds=4, eval_every=4, cohort=6, lost=lose, make_grid=Faulty
-    )
+    run_deployed(ragged, tmp_path, algorithms="fedavg", rounds=4, eval_every=4, cohort=6, lost=lose, make_grid=Faulty)
     ((_, looks),) = seen
     names = [node.name for node in looks[0][1]]
     last = looks[-1][0]
@@ -76,9 +74,7 @@ def make_monitor(folder: Path) -> RunMonitor:
     return RunMonitor(DeploymentOptions(start_timeout=600, round_timeout=10), folder)
 
 
-def test_health_names_a_run_without_progress_or_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_health_names_a_run_without_progress_or_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monitor, now = make_monitor(tmp_path), time.monotonic()
     is_healthy, facts = monitor.describe_health()
     assert not is_healthy

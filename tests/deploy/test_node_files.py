@@ -17,10 +17,7 @@ def test_errors_are_dated_and_kept_until_a_success(tmp_path: Path) -> None:
     for r in (1, 2):
         report_error(tmp_path, RunError(f"broken {r}"), {"kind": "train", "round": r})
     text = (tmp_path / "error.log").read_text()
-    assert (
-        len(re.findall(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00 message: kind train, round \d$", text, re.M))
-        == 2
-    )
+    assert len(re.findall(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00 message: kind train, round \d$", text, re.M)) == 2
     assert text.index("broken 1") < text.index("broken 2")
     retire_errors(tmp_path)
     assert not (tmp_path / "error.log").exists()

@@ -30,9 +30,7 @@ def with_rules(**rules: Any) -> type[InProcessGrid]:
     class Grid(InProcessGrid):
         def __init__(self, app: Any, nodes: Any, *args: Any) -> None:
             keys = {key.replace("_", "-"): value for key, value in rules.items()}
-            super().__init__(
-                app, [{**node, **(keys if i == 1 else {})} for i, node in enumerate(nodes)], *args
-            )
+            super().__init__(app, [{**node, **(keys if i == 1 else {})} for i, node in enumerate(nodes)], *args)
 
     return Grid
 
@@ -90,9 +88,7 @@ def test_a_server_that_repeats_a_round_trains_no_more_than_that(
     assert json.loads(count.read_text()) == {"rounds": 2}
 
 
-@pytest.mark.parametrize(
-    "kinds", [["state"], ["models"], ["keep"], ["evaluate", "models"], ["evaluate", "several"]]
-)
+@pytest.mark.parametrize("kinds", [["state"], ["models"], ["keep"], ["evaluate", "models"], ["evaluate", "several"]])
 def test_a_server_cannot_ask_for_the_models_of_clients(
     kinds: list[str], ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

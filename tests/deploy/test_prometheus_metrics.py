@@ -83,9 +83,7 @@ def test_a_port_that_is_taken_is_said_once_and_the_run_goes_on(ragged: Federatio
         port = other.getsockname()[1]
         (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", rounds=2, metrics_port=port)
     assert result.is_finished
-    assert (
-        sum(line.startswith(f"metrics-port: port {port} cannot be used") for line in read_log(tmp_path)) == 1
-    )
+    assert sum(line.startswith(f"metrics-port: port {port} cannot be used") for line in read_log(tmp_path)) == 1
 
 
 def test_a_run_without_nodes_or_progress_answers_503(tmp_path: Path) -> None:

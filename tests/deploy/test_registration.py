@@ -35,9 +35,7 @@ def test_data_that_changed_since_the_run_began_are_refused(ragged: Federation, t
     next((tmp_path / "data" / "node-1").glob("*.safetensors")).unlink()
     (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg")
     assert {client for _, client, _ in result.store.faults()} == {1, 2, 4}
-    assert any(
-        "its clients differ from the clients at the start" in sentence for sentence in read_log(tmp_path)
-    )
+    assert any("its clients differ from the clients at the start" in sentence for sentence in read_log(tmp_path))
 
 
 def test_a_hello_that_is_none_is_told(ragged: Federation, tmp_path: Path) -> None:
@@ -49,9 +47,7 @@ def test_a_hello_that_is_none_is_told(ragged: Federation, tmp_path: Path) -> Non
                     changed(head(clients=[{"name": "a", "sizes": [1, 2]}]))(reply)
             return replies
 
-    with pytest.raises(
-        RunError, match="got answers of 2 nodes, expected 3: a node does not introduce itself properly"
-    ):
+    with pytest.raises(RunError, match="got answers of 2 nodes, expected 3: a node does not introduce itself properly"):
         run_deployed(ragged, tmp_path, algorithms="fedavg", make_grid=Strange)
 
 
@@ -116,9 +112,7 @@ def test_nobody_takes_the_place_of_a_node_that_is_online(ragged: Federation, tmp
 
     (result,) = run_deployed(ragged, tmp_path, algorithms="fedmcsa", make_grid=Doubled)
     same_numbers(run_simulated("fedmcsa", ragged), result, measured=False)
-    assert "a second node says that it is node 'node-1', which is online: it is not asked" in read_log(
-        tmp_path
-    )
+    assert "a second node says that it is node 'node-1', which is online: it is not asked" in read_log(tmp_path)
     assert not list((tmp_path / "thief").rglob("*.safetensors"))
 
 

@@ -49,9 +49,7 @@ def zipped(reply: Message) -> Message:
     """Bytes that NumPy takes for an archive."""
     arrays = reply.content.array_records["arrays"]
     name = next(iter(arrays))
-    arrays[name] = Array(
-        arrays[name].dtype, arrays[name].shape, arrays[name].stype, b"PK\x03\x04" + b"0" * 40
-    )
+    arrays[name] = Array(arrays[name].dtype, arrays[name].shape, arrays[name].stype, b"PK\x03\x04" + b"0" * 40)
     return reply
 
 
@@ -126,10 +124,6 @@ def test_one_bad_client_of_a_node_is_dropped_alone(ragged: Federation, tmp_path:
     def poison(parcel: WorkerMessage) -> None:
         parcel.tensors[first(parcel)][1] = float("nan")
 
-    (result,) = run_deployed(
-        ragged, tmp_path, algorithms="fedavg", make_grid=spoiling(changed(poison)), cohort=1.0
-    )
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", make_grid=spoiling(changed(poison)), cohort=1.0)
     assert result.store.faults() == [(2, 2, "uploaded values that are not finite")]
-    assert "round 2: client '2' uploaded values that are not finite; its upload is dropped" in read_log(
-        tmp_path
-    )
+    assert "round 2: client '2' uploaded values that are not finite; its upload is dropped" in read_log(tmp_path)

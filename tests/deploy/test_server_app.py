@@ -70,9 +70,7 @@ def test_what_travels_is_what_is_accounted(ragged: Federation, tmp_path: Path) -
     class Weighed(InProcessGrid):
         def pull_messages(self, message_ids: Any) -> Any:
             replies = list(super().pull_messages(message_ids))
-            tensors = (
-                pair for reply in replies for part in read_parts(reply) for pair in part.tensors.items()
-            )
+            tensors = (pair for reply in replies for part in read_parts(reply) for pair in part.tensors.items())
             seen["up"] += sum(v.nbytes for k, v in tensors if k.startswith("upload/"))
             return replies
 
@@ -130,9 +128,7 @@ def test_messages_are_few(
 ) -> None:
     monkeypatch.setattr(backend, "MAX_ROUNDS_PER_MESSAGE", most)
     monkeypatch.setattr(Counted, "work", 0)
-    (result,) = run_deployed(
-        ragged, tmp_path, algorithms=name, make_grid=Counted, cohort=1.0, round_timeout=60
-    )
+    (result,) = run_deployed(ragged, tmp_path, algorithms=name, make_grid=Counted, cohort=1.0, round_timeout=60)
     assert Counted.work == messages
     same_numbers(run_simulated(name, ragged, cohort=1.0), result)
 
@@ -183,9 +179,7 @@ def test_a_server_that_is_killed_goes_on(name: str, after: int, ragged: Federati
         ({"data-schema": '{"classes": ["a", "b"], "input_shape": [5]}'}, "classes"),
     ],
 )
-def test_what_cannot_be_is_said(
-    config: Mapping[str, Any], message: str, ragged: Federation, tmp_path: Path
-) -> None:
+def test_what_cannot_be_is_said(config: Mapping[str, Any], message: str, ragged: Federation, tmp_path: Path) -> None:
     with pytest.raises((ConfigError, RunError, DataError)) as caught:
         run_deployed(ragged, tmp_path, **({"algorithms": "fedavg"} | config))
     text = str(caught.value) + "".join(file.read_text() for file in tmp_path.rglob("error.log"))

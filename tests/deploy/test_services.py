@@ -134,9 +134,7 @@ def test_systemd_accepts_the_units(folder: Path, tmp_path: Path) -> None:
 
 
 def services(folder: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = yaml.safe_load((folder / "compose.yaml").read_text("utf-8"))[
-        "services"
-    ]
+    found: dict[str, dict[str, Any]] = yaml.safe_load((folder / "compose.yaml").read_text("utf-8"))["services"]
     return found
 
 
@@ -146,11 +144,7 @@ def mounts(service: dict[str, Any], *, read_only: bool) -> set[str]:
         assert one["type"] == "bind"
         assert not one["bind"]["create_host_path"]  # Docker would make a folder for root in place of a file
         assert one["target"] == "/deployment/" + one["source"].removeprefix("./")
-    return {
-        one["source"].removeprefix("./")
-        for one in service["volumes"]
-        if one.get("read_only", False) == read_only
-    }
+    return {one["source"].removeprefix("./") for one in service["volumes"] if one.get("read_only", False) == read_only}
 
 
 def test_compose_has_a_service_for_each_node_and_publishes_nothing(folder: Path) -> None:

@@ -14,7 +14,5 @@ def test_a_minor_version_apart_is_noted(theirs: str) -> None:
 
 @pytest.mark.parametrize("theirs", ["1.6.0", "1.2.0", "2.4.2", "0.4.2", "1.40.0"])
 def test_versions_further_apart_are_refused(theirs: str) -> None:
-    with pytest.raises(
-        RunError, match=rf"node 'a' has FedAttune {theirs} .* install FedAttune 1\.4\.2 there"
-    ):
+    with pytest.raises(RunError, match=rf"node 'a' has FedAttune {theirs} .* install FedAttune 1\.4\.2 there"):
         check_versions("1.4.2", theirs, "node 'a'")

@@ -15,9 +15,7 @@ from fedattune.engine.batches import LocalTraining
 
 NETWORKS = {
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3)),
-    "conv": lambda: nn.Sequential(
-        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3)
-    ),
+    "conv": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3)),
     "batch norm": lambda: nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3)
     ),
@@ -29,10 +27,7 @@ EACH = {"wide": {"is_serial": False}, "serial": {"is_serial": True}}
 def make_clients(sizes: list[int]) -> Federation:
     generator = torch.Generator().manual_seed(0)
     return fedattune.federation_from(
-        [
-            (torch.rand(n, 1, 8, 8, generator=generator), torch.randint(0, 3, (n,), generator=generator))
-            for n in sizes
-        ]
+        [(torch.rand(n, 1, 8, 8, generator=generator), torch.randint(0, 3, (n,), generator=generator)) for n in sizes]
     )
 
 

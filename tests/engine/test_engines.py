@@ -52,16 +52,12 @@ def test_recorded_steps_give_what_the_reference_gives(kind: str, name: str, work
 
 
 @pytest.mark.parametrize("kind", EACH)
-def test_several_steps_on_one_batch_give_what_the_reference_gives(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_steps_on_one_batch_give_what_the_reference_gives(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedattune.engine.compiler.product_reuse.MIN_LAYER_INPUTS", 64)
     data, task = make_clients([40, 13, 90]), Task(NETWORKS["mlp"]().double())
     rule = PFedMeClient(0.5, 4, 0.02)
     engine = VectorizedEngine(task, data, **EACH[kind])
-    want, got = (
-        train_round(e, task, 3, rule, steps=7, batch_size=10) for e in (SequentialEngine(task, data), engine)
-    )
+    want, got = (train_round(e, task, 3, rule, steps=7, batch_size=10) for e in (SequentialEngine(task, data), engine))
     assert all(step.operations for step in engine._compiler._steps.values())
     for a, b in (
         (want.upload.params, got.upload.params),
@@ -80,9 +76,7 @@ def test_noise_repeats_with_the_seed_and_leaves_the_generator_alone(kind: str) -
     torch.manual_seed(7)
     engine = VectorizedEngine(task, data, **EACH[kind])
     with use_threads(2):
-        first, again = (
-            train_round(engine, task, 3, SGD(), steps=4) for _ in range(2)
-        )  # recorded, then replayed
+        first, again = (train_round(engine, task, 3, SGD(), steps=4) for _ in range(2))  # recorded, then replayed
         other = train_round(engine, task, 3, SGD(), steps=4, round=2)
     assert torch.equal(torch.rand(3), expected)
     for k in task.params:
@@ -102,9 +96,7 @@ def test_the_number_of_threads_does_not_change_the_result(name: str, kind: str) 
         # PyTorch cannot trace the gradient of a convolution, which is large enough to be called from Python.
         assert all(step.is_scripted == (kind == "wide") for step in engine._compiler._steps.values())
     for k in task.params:
-        torch.testing.assert_close(
-            results[0].upload.params[k], results[1].upload.params[k], rtol=1e-6, atol=1e-7
-        )
+        torch.testing.assert_close(results[0].upload.params[k], results[1].upload.params[k], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv"])
@@ -154,9 +146,7 @@ def test_operations_of_a_round_do_not_grow_with_the_clients_and_few_with_the_ste
 
 @pytest.mark.parametrize("classes_first", [False, True])
 def test_among_equal_logits_the_first_class_is_predicted(classes_first: bool) -> None:
-    logits = torch.tensor([[2.0, 2.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 3.0, 2.0]]).expand(
-        2, 4, 3
-    )
+    logits = torch.tensor([[2.0, 2.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 3.0, 2.0]]).expand(2, 4, 3)
     if classes_first:
         logits = logits.mT.contiguous().mT
     y = torch.tensor([[0, 0, 1, 1], [1, 2, 2, 0]])
@@ -217,8 +207,7 @@ class Reordering(SGD):
 def test_a_probe_may_return_its_carry_in_another_order() -> None:
     task, data = Task(NETWORKS["mlp"]().double()), make_clients([30, 40, 50])
     results = [
-        train_round(make(task, data), task, 3, Reordering(), steps=2)
-        for make in (SequentialEngine, VectorizedEngine)
+        train_round(make(task, data), task, 3, Reordering(), steps=2) for make in (SequentialEngine, VectorizedEngine)
     ]
     for k, v in results[0].upload.params.items():
         torch.testing.assert_close(results[1].upload.params[k], v)

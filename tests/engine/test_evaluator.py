@@ -35,11 +35,7 @@ def _choose(wanted: str, asked: list[list[str]]) -> Callable[..., str]:
     return choose
 
 
-WAYS = [
-    f"{way}, {threads}"
-    for way in ("large parts alone", "blocks")
-    for threads in ("one thread", "all threads")
-]
+WAYS = [f"{way}, {threads}" for way in ("large parts alone", "blocks") for threads in ("one thread", "all threads")]
 
 
 @pytest.mark.parametrize("limit", [0, 16])

@@ -12,9 +12,7 @@ from fedattune.engine.kernels import FastPrediction, max_pool_with_indices
 aten = torch.ops.aten
 
 
-@pytest.mark.parametrize(
-    "how", [([2, 2], [2, 2]), ([3, 3], [2, 2], [1, 1]), ([2, 2], [2, 2], [0, 0], [1, 1], True)]
-)
+@pytest.mark.parametrize("how", [([2, 2], [2, 2]), ([3, 3], [2, 2], [1, 1]), ([2, 2], [2, 2], [0, 0], [1, 1], True)])
 @pytest.mark.parametrize("channels", [1, 8])
 def test_pooling_channel_by_channel_gives_the_same_values_and_places(channels: int, how: Any) -> None:
     x = torch.randint(-2, 3, (2, channels, 7, 9)).double()  # many ties
@@ -24,9 +22,7 @@ def test_pooling_channel_by_channel_gives_the_same_values_and_places(channels: i
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_model_predicts_the_same_where_faster_calls_are_made(
-    bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_predicts_the_same_where_faster_calls_are_made(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedattune.core.dense.choose", lambda what, sizes, calls: "oneDNN")
     net = nn.Sequential(
         nn.Conv2d(1, 8, 3),

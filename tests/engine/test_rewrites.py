@@ -31,9 +31,7 @@ def _targets(function: Any, *given_: Tensor) -> tuple[Counter[Any], Tensor, Tens
 
 def test_an_update_is_one_product_that_adds_into_the_weights() -> None:
     a = torch.randn(3, 4, 5)
-    used, got, want = _targets(
-        lambda w, d, x: w - 0.1 * torch.bmm(d, x), a, torch.randn(3, 4, 2), torch.randn(3, 2, 5)
-    )
+    used, got, want = _targets(lambda w, d, x: w - 0.1 * torch.bmm(d, x), a, torch.randn(3, 4, 2), torch.randn(3, 2, 5))
     assert used == {aten.baddbmm.default: 1}
     torch.testing.assert_close(got, want)
 
@@ -84,9 +82,7 @@ def _of_inputs(inputs: int, *sizes: int) -> list[Tensor]:
 @pytest.mark.parametrize("outputs", [_layer_first, _layer_last])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("sizes", [(3, 5, 6), (5, 6)], ids=["three clients", "one client"])
-def test_steps_on_one_batch_read_and_write_a_layer_once(
-    outputs: Any, decay: float, sizes: tuple[int, ...]
-) -> None:
+def test_steps_on_one_batch_read_and_write_a_layer_once(outputs: Any, decay: float, sizes: tuple[int, ...]) -> None:
     given_ = _of_inputs(600, *sizes)
     used, got, want = _targets(_steps_on(outputs, 1, decay), *given_)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
@@ -104,9 +100,7 @@ def test_the_gradient_of_the_loss_takes_few_operations() -> None:
 
 
 @pytest.mark.parametrize("faster", ["plain", "turned"])
-def test_a_product_is_taken_in_the_order_that_was_measured(
-    faster: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_product_is_taken_in_the_order_that_was_measured(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def choose(what: str, sizes: tuple[int, ...], calls: Any) -> str:
@@ -156,8 +150,6 @@ def test_a_rewritten_step_stays_on_the_device_of_its_tensors(device: str) -> Non
     traced = trace(step, [*params, *batch])
     apply_passes(traced.graph)
     traced.recompile()
-    assert [(new.shape, new.device.type) for new in traced(*params, *batch)] == [
-        (p.shape, device) for p in params
-    ]
+    assert [(new.shape, new.device.type) for new in traced(*params, *batch)] == [(p.shape, device) for p in params]
     devices = {n.kwargs["device"].type for n in traced.graph.nodes if "device" in n.kwargs}
     assert devices == {device}

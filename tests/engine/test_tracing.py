@@ -37,9 +37,7 @@ def test_a_function_that_reads_values_is_refused(read: object) -> None:
         trace(lambda t: [read(t)], [torch.ones(3)])  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(
-    "write", [lambda t: t.add_(1), lambda t: torch.neg(t, out=t), lambda t: t[:1].zero_()]
-)
+@pytest.mark.parametrize("write", [lambda t: t.add_(1), lambda t: torch.neg(t, out=t), lambda t: t[:1].zero_()])
 def test_no_argument_is_written_over(write: object) -> None:
     given = torch.ones(3)
     with pytest.raises(TypeError, match="writes over an argument"):

@@ -18,9 +18,7 @@ def start_worker(round_: int, gate: Any, *state: Any) -> None:
         def tell(progress: Progress) -> None:
             on_progress(progress)
             if progress.round == round_:
-                waited = (
-                    gate.acquire(timeout=LONGEST_WAIT_S) if gate else pool._state["stop"].wait(LONGEST_WAIT_S)
-                )
+                waited = gate.acquire(timeout=LONGEST_WAIT_S) if gate else pool._state["stop"].wait(LONGEST_WAIT_S)
                 assert waited, "nobody came"
 
         return train(job, tell, should_stop)

@@ -111,9 +111,7 @@ def test_the_metric_follows_the_classes(cli: Cli, work: Path) -> None:
 @pytest.mark.parametrize("number", [False, True])
 def test_baselines_are_scikit_learn_on_the_same_rows(number: bool, cli: Cli, work: Path) -> None:
     write_wards(work / "t.csv", number=number)
-    assert (
-        cli("compare", *TABLE, "--algorithms", "local,fedavg", "--baseline", "sklearn,centralized").code == 0
-    )
+    assert cli("compare", *TABLE, "--algorithms", "local,fedavg", "--baseline", "sklearn,centralized").code == 0
     found = {one.name: one for one in read_baselines([work / "run"])}
     first = "ridge" if number else "logistic"
     assert set(found) == {
@@ -141,9 +139,7 @@ def test_baselines_are_scikit_learn_on_the_same_rows(number: bool, cli: Cli, wor
         else:
             right = float((LogisticRegression(max_iter=1000).fit(x, y).predict(new) == truth).mean())
             assert mine["logistic alone"]["accuracy"][i] == pytest.approx(right)
-            assert mine["majority"]["accuracy"][i] == pytest.approx(
-                float((truth == np.bincount(y).argmax()).mean())
-            )
+            assert mine["majority"]["accuracy"][i] == pytest.approx(float((truth == np.bincount(y).argmax()).mean()))
     # The model on all rows is near the pooled regression, and better than the constant.
     metric, sign = ("rmse", -1) if number else ("accuracy", 1)
     value = {name: sign * float(np.nanmean(one.measure_clients(metric))) for name, one in found.items()}
@@ -341,7 +337,5 @@ def test_tuning_trains_no_newcomer_and_stops_as_the_reported_runs_do(
 
 def test_options_of_data_are_refused_beside_a_federation() -> None:
     data = fedattune.load_federation("digits", clients=4)
-    with pytest.raises(
-        ConfigError, match="scaling, test: a federation made in Python has its data and parts"
-    ):
+    with pytest.raises(ConfigError, match="scaling, test: a federation made in Python has its data and parts"):
         fedattune.compare(data, ["fedavg"], scaling="global", test=0.5, rounds=1)

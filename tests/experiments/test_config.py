@@ -57,9 +57,7 @@ def test_the_command_lines_unit_of_work_replaces_the_files(tmp_path: Path) -> No
 
 
 def test_every_error_at_once_with_file_key_and_near_name(tmp_path: Path) -> None:
-    path = file(
-        tmp_path, "ronds: 3\nlr: fast\nbatch_size: 0\ndevice: gpu\nsteps: 2\nepochs: 3\nseeds: 1.5\nquiet: 5"
-    )
+    path = file(tmp_path, "ronds: 3\nlr: fast\nbatch_size: 0\ndevice: gpu\nsteps: 2\nepochs: 3\nseeds: 1.5\nquiet: 5")
     with pytest.raises(ConfigError) as error:
         load_options(path, {"cohort": "many"}, errors=["unknown option --x"])
     message = str(error.value)
@@ -116,10 +114,7 @@ def test_hash_is_of_what_decides_the_numbers() -> None:
     assert len(one.hash) == 12
     assert one.hash == Experiment(engine="sequential", device="cpu", data_dir=Path("x"), rounds_to=0.9).hash
     assert Experiment(data="a/p.csv").hash == Experiment(data="b/p.csv").hash
-    assert (
-        len({one.hash, Experiment(rounds=51).hash, Experiment(set={"a": 1}).hash, Experiment(cohort=1).hash})
-        == 4
-    )
+    assert len({one.hash, Experiment(rounds=51).hash, Experiment(set={"a": 1}).hash, Experiment(cohort=1).hash}) == 4
 
 
 def test_yaml_round_trip(tmp_path: Path) -> None:

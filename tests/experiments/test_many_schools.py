@@ -23,9 +23,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, _one_thread: None) -> fedatt
     (folder / "schools.csv").write_text("\n".join(lines))
     columns = {"client_column": "school", "target": "passed"}
     settings = {"rounds": 5, "steps": 5, "lr": 0.4, "processes": 1}
-    return fedattune.compare(
-        folder / "schools.csv", ["local", "fedavg"], out=folder / "run", **columns, **settings
-    )
+    return fedattune.compare(folder / "schools.csv", ["local", "fedavg"], out=folder / "run", **columns, **settings)
 
 
 def test_the_choice_stands_for_all_schools(found: fedattune.Comparison) -> None:

@@ -121,8 +121,7 @@ def test_no_command_writes_over_a_file_of_a_run(cli: Cli, work: Path) -> None:
     run = "o/fedavg/seed-0"
     (work / "link").symlink_to(f"{run}/config.json")
     targets = [
-        f"{run}/{name}"
-        for name in ("metrics.sqlite", "result.json", "models.safetensors", "checkpoints/x", "rows/x")
+        f"{run}/{name}" for name in ("metrics.sqlite", "result.json", "models.safetensors", "checkpoints/x", "rows/x")
     ]
     (work / run / "rows").mkdir()
     targets += ["o/experiment.yaml", "o/result.json", "o/SHA256SUMS", "o/baselines/x.json", "link"]

@@ -74,9 +74,7 @@ def test_the_same_numbers_and_rows(cli: Cli, work: Path) -> None:
     assert numbers(work / "one" / "result.json") == numbers(work / "two" / "result.json")
     for out in ("one", "two"):
         assert not list((work / out).glob(".*"))
-    models = [
-        (work / out / "fedavg" / "seed-1" / "models.safetensors").read_bytes() for out in ("one", "two")
-    ]
+    models = [(work / out / "fedavg" / "seed-1" / "models.safetensors").read_bytes() for out in ("one", "two")]
     assert models[0] == models[1]
     again = cli("compare", "--resume", "two", "--processes", 3, "--quiet")
     assert (again.code, again.err) == (0, "")
@@ -107,9 +105,7 @@ def model(work: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], s
 TWO = ("compare", "--algorithms", "local,fedavg", "--processes", 2, "--quiet", *FAST)
 
 
-def test_faults_come_back_with_where_they_arose(
-    cli: Cli, work: Path, model: Callable[[str, str], str]
-) -> None:
+def test_faults_come_back_with_where_they_arose(cli: Cli, work: Path, model: Callable[[str, str], str]) -> None:
     done = cli(*TWO, "o", "--model", model("broken", "os.rmdir('/no/folder')"))
     assert done.code == 2
     assert "No such file or directory: '/no/folder'" in done.err
@@ -156,9 +152,7 @@ ONCE = """try:
             os._exit(3)"""
 
 
-def test_a_new_process_takes_the_place_of_one_that_left(
-    cli: Cli, work: Path, model: Callable[[str, str], str]
-) -> None:
+def test_a_new_process_takes_the_place_of_one_that_left(cli: Cli, work: Path, model: Callable[[str, str], str]) -> None:
     line = ("--processes", 2, "--quiet", "--model", model("once", ONCE))
     done = cli("compare", "--algorithms", "local,fedavg,fedprox,ditto", *line, *FAST, "o")
     assert done.code == 1, done.err

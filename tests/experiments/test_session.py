@@ -13,9 +13,7 @@ from cli_helpers import SLOW, Done, numbers, wait_for
 Cli = Callable[..., Done]
 
 
-def test_interrupt_and_resume(
-    cli: Cli, start: Callable[..., "subprocess.Popen[str]"], work: Path, whole: Any
-) -> None:
+def test_interrupt_and_resume(cli: Cli, start: Callable[..., "subprocess.Popen[str]"], work: Path, whole: Any) -> None:
     running = start(*SLOW, "--out", "o")
     wait_for(running, "fedmcsa: round 12 of 40")
     running.send_signal(signal.SIGINT)

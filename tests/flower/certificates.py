@@ -30,9 +30,7 @@ def write_certificate(folder: Path, name: str = "localhost", days: int = 365) ->
     folder.mkdir(parents=True, exist_ok=True)
     text = certificate.public_bytes(Encoding.PEM)
     (folder / "ca.crt").write_bytes(text)
-    (folder / "server.pem").write_bytes(
-        text + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    )
+    (folder / "server.pem").write_bytes(text + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return key
 
 

@@ -163,9 +163,7 @@ class Deployment:
             timeout=timeout,
             check=False,
         )
-        assert done.returncode == 0, (
-            f"{script} ended with code {done.returncode}:\n{done.stdout}{done.stderr}"
-        )
+        assert done.returncode == 0, f"{script} ended with code {done.returncode}:\n{done.stdout}{done.stderr}"
         return done.stdout
 
     # The server.
@@ -259,9 +257,7 @@ class Deployment:
 
     def wait_for(self, text: str, name: str = "run", timeout: float = 60) -> None:
         """Until a program has printed something, for instance `wait_for("round 1")`."""
-        wait_until(
-            lambda: text in self.scripts[name].output, f"{text!r} from {name}", self.scripts[name], timeout
-        )
+        wait_until(lambda: text in self.scripts[name].output, f"{text!r} from {name}", self.scripts[name], timeout)
 
 
 def kill_group(leader: int) -> None:

@@ -56,9 +56,7 @@ class InProcessGrid(Grid):
         ttl: float | None = None,
     ) -> Message:
         """A message to a node."""
-        return Message(
-            content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl
-        )
+        return Message(content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> Iterable[int]:
         """All nodes."""
@@ -86,9 +84,7 @@ class InProcessGrid(Grid):
         """The answers to these messages, each of them once."""
         return [self._replies.pop(number) for number in message_ids if number in self._replies]
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Push and pull."""
         return self.pull_messages(self.push_messages(messages))
 

@@ -63,16 +63,11 @@ def run_deployed(
         (folder / "log.txt").write_text("\n".join(log))
 
 
-def run_secure(
-    federation: Federation, folder: Path, *, rules: Mapping[str, Any] = {}, **config: Any
-) -> list[Result]:
+def run_secure(federation: Federation, folder: Path, *, rules: Mapping[str, Any] = {}, **config: Any) -> list[Result]:
     """Run a deployment with secure aggregation; `rules` are further keys for the configuration of every node."""
     groups = config.get("groups", GROUPS)
     keys = (
-        [
-            {"key": str(folder / f"keys/node-{i}"), "roster": str(folder / "keys/roster.pub")}
-            for i in range(len(groups))
-        ]
+        [{"key": str(folder / f"keys/node-{i}"), "roster": str(folder / "keys/roster.pub")} for i in range(len(groups))]
         if (folder / "keys").exists()
         else write_node_keys(folder / "keys", len(groups))
     )
@@ -80,9 +75,7 @@ def run_secure(
     return run_deployed(federation, folder, own=own, secure_aggregation=True, **config)
 
 
-def run_simulated(
-    name: str, federation: Federation, options: Mapping[str, Any] = {}, **settings: Any
-) -> Result:
+def run_simulated(name: str, federation: Federation, options: Mapping[str, Any] = {}, **settings: Any) -> Result:
     """Run the same method in the simulator; nodes keep the models of the last round."""
     return fit(
         federation,

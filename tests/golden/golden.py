@@ -213,9 +213,7 @@ def differences(only: str = "", report: Callable[[str], None] = lambda _: None) 
 
 def main() -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("record", "check"))
     parser.add_argument("--only", default="", help="only the runs whose names contain this")
     options = parser.parse_args()

@@ -127,9 +127,7 @@ def test_models_that_do_not_fit_are_refused(ragged: Federation) -> None:
         check_model(nn.Conv2d(1, 3, 3), ragged)
 
 
-def test_a_factory_of_the_users_own(
-    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_factory_of_the_users_own(ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_nets.py").write_text(
         "from torch import nn\n"
         "def net(input_shape, n_classes, *, width=4):\n"

@@ -281,9 +281,7 @@ def failed(capsys: pytest.CaptureFixture[str], run: Path) -> str:
     return capsys.readouterr().err
 
 
-def test_runs_that_cannot_be_exported(
-    ragged: Federation, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_that_cannot_be_exported(ragged: Federation, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit("fedavg", ragged, out="old")
     (here / "old" / "inputs.safetensors").unlink()
     seal(here / "old")

@@ -121,9 +121,7 @@ def test_engines_agree(kind: str, texts: Federation, networks: dict[str, str]) -
             torch.testing.assert_close(value, run.models[name], rtol=0, atol=1e-10)  # rounding of float64
 
 
-def test_only_trained_weights_are_sent_and_saved(
-    texts: Federation, networks: dict[str, str], tmp_path: Path
-) -> None:
+def test_only_trained_weights_are_sent_and_saved(texts: Federation, networks: dict[str, str], tmp_path: Path) -> None:
     options = {"id": networks["bert"]}
     result = fedattune.fit(texts, "fedavg", "hf", model_options=options, out=tmp_path / "run", **RUN)
     trained = Task(make(texts, networks["bert"])).params
@@ -213,9 +211,7 @@ def test_missing_tokens_do_not_count(texts: Federation, networks: dict[str, str]
             torch.testing.assert_close(model(x), model(longer), rtol=0, atol=1e-6)
 
 
-def test_wrong_inputs_are_explained(
-    table: Path, texts: Federation, networks: dict[str, str], tmp_path: Path
-) -> None:
+def test_wrong_inputs_are_explained(table: Path, texts: Federation, networks: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"give --set hf\.id=ID_OR_FOLDER"):
         fedattune.fit(texts, "fedavg", "hf")
     with pytest.raises(ModelError, match=r"missing' cannot be loaded for texts .*; give an id"):
@@ -271,9 +267,7 @@ def test_the_command_line_from_texts_to_predictions(
 
 
 @pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")  # Flower's
-def test_a_deployment_carries_the_tokens_in_its_schema(
-    table: Path, networks: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_deployment_carries_the_tokens_in_its_schema(table: Path, networks: dict[str, str], tmp_path: Path) -> None:
     from fedattune.deploy.node.node import NodeRuntime
     from fedattune.training.backends.message import WorkerMessage
 

@@ -111,9 +111,7 @@ def small(folder: Path) -> tuple[Result, Federation, Path]:
                     "sick": "yes" if k % 2 else "no",
                 }
             )
-    data = fedattune.load_federation(
-        write_rows(folder / "small.csv", rows), client_column="who", target="sick"
-    )
+    data = fedattune.load_federation(write_rows(folder / "small.csv", rows), client_column="who", target="sick")
     result = fedattune.fit(data, "local", **RUN)
     result.export("b", folder / "b.safetensors")
     return result, data, folder / "b.safetensors"
@@ -211,16 +209,12 @@ def test_images(tmp_path: Path) -> None:
     names = [str(k) for k in range(10)]
     x, y = pictures(60, (28, 28)), np.arange(60) % 3
     for part, some in (("train", slice(0, 40)), ("test", slice(40, 60))):
-        write(
-            tmp_path / "mnist" / f"{part}-0.parquet", x[some], {"label": y[some]}, features={"label": names}
-        )
+        write(tmp_path / "mnist" / f"{part}-0.parquet", x[some], {"label": y[some]}, features={"label": names})
     data = fedattune.load_federation("mnist", data_dir=tmp_path, partition="iid", clients=2, test=0.4)
     result = fedattune.fit(data, "fedavg", **RUN)
     result.export("0", tmp_path / "m.onnx", "onnx")
     result.export("0", tmp_path / "m.safetensors")
-    at = [
-        next(i for i, one in enumerate(data.x.numpy()) if np.array_equal(one[0], image)) for image in x[40:]
-    ]
+    at = [next(i for i, one in enumerate(data.x.numpy()) if np.array_equal(one[0], image)) for image in x[40:]]
     wanted = expected(result, data, "0", at)
     new = tmp_path / "mnist" / "test-0.parquet"
     found = fedattune.predict(tmp_path / "m.safetensors", new)
@@ -230,9 +224,7 @@ def test_images(tmp_path: Path) -> None:
     bare = write(tmp_path / "bare.parquet", x[:2], {"target": ["2", "ape"]})
     assert fedattune.predict(tmp_path / "m.safetensors", bare).target.tolist() == [2, -1]  # type: ignore[union-attr]
     large = write(tmp_path / "large.parquet", pictures(1, (32, 32)), {})
-    with pytest.raises(
-        DataError, match=r"an image of shape \(1, 32, 32\) in data row 1, and the model needs"
-    ):
+    with pytest.raises(DataError, match=r"an image of shape \(1, 32, 32\) in data row 1, and the model needs"):
         fedattune.predict(tmp_path / "m.safetensors", large)
 
 
@@ -246,9 +238,7 @@ def test_code_is_not_run_because_a_file_names_it(ragged: Federation, tmp_path: P
     result.export("0", model)
     write_rows(table, [{f"x{k}": k for k in range(5)}])
     for factory in (None, "test_predict:other"):
-        with pytest.raises(
-            RunError, match=r"'test_predict:own', which is code of somebody's own.*--factory test"
-        ):
+        with pytest.raises(RunError, match=r"'test_predict:own', which is code of somebody's own.*--factory test"):
             fedattune.predict(model, table, factory=factory)
     named = fedattune.predict(model, table, factory="test_predict:own").probabilities
     given = fedattune.predict(model, table, own((5,), 3)).probabilities

@@ -52,9 +52,7 @@ def run(
 ) -> tuple[Payload, LocalState]:
     """Steps of one client; a client that holds `own` was not sent anything new."""
     memory = rule.init_local_state(params(sent if own is None else own)) if memory is None else memory
-    job = RoundContext(
-        lr, torch.tensor(float(steps), dtype=torch.float64), torch.tensor(float(round_)), cohort
-    )
+    job = RoundContext(lr, torch.tensor(float(steps), dtype=torch.float64), torch.tensor(float(round_)), cohort)
     payload = Payload(params(sent), extra or {})
     carry = rule.begin(payload, memory, FRESH if own is None else STALE, job)
     batch = (torch.zeros(3, 2),) * 2

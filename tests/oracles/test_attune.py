@@ -97,9 +97,7 @@ def test_two_rounds_of_the_server_by_hand() -> None:
 def test_the_mean_update_is_stretched_where_updates_differ(stretch: float, expected: float) -> None:
     """D = (0, 1) and updates of squared norm 17: a = 17/2."""
     rule = AttuneServer(stretch=stretch)
-    state = serve(
-        rule, rule.init(vectors([0, 0]).rows(0), 2), vectors([4, 1], [-4, 1]), [5, 5], [1, 1], [1, 1]
-    )
+    state = serve(rule, rule.init(vectors([0, 0]).rows(0), 2), vectors([4, 1], [-4, 1]), [5, 5], [1, 1], [1, 1])
     assert read(state, "w") == pytest.approx([0, expected], abs=1e-15)
 
 
@@ -190,9 +188,7 @@ ENGINES = ["sequential", "vectorized"]
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_one_group_without_momentum_and_stretching_is_fedavg(
-    engine: str, weighting: str, ragged: Federation
-) -> None:
+def test_one_group_without_momentum_and_stretching_is_fedavg(engine: str, weighting: str, ragged: Federation) -> None:
     options = {"likeness": -1.0, "server_momentum": 0.0, "stretch": 1.0, "weighting": weighting}
     shared = only(fit("attune", ragged, options=options, engine=engine), "shared.")
     average = models_of(fit("fedavg", ragged, options={"weighting": weighting}, engine=engine))
@@ -273,6 +269,4 @@ def test_probing_sees_the_validation_rows_before_training(engine: str) -> None:
                 each.append(-(s * by_shared + (1 - s) * plain[row])[y].log())
             expected.append(torch.stack(each))
     assert len(expected) == 21
-    assert torch.allclose(
-        found["mean"], torch.stack(expected).mean(0), rtol=0, atol=1e-12
-    )  # sums in another order
+    assert torch.allclose(found["mean"], torch.stack(expected).mean(0), rtol=0, atol=1e-12)  # sums in another order

@@ -126,9 +126,7 @@ BY_HAND: list[tuple[dict[str, Any], Algorithm]] = [
 
 
 @pytest.mark.parametrize(("mine", "by_hand"), BY_HAND, ids=lambda value: str(value)[:40])
-def test_it_is_the_algorithm_of_its_parts(
-    mine: dict[str, Any], by_hand: Algorithm, ragged: Federation
-) -> None:
+def test_it_is_the_algorithm_of_its_parts(mine: dict[str, Any], by_hand: Algorithm, ragged: Federation) -> None:
     assert replace(combined(**mine), notes=()) == by_hand
     result = fedattune.fit(ragged, "combined", "mlr", options=mine, **RUN)
     assert same(fedattune.fit(ragged, by_hand, "mlr", **RUN), result)
@@ -162,7 +160,4 @@ def test_the_run_says_which_parts_it_had(ragged: Federation, tmp_path: Path) -> 
         UsedItem("part", "fedamp"), UsedItem("part", "prox"), UsedItem("part", "head")
     ]  # fmt: skip
     (plain,) = combined().notes
-    assert (
-        plain
-        == "combined: server=mcsa, unit=tensor, sigma=50.0, weighting=samples, client=sgd, personal=none"
-    )
+    assert plain == "combined: server=mcsa, unit=tensor, sigma=50.0, weighting=samples, client=sgd, personal=none"

@@ -45,9 +45,7 @@ def ifca_round(best: list[int], uploads: list[float], n: list[int], **options):
     ids = torch.arange(len(best))
     sent = rule.broadcast(state, ids).payload
     chosen = Params(best=torch.eye(2, dtype=torch.float64)[best])
-    received = Payload(
-        stack([params(torch.tensor([u], dtype=torch.float64)) for u in uploads]), {"cluster": chosen}
-    )
+    received = Payload(stack([params(torch.tensor([u], dtype=torch.float64)) for u in uploads]), {"cluster": chosen})
     return rule, rule.aggregate(state, ids, sent, received, torch.tensor(n))
 
 

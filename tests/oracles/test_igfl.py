@@ -32,9 +32,7 @@ rules = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.attentio
 def updates() -> Params:
     generator = torch.Generator().manual_seed(0)
     shapes = {"body.weight": (4, 3), "body.bias": (4,), "head.weight": (2, 4)}
-    return Params(
-        {k: torch.randn(N, *s, generator=generator, dtype=torch.float64) for k, s in shapes.items()}
-    )
+    return Params({k: torch.randn(N, *s, generator=generator, dtype=torch.float64) for k, s in shapes.items()})
 
 
 def aggregate(
@@ -73,9 +71,7 @@ def test_e1_equal_scores_are_an_average(rule: UpdateAttention, updates: Params) 
 
 
 @rules
-def test_e2_weights_are_not_negative_and_sum_to_one_but_those_of_t2(
-    rule: UpdateAttention, updates: Params
-) -> None:
+def test_e2_weights_are_not_negative_and_sum_to_one_but_those_of_t2(rule: UpdateAttention, updates: Params) -> None:
     state = aggregate(rule, 0.5 * updates, aggregate(rule, updates))
     b = state["p"]
     assert (b >= 0).all()
@@ -112,9 +108,7 @@ def test_e2_by_hand_for_two_clients_with_one_value_each() -> None:
     rows = [e(3) / (e(3) + e(6)), e(-1) / (e(-1) + e(-2))]  # q = 3 and q = -1
     first = sum(rows) / 2
     assert two(UpdateAttention(attention="time", form="T1")) == pytest.approx([first, 1 - first], abs=1e-14)
-    assert two(UpdateAttention(attention="time", form="T2")) == pytest.approx(
-        [rows[0], 1 - rows[1]], abs=1e-14
-    )
+    assert two(UpdateAttention(attention="time", form="T2")) == pytest.approx([rows[0], 1 - rows[1]], abs=1e-14)
     first = e(3) / (e(3) + e(-2))  # scores 3 x 1 and -1 x 2
     assert two(UpdateAttention(attention="time", form="T3")) == pytest.approx([first, 1 - first], abs=1e-14)
 
@@ -122,9 +116,7 @@ def test_e2_by_hand_for_two_clients_with_one_value_each() -> None:
 def test_e3_orthogonal_updates() -> None:
     """Row i of A: exp(s_i^2) on the diagonal, 1 elsewhere, over exp(s_i^2) + n - 1."""
     s = [0.5, 1.0, 1.5]
-    b = aggregate(
-        UpdateAttention(attention="self"), Params(w=torch.diag(torch.tensor(s, dtype=torch.float64)))
-    )
+    b = aggregate(UpdateAttention(attention="self"), Params(w=torch.diag(torch.tensor(s, dtype=torch.float64))))
     for j in range(3):
         column = [(math.exp(s[i] ** 2) if i == j else 1.0) / (math.exp(s[i] ** 2) + 2) for i in range(3)]
         assert b["p"][j].item() == pytest.approx(sum(column) / 3, abs=1e-14)
@@ -183,9 +175,7 @@ def local(d: Tensor, delta: Tensor, grad: Any, steps: int, lr: float, cohort: in
     memory = {"delta": params(delta), "delta_round": Params(round=torch.tensor(1.0, dtype=torch.float64))}
     rule = igfl_c(stale_decay=more.pop("stale_decay", 1.0)).client
     round_ = more.pop("round_", 2)
-    upload, kept = run(
-        rule, grad, steps, lr, extra={"D": params(d)}, memory=memory, cohort=cohort, round_=round_
-    )
+    upload, kept = run(rule, grad, steps, lr, extra={"D": params(d)}, memory=memory, cohort=cohort, round_=round_)
     assert torch.equal(kept["delta"]["w"], upload.params["w"] - W0)
     assert kept["delta_round"]["round"] == round_
     return upload.params["w"] - W0

@@ -13,9 +13,7 @@ from oracles.quadratic import DIM, W0, A, H, M, curved, gradient, run, zero
 def test_b1_a_moving_anchor_makes_lambda_inert() -> None:
     """The anchor that the public code uses equals the model at every step: lam has no effect, and it is said."""
     make = ALGORITHMS["fedmcsa"]
-    ends = [
-        run(make(profile="code", lam=lam).client, gradient, 7, 0.1)[0].params["w"] for lam in (0.0, 5.0, 80.0)
-    ]
+    ends = [run(make(profile="code", lam=lam).client, gradient, 7, 0.1)[0].params["w"] for lam in (0.0, 5.0, 80.0)]
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(ends[0], ends[2])
     assert "no effect" in make(profile="code", lam=5.0).notes[0]
@@ -84,9 +82,7 @@ def test_batches_are_drawn_without_replacement_and_do_not_depend_on_others() -> 
     assert len(set(flat[50:])) == 46  # the next pass, reshuffled
     assert (batches == work.draw_batches(7, samples, 1)).all()
     assert (batches != work.draw_batches(8, samples, 1)).any()
-    epoch = LocalTraining(seed=1, stream=1, round=3, lr=0.1, batch_size=8, epochs=2).draw_batches(
-        7, samples, 1
-    )
+    epoch = LocalTraining(seed=1, stream=1, round=3, lr=0.1, batch_size=8, epochs=2).draw_batches(7, samples, 1)
     assert epoch.shape == (14, 1, 8)
     assert sorted(epoch[:7].reshape(-1)[:50]) == sorted(samples)
     assert (epoch[6, 0, 2:] == -1).all()

@@ -22,9 +22,7 @@ N = 5
 def theta() -> Params:
     generator = torch.Generator().manual_seed(0)
     shapes = {"body.weight": (4, 3), "body.bias": (4,), "head.weight": (2, 4)}
-    return Params(
-        {k: torch.randn(N, *s, generator=generator, dtype=torch.float64) for k, s in shapes.items()}
-    )
+    return Params({k: torch.randn(N, *s, generator=generator, dtype=torch.float64) for k, s in shapes.items()})
 
 
 def mix(rule: Mixing, theta: Params, n: Tensor | None = None) -> tuple[Params, dict[str, Tensor]]:
@@ -165,9 +163,7 @@ def test_a14_alpha_is_lowered_for_server_and_clients(distance: Any, theta: Param
     for alpha, used in ((100.0, 1 / N), (0.01, 0.01)):
         rule = AttentiveMixing(alpha=alpha, sigma=4.0, distance=distance)
         state = rule.init(theta.rows(0), N)
-        state = rule.aggregate(
-            state, ids, Payload(identical), Payload(identical), torch.ones(N, dtype=torch.int64)
-        )
+        state = rule.aggregate(state, ids, Payload(identical), Payload(identical), torch.ones(N, dtype=torch.int64))
         payload, mixing = rule.broadcast(state, ids)
         assert mixing
         weights = torch.full((N, N), used, dtype=torch.float64).fill_diagonal_(1 - (N - 1) * used)
@@ -271,9 +267,7 @@ def test_a15_clients_that_were_not_asked_keep_what_they_had(pool: str, theta: Pa
     assert near(sent.rows(0), start)
     two = theta.rows(torch.tensor([1, 3]))
     assert near(sent.rows(slice(1, 3)), mix(Attention("layer", sigma=3.0), two)[0])
-    state = rule.aggregate(
-        state, torch.tensor([0]), Payload(theta), Payload(theta.rows(torch.tensor([4]))), counts[:1]
-    )
+    state = rule.aggregate(state, torch.tensor([0]), Payload(theta), Payload(theta.rows(torch.tensor([4]))), counts[:1])
     columns = rule.broadcast(state, torch.tensor([1])).mixing.columns.tolist()
     assert columns == {"cohort": [0, 1], "all": [0, 1, 3]}[pool]
 

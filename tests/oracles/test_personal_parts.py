@@ -29,9 +29,7 @@ def with_norm() -> nn.Module:
 
 def test_c11_norms_stay_on_the_client_on_both_engines(ragged: Federation) -> None:
     reference, together = (fit("fedbn", ragged, with_norm(), engine=e) for e in ("sequential", "vectorized"))
-    assert (
-        max((reference.models[k] - together.models[k]).abs().max().item() for k in reference.models) < 1e-12
-    )
+    assert max((reference.models[k] - together.models[k]).abs().max().item() for k in reference.models) < 1e-12
     for k, w in reference.models.items():
         alike = (w - w[:1]).abs().amax() == 0
         assert alike == (k not in BN)
@@ -61,9 +59,7 @@ def test_c11_the_server_step_and_rounds_of_others_leave_a_clients_norm_alone(rag
 
 
 M = {"base": torch.tensor([1.0, -2.0], dtype=torch.float64), "head": torch.tensor([3.0], dtype=torch.float64)}
-W0 = Params(
-    {"base": torch.tensor([0.5, 0.5], dtype=torch.float64), "head": torch.tensor([-1.0], dtype=torch.float64)}
-)
+W0 = Params({"base": torch.tensor([0.5, 0.5], dtype=torch.float64), "head": torch.tensor([-1.0], dtype=torch.float64)})
 
 
 def alternate(rule: FedRepClient, steps: int, lr: float) -> list[Params]:
@@ -85,9 +81,7 @@ def test_c12_first_the_head_then_the_base_each_frozen_in_turn() -> None:
     for t, w in enumerate(path):
         for name, done in (("head", min(t, 6)), ("base", max(t - 6, 0))):
             expected = M[name] + (W0[name] - M[name]) * 0.9**done
-            assert (
-                torch.equal(w[name], W0[name]) if done == 0 else torch.allclose(w[name], expected, atol=1e-14)
-            )
+            assert torch.equal(w[name], W0[name]) if done == 0 else torch.allclose(w[name], expected, atol=1e-14)
     assert torch.equal(path[6]["head"], path[8]["head"])
 
 
@@ -157,9 +151,7 @@ def test_c13_a_client_moves_by_what_helps() -> None:
     found = [part["w"].item() for part in (upload.params, memory["own"], memory["previous"])]
     assert found == pytest.approx([14 / 9, 14 / 9, 13 / 9], abs=1e-4)
     upload, _ = choosing(FedFomoClient(affinity="normalised"), 0, 1, [2, -1], 3)
-    assert upload.extra["affinity"]["a"].tolist() == pytest.approx(
-        [4 / 2, -7 / 2], abs=1e-3
-    )  # |5 + 4 - 7| = 2
+    assert upload.extra["affinity"]["a"].tolist() == pytest.approx([4 / 2, -7 / 2], abs=1e-3)  # |5 + 4 - 7| = 2
 
 
 N = 5
@@ -181,12 +173,11 @@ def test_c13_the_most_helpful_are_sent_and_the_own_model_does_not_travel() -> No
     assert sent.extra["numbers"]["peer"].tolist() == [[2, 3], [3, 4]]
     assert sent.extra["peers"]["w"][:, :, 0].tolist() == [[2, 3], [3, 4]]
     assert sent.params["w"][:, 0].tolist() == [0, 1]
-    assert rule.bytes_down({}, ids, sent).total() == 2 * 2 * (
-        8 + 8
-    )  # two models of one value, with their numbers
-    assert FedFomoServer(models=99, epsilon=0).broadcast(affinities(), ids).payload.extra["numbers"][
-        "peer"
-    ].shape == (2, 4)
+    assert rule.bytes_down({}, ids, sent).total() == 2 * 2 * (8 + 8)  # two models of one value, with their numbers
+    assert FedFomoServer(models=99, epsilon=0).broadcast(affinities(), ids).payload.extra["numbers"]["peer"].shape == (
+        2,
+        4,
+    )
 
 
 def test_c13_exploration_falls_and_does_not_depend_on_who_else_is_asked() -> None:
@@ -197,15 +188,11 @@ def test_c13_exploration_falls_and_does_not_depend_on_who_else_is_asked() -> Non
         state = affinities(*best, t=t)
         peers = rule.broadcast(state, everybody).payload.extra["numbers"]["peer"][:, 0]
         assert (peers != everybody).all()
-        assert torch.equal(
-            rule.broadcast(state, torch.tensor([3])).payload.extra["numbers"]["peer"][0], peers[3:4]
-        )
+        assert torch.equal(rule.broadcast(state, torch.tensor([3])).payload.extra["numbers"]["peer"][0], peers[3:4])
         found.append((peers == (everybody + 1) % N).sum().item())
     assert found[0] < N
     assert found[4] == found[5] == N  # 1 - 4 x 0.25 = 0
-    ties = [
-        FedFomoServer(models=2, epsilon=0).broadcast(affinities(t=t), everybody).payload for t in range(4)
-    ]
+    ties = [FedFomoServer(models=2, epsilon=0).broadcast(affinities(t=t), everybody).payload for t in range(4)]
     assert len({tuple(sent.extra["numbers"]["peer"].flatten().tolist()) for sent in ties}) > 1
 
 

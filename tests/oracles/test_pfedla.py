@@ -22,9 +22,7 @@ RUN: dict[str, Any] = {"rounds": 4, "steps": 2, "batch_size": 16, "lr": 0.1, "dt
 
 def draw(n: int, seed: int) -> Params:
     generator = torch.Generator().manual_seed(seed)
-    return Params(
-        {k: torch.randn(n, *s, generator=generator, dtype=torch.float64) for k, s in SHAPES.items()}
-    )
+    return Params({k: torch.randn(n, *s, generator=generator, dtype=torch.float64) for k, s in SHAPES.items()})
 
 
 def bank(rule: PFedLAServer, theta: Params, heads: float = 0.3) -> Any:
@@ -254,9 +252,7 @@ def test_c8_a_client_that_was_never_asked_is_sent_the_plain_mean(ragged: Federat
     never = (~result.trained_server.state["has_uploaded"]).nonzero().flatten()  # type: ignore[operator]
     assert len(never)
     for k, theta in result.trained_server.state["theta"].items():  # type: ignore[union-attr]
-        assert torch.allclose(
-            result.models[k][never], theta.mean(0).expand(len(never), *theta.shape[1:]), atol=1e-14
-        )
+        assert torch.allclose(result.models[k][never], theta.mean(0).expand(len(never), *theta.shape[1:]), atol=1e-14)
     start = heuristic.trained_server.trained_module.get_parameter("1.weight")
     assert torch.equal(heuristic.models["1.weight"][never[0]], start)  # the first layer is retained
 
@@ -276,9 +272,7 @@ def test_newcomers_of_learned_mixing_weigh_all_and_are_weighed_by_nobody() -> No
         assert torch.allclose(joined["theta"][k][N:], mean[k].expand(2, *mean[k].shape))  # type: ignore[index]
         assert torch.allclose(sent.params[k][0], (4 * v.mean(0) + mean[k]) / 5)
     after = rule.aggregate_newcomers(joined, new, sent, Payload(draw(2, 5)), torch.ones(2, dtype=torch.int64))
-    assert all(
-        torch.equal(rule.broadcast(after, torch.arange(N)).payload.params[k], before[k]) for k in theta
-    )
+    assert all(torch.equal(rule.broadcast(after, torch.arange(N)).payload.params[k], before[k]) for k in theta)
     assert (rule.broadcast(after, new).mixing.weights["head"][0, :5] - 0.2).abs().max() > 1e-3  # they learned
 
 

@@ -27,9 +27,7 @@ from fedattune.core.task import Task
 RUN: dict[str, Any] = {"rounds": 1, "cohort": 6, "steps": 3, "batch_size": 8, "lr": 0.1, "dtype": "float64"}
 
 
-def fit(
-    name: str, federation: Federation, evaluation_point: str, *, options: Any = None, **more: Any
-) -> Result:
+def fit(name: str, federation: Federation, evaluation_point: str, *, options: Any = None, **more: Any) -> Result:
     """With the model of one point or the other as the one that is kept."""
     from dataclasses import replace
 

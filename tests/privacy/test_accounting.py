@@ -12,9 +12,7 @@ from fedattune.privacy.accounting import epsilon_of, noise_for
 
 def _delta_of_gaussian(epsilon: float, sigma: float) -> float:
     """Return delta of a Gaussian mechanism of sensitivity 1: Balle and Wang (ICML 2018), Theorem 8."""
-    return float(
-        norm.cdf(0.5 / sigma - epsilon * sigma) - exp(epsilon) * norm.cdf(-0.5 / sigma - epsilon * sigma)
-    )
+    return float(norm.cdf(0.5 / sigma - epsilon * sigma) - exp(epsilon) * norm.cdf(-0.5 / sigma - epsilon * sigma))
 
 
 @pytest.mark.parametrize(
@@ -27,9 +25,7 @@ def _delta_of_gaussian(epsilon: float, sigma: float) -> float:
         (1.1, 256 / 60_000, 60 * 60_000 // 256, 3.01, 2.38),
     ],
 )
-def test_poisson_epsilon_stays_below_published_bounds_and_is_tight(
-    noise, rate, steps, published, tight
-) -> None:
+def test_poisson_epsilon_stays_below_published_bounds_and_is_tight(noise, rate, steps, published, tight) -> None:
     epsilon = epsilon_of(noise, rate, steps, 1e-5)
     assert epsilon < published
     assert epsilon == pytest.approx(tight, abs=0.01)  # two figures are known
@@ -43,9 +39,7 @@ def test_without_sampling_epsilon_is_the_exact_one_of_a_gaussian(noise, steps) -
 
 
 @pytest.mark.parametrize(("noise", "rate", "steps"), [(4.0, 0.1, 50), (8.0, 0.05, 200), (3.0, 0.2, 10)])
-def test_fixed_samples_cost_less_than_all_and_more_than_the_mixtures_that_they_contain(
-    noise, rate, steps
-) -> None:
+def test_fixed_samples_cost_less_than_all_and_more_than_the_mixtures_that_they_contain(noise, rate, steps) -> None:
     """One part at +C against the rest at -C is a pair of neighbours: a mixture of two Gaussians against one."""
     epsilon = epsilon_of(noise, rate, steps, 1e-5, sampling="fixed")
     assert epsilon < epsilon_of(noise, 1.0, steps, 1e-5, sampling="none")

@@ -75,8 +75,7 @@ def test_sample_counts_do_not_weigh(ragged: Federation) -> None:
     """With noise, weights by samples are uniform weights."""
     kwargs: dict[str, Any] = {"rounds": 2, "steps": 2, "dp_client_noise": 0.01, "dp_delta": 0.01}
     one, two = (
-        fedattune.fit(ragged, "fedavg", "mlr", options={"weighting": w}, **kwargs)
-        for w in ("samples", "uniform")
+        fedattune.fit(ragged, "fedavg", "mlr", options={"weighting": w}, **kwargs) for w in ("samples", "uniform")
     )
     assert all(torch.equal(one.models[k], two.models[k]) for k in one.models)
 

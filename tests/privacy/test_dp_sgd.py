@@ -113,12 +113,8 @@ def test_the_noise_has_its_deviation_and_mean(make: Any) -> None:
         train(make(task, data), SGD(), GradientNoise(clip, (1,), multiplier)).upload.params
         for multiplier in (lambda client: noise * (1 + client), quiet)
     )
-    for client, expected_size in enumerate(
-        (8, 3)
-    ):  # the second client has 3 training rows: all of them are drawn
-        parts = [
-            (with_noise[k][client] - without[k][client]).flatten() / -0.05 * expected_size for k in without
-        ]
+    for client, expected_size in enumerate((8, 3)):  # the second client has 3 training rows: all of them are drawn
+        parts = [(with_noise[k][client] - without[k][client]).flatten() / -0.05 * expected_size for k in without]
         drawn = torch.cat(parts) / (clip * noise * (1 + client))
         # 9,003 normal numbers: their deviation is off by 0.75% in the mean, their mean by 0.0105.
         assert float(drawn.std()) == pytest.approx(1.0, abs=0.04)

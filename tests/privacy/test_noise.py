@@ -59,8 +59,7 @@ def test_one_upload_moves_the_release_by_twice_the_length_at_most() -> None:
         uploaded.statistics,
     )
     one, two = (
-        clip_and_noise(each, anchor, torch.arange(5), 0.5, 1.0, draw_seeded(0, 1))
-        for each in (uploaded, other)
+        clip_and_noise(each, anchor, torch.arange(5), 0.5, 1.0, draw_seeded(0, 1)) for each in (uploaded, other)
     )
     moved = (change(one, anchor) - change(two, anchor)).norm(dim=1)
     assert (moved <= 1.0 + 1e-9).all()
@@ -92,8 +91,6 @@ def test_uploads_that_are_no_real_numbers_are_refused() -> None:
 
 
 def test_variances_stay_positive() -> None:
-    statistics = Params(
-        {"1.running_var": torch.tensor([-1.0, 2.0]), "1.running_mean": torch.tensor([-1.0, 2.0])}
-    )
+    statistics = Params({"1.running_var": torch.tensor([-1.0, 2.0]), "1.running_mean": torch.tensor([-1.0, 2.0])})
     assert limit_variances(statistics)["1.running_var"].tolist() == [pytest.approx(MIN_VARIANCE), 2.0]
     assert limit_variances(statistics)["1.running_mean"].tolist() == [-1.0, 2.0]

@@ -152,9 +152,7 @@ def test_epsilon_is_that_of_dp_accounting(ragged: Federation) -> None:
         ("fedmcsa", {}, 1, 2),
     ):
         result = fit(name, ragged, options=options, rounds=rounds, steps=5, dp_record_noise=1.5)
-        for client, found in list(
-            zip(result.clients, result.reports["record_privacy"]["epsilon"], strict=True)
-        )[::3]:
+        for client, found in list(zip(result.clients, result.reports["record_privacy"]["epsilon"], strict=True))[::3]:
             rate = min(1.0, 8 / client.n_train)
             want = account([(1.5 / sqrt(k), rate, rounds * 5)], 1e-5)
             # Rows are rounded down by up to 5%, and losses up to the next interval: never below, a little above.
@@ -176,9 +174,7 @@ def test_no_client_exceeds_the_target_and_small_clients_get_more_noise() -> None
 
 def test_rounds_in_which_a_client_trains_are_counted(ragged: Federation) -> None:
     """The cohort of a method whose clients train only then; all rounds where everybody trains."""
-    cohorts = [
-        sample_cohort(Settings(**RUN | {"cohort": 2, "rounds": 6}), 6, r).tolist() for r in range(1, 7)
-    ]
+    cohorts = [sample_cohort(Settings(**RUN | {"cohort": 2, "rounds": 6}), 6, r).tolist() for r in range(1, 7)]
     counts = [sum(client in cohort for cohort in cohorts) for client in range(6)]
     assert len(set(counts)) > 1
     plan = make_plan("fedavg", ragged, cohort=2, rounds=6, dp_record=3.0)
@@ -192,9 +188,7 @@ def test_rounds_in_which_a_client_trains_are_counted(ragged: Federation) -> None
         assert (epsilon > 2.8) == (count > 0)
 
 
-def test_a_resumed_run_ends_with_the_same_models_and_the_same_epsilon(
-    ragged: Federation, tmp_path: Path
-) -> None:
+def test_a_resumed_run_ends_with_the_same_models_and_the_same_epsilon(ragged: Federation, tmp_path: Path) -> None:
     run = partial(fit, "ditto", ragged, cohort=4, rounds=5, dp_record=4.0)
     whole, rounds = run(), []
 

@@ -35,9 +35,7 @@ def same(a: Result, b: Result) -> None:
     strip = [[{k: v for k, v in e.items() if k != "seconds"} for e in one.history] for one in (a, b)]
     assert strip[0] == strip[1]
     for mine, theirs in ((a.models, b.models), (a.buffers, b.buffers)):
-        assert all(
-            (v == theirs[k]).all() for k, v in mine.items()
-        )  # a global model may be one row, or one per client
+        assert all((v == theirs[k]).all() for k, v in mine.items())  # a global model may be one row, or one per client
     assert list(a.mixing) == list(b.mixing)
     for r in a.mixing:
         for k, matrix in a.mixing.among(r).weights.items():
@@ -119,16 +117,12 @@ def test_if_all_are_damaged_the_run_is_left_as_it_is(ragged: Federation, tmp_pat
     for file in files:
         file.write_bytes(b"\0" * 50)
     for _ in range(2):
-        with pytest.raises(
-            RunError, match=r"000004.* is damaged .*000003.* is damaged .*; remove .*run, and start"
-        ):
+        with pytest.raises(RunError, match=r"000004.* is damaged .*000003.* is damaged .*; remove .*run, and start"):
             fedattune.fit(ragged, "fedavg", out=tmp_path / "run", resume=True, **RUN)
     assert all(file.exists() for file in files)
 
 
-def test_a_newer_format_is_no_damage(
-    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newer_format_is_no_damage(ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as newer:
         newer.setattr(checkpoints, "CHECKPOINT_FORMAT", 2)
         stopped("fedavg", ragged, tmp_path / "run")

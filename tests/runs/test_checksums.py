@@ -39,13 +39,9 @@ def test_an_edited_file_is_named_with_what_to_do(name: str, run: Path) -> None:
     content[-9] ^= 1
     (run / name).write_bytes(content)
     advice = (
-        "train the run again"
-        if name in ("config.json", "metrics.sqlite")
-        else "resume the run, which writes it again"
+        "train the run again" if name in ("config.json", "metrics.sqlite") else "resume the run, which writes it again"
     )
-    with pytest.raises(
-        RunError, match=rf"{name} is not as the run wrote it: .*restore it from a copy, or .*{advice}"
-    ):
+    with pytest.raises(RunError, match=rf"{name} is not as the run wrote it: .*restore it from a copy, or .*{advice}"):
         Result.load(run)
     (run / name).unlink()
     with pytest.raises(RunError, match=f"{name} is missing|holds no finished run"):
@@ -58,9 +54,7 @@ def test_a_foreign_file_and_a_broken_list_are_named(run: Path) -> None:
     with pytest.raises(RunError, match=r"predictions\.safetensors is no file that the run wrote"):
         read_runs([run])
     (run / CHECKSUM_FILE).write_text("x")
-    with pytest.raises(
-        RunError, match=r"SHA256SUMS is damaged: expected lines .* write it again by sha256sum"
-    ):
+    with pytest.raises(RunError, match=r"SHA256SUMS is damaged: expected lines .* write it again by sha256sum"):
         read_runs([run])
     (run / CHECKSUM_FILE).unlink()
     with pytest.raises(RunError, match="SHA256SUMS is missing; restore it from a copy"):
@@ -83,9 +77,7 @@ def test_edited_numbers_are_not_signed_again(run: Path) -> None:
     data = fedattune.load_federation("digits", clients=3)
     (run / "result.json").unlink()
     db = sqlite3.connect(run / "metrics.sqlite")
-    db.execute(
-        "UPDATE evaluations SET scores = (SELECT scores FROM evaluations WHERE round = 2) WHERE round = 1"
-    )
+    db.execute("UPDATE evaluations SET scores = (SELECT scores FROM evaluations WHERE round = 2) WHERE round = 1")
     db.commit()
     db.close()
     with pytest.raises(RunError, match=r"metrics\.sqlite is not as the run wrote it"):
@@ -112,9 +104,7 @@ def test_a_comparison_has_a_list_of_its_own(cli: Callable[..., Done]) -> None:
         done = cli(*words.split())
         assert done.code == 2
         assert f"{baseline} is not as the run wrote it" in done.err
-        assert (
-            "remove o/baselines/majority/split-0 and resume the comparison, which makes it again" in done.err
-        )
+        assert "remove o/baselines/majority/split-0 and resume the comparison, which makes it again" in done.err
     shutil.rmtree(baseline.parent)
     assert cli("compare", "--resume", "o", "--quiet").code == 0
     assert numbers(Path("o/result.json")) == first

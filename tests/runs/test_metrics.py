@@ -121,9 +121,7 @@ def test_components_of_mixing_are_in_natural_order() -> None:
     names = ["11.bias", "head", "4.bias", "layer10.0", "0.bias", "1.bias", "layer2.0"]
     store.add_mixing(
         1,
-        MixingMatrices(
-            torch.tensor([1]), torch.tensor([0, 1]), {n: torch.tensor([[0.25, 0.75]]) for n in names}
-        ),
+        MixingMatrices(torch.tensor([1]), torch.tensor([0, 1]), {n: torch.tensor([[0.25, 0.75]]) for n in names}),
     )
     found = store.mixing(2).last()
     assert list(found) == ["0.bias", "1.bias", "4.bias", "11.bias", "head", "layer2.0", "layer10.0"]

@@ -90,10 +90,7 @@ def test_nothing_grows_with_clients_that_are_not_asked(name: str, monkeypatch: p
 
 
 def test_what_is_evaluated_is_drawn_once_and_said(ragged: Federation):
-    some = [
-        fedattune.fit(ragged, name, eval_clients=2, **RUN, seed=s)
-        for name, s in (("fedavg", 0), ("ditto", 1))
-    ]
+    some = [fedattune.fit(ragged, name, eval_clients=2, **RUN, seed=s) for name, s in (("fedavg", 0), ("ditto", 1))]
     assert [c.id for c in some[0].clients] == [c.id for c in some[1].clients]
     assert "numbers are of 2 of the 6 clients, drawn once for all methods (--eval-clients)" in some[0].notes
     whole = fedattune.fit(ragged, "fedavg", **RUN)
@@ -143,8 +140,7 @@ def test_clients_join_a_run_whose_rows_are_on_disk(name: str, tmp_path: Path):
     assert memory.newcomers == disk.newcomers
     new = many(4)
     assert (
-        fedattune.personalize(memory, new, rounds=1).newcomers
-        == fedattune.personalize(disk, new, rounds=1).newcomers
+        fedattune.personalize(memory, new, rounds=1).newcomers == fedattune.personalize(disk, new, rounds=1).newcomers
     )
     again = fedattune.personalize(Result.load(tmp_path / "disk"), new, rounds=1)
     assert again.newcomers == fedattune.personalize(memory, new, rounds=1).newcomers

@@ -14,9 +14,7 @@ import torch
 from fedattune import Params, RunError
 from fedattune.runs.rows import DiskRows
 
-FIRST = Params(
-    {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(7), "none": torch.zeros(0), "b": torch.ones(2)}
-)
+FIRST = Params({"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(7), "none": torch.zeros(0), "b": torch.ones(2)})
 
 
 def changed(rows: Params, by: float) -> Params:

@@ -79,9 +79,7 @@ def test_a_resumed_run_keeps_the_same_models(state: str, tmp_path: Path) -> None
     )
     resumed = fedattune.fit(data, "fedmcsa", "dnn", resume=True, **out, **RUN)
     np.testing.assert_array_equal(resumed.judged_rounds, whole.judged_rounds)
-    np.testing.assert_allclose(
-        resumed.predictions["test"].outputs, whole.predictions["test"].outputs, atol=1e-6
-    )
+    np.testing.assert_allclose(resumed.predictions["test"].outputs, whole.predictions["test"].outputs, atol=1e-6)
 
 
 def test_off_judges_the_last_round() -> None:
@@ -112,9 +110,7 @@ def test_the_choice_between_methods_is_not_flattered_by_own_rows() -> None:
     for r, one in enumerate(scores, 1):
         rule.add_round(r, one)
     # A client that diverges counts in every round, but hides no other one.
-    scores = [
-        np.array([n, n - 1, loss]) for loss in [(4.0, 9.0, 900.0), (3.0, 5.0, 800.0), (30.0, 40.0, np.inf)]
-    ]
+    scores = [np.array([n, n - 1, loss]) for loss in [(4.0, 9.0, 900.0), (3.0, 5.0, 800.0), (30.0, 40.0, np.inf)]]
     np.testing.assert_allclose(pick_by_others(scores, "loss")[2], [3.0, 5.0, 800.0])
     rule = StoppingRule("loss")
     for r, one in enumerate(scores, 1):

@@ -115,9 +115,7 @@ def test_a_reader_that_never_ends_is_said_and_the_writer_goes_on_after_it(
     halted = reader._db.execute("SELECT * FROM evaluations")
     halted.fetchone()
     fill(kept, 2)
-    with pytest.raises(
-        RunError, match="database is locked; check that the disk has space and that no halted"
-    ):
+    with pytest.raises(RunError, match="database is locked; check that the disk has space and that no halted"):
         kept.commit()
     halted.close()
     kept.commit()

@@ -52,9 +52,7 @@ def test_only_common_classes_count() -> None:
 
 
 def test_class_rows_are_those_of_the_last_matrix() -> None:
-    w = Params(
-        {"0.weight": torch.zeros(4, 5), "1.weight": torch.arange(12.0).view(3, 4), "1.bias": torch.ones(3)}
-    )
+    w = Params({"0.weight": torch.zeros(4, 5), "1.weight": torch.arange(12.0).view(3, 4), "1.bias": torch.ones(3)})
     rows = find_class_rows(w)
     assert rows is not None
     assert torch.equal(rows, w["1.weight"])
@@ -69,9 +67,7 @@ def test_class_rows_are_those_of_the_last_matrix() -> None:
     assert wide[0, :3].tolist() == [0, 3, 6]  # every third feature: of 1026, every second one is too many
 
 
-def group(
-    likeness: list[list[float]], evidence: list[list[float]] | float = 1.0, least: float = 0.1
-) -> list[int]:
+def group(likeness: list[list[float]], evidence: list[list[float]] | float = 1.0, least: float = 0.1) -> list[int]:
     total = torch.tensor(likeness)
     weight = torch.full_like(total, evidence) if isinstance(evidence, float) else torch.tensor(evidence)
     return group_clients(total, weight, least).tolist()

@@ -104,9 +104,7 @@ def test_the_methods_whose_server_only_averages() -> None:
 class Median(Average):
     """A subclass with arithmetic of its own, which states nothing."""
 
-    def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ServerState:
+    def aggregate(self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> ServerState:
         return {**state, "w": uploads.params.map(lambda a: a.median(0).values)}
 
 

@@ -52,9 +52,7 @@ def answer(numbers: Numbers, facts: Any = None, **claim: Any) -> Answer:
             }
             accuracies = np.array([0, value / 100])
             curve = {"round": np.array([5, 10]), "acc_uniform": accuracies, "acc_pooled": accuracies / 2}
-            records.curves[run.id] = {
-                ("test", "received"): curve | {"acc_std": accuracies, "acc_worst10": accuracies}
-            }
+            records.curves[run.id] = {("test", "received"): curve | {"acc_std": accuracies, "acc_worst10": accuracies}}
             if facts:
                 facts(records, run.id, row, seed)
     (found,) = answer_claims(StudyResults(study, records))
@@ -77,9 +75,7 @@ def test_the_interval_of_three_differences_by_hand() -> None:
     assert interval.mean == 2
     assert interval.margin == pytest.approx(T_2 / math.sqrt(3), abs=1e-6)
     assert interval.low == pytest.approx(2 - 2.484138, abs=1e-5)
-    assert compute_interval([1, 1.5]).margin == pytest.approx(
-        12.706205 * 0.25, abs=1e-5
-    )  # one degree of freedom
+    assert compute_interval([1, 1.5]).margin == pytest.approx(12.706205 * 0.25, abs=1e-5)  # one degree of freedom
     assert compute_interval([4, 4, 4]) == (4, 4, 4)
     alone = compute_interval([5])
     assert alone.mean == 5
@@ -169,9 +165,7 @@ def rounds(n: int) -> Callable[[Records, str, str, int], None]:
             from fedattune.studies.study import Extent
 
             short = study.make_run(Cell(row, column), {}, seed, Extent(n, "off"))
-            records.runs[short.id] = records.runs.pop(run) | {
-                "experiment": short.experiment.to_keywords(mode="json")
-            }
+            records.runs[short.id] = records.runs.pop(run) | {"experiment": short.experiment.to_keywords(mode="json")}
             records.curves[short.id] = records.curves.pop(run)
 
     return change

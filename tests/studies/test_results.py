@@ -112,9 +112,7 @@ def test_personalised_methods_do_the_same_local_work(name: str) -> None:
     for row in study.rows.values():
         assert not {"steps", "epochs", "batch_size", "rounds"} & row.settings.keys()
     for column in study.columns:
-        assert any(c.column == column and study.source_row(c).algorithm == "local" for c in study.cells()), (
-            column
-        )
+        assert any(c.column == column and study.source_row(c).algorithm == "local" for c in study.cells()), column
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -44,9 +44,7 @@ def test_who_refuses_everything_trains_alone(name: str, judging: Federation) -> 
         assert one["trained"]["loss_uniform"] == pytest.approx(other["trained"]["loss_uniform"], abs=1e-9)
     refusals = refusing.facts["refusals"]
     honest = [client.id for client in refusing.clients]
-    assert all(
-        refusals["clients"][one] == 3 for one in honest
-    )  # of four rounds; the first model is everybody's
+    assert all(refusals["clients"][one] == 3 for one in honest)  # of four rounds; the first model is everybody's
     assert [r for r, _ in refusals["rounds"]] == [2, 3, 4]
 
 
@@ -69,9 +67,7 @@ def test_every_method_gives_the_same_on_both_engines(case: Case, judging: Federa
     assert one.facts.get("refusals") == other.facts.get("refusals")
 
 
-@pytest.mark.parametrize(
-    "name", ["fedavg", "fedmcsa", "fedrep", "ditto", "fedfomo", "fedala", "pfedme", "mocha"]
-)
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "fedrep", "ditto", "fedfomo", "fedala", "pfedme", "mocha"])
 def test_remote_clients_refuse_the_same(name: str, judging: Federation) -> None:
     settings: dict[str, Any] = {"accept": "better", "attack": "negated_model", "attackers": 2}
     runs = [trained(BY_NAME[name], judging, backend, **settings) for backend in (None, Here)]

@@ -192,10 +192,7 @@ def test_engines_agree(name: str, attack: str, ragged: Federation) -> None:
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("name", ["fedavg", "pfedla"])
 def test_remote_clients_give_the_same(name: str, attack: str, ragged: Federation) -> None:
-    runs = [
-        trained(BY_NAME[name], ragged, make_backend, attack=attack, attackers=2)
-        for make_backend in (None, Here)
-    ]
+    runs = [trained(BY_NAME[name], ragged, make_backend, attack=attack, attackers=2) for make_backend in (None, Here)]
     for run in runs:  # where the models are with the workers, nobody can measure a back door
         run.facts["notes"] = [note for note in run.facts["notes"] if "with the trigger" not in note]
     same_numbers(*runs)

@@ -100,9 +100,7 @@ def test_a_newcomer_is_given_the_averaged_statistics(ragged: Federation, tmp_pat
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize(
-    ("name", "options"), [("ditto", {"lam": 0.0}), ("apfl", {"alpha": 1.0}), ("l2gd", {"p": 0.0})]
-)
+@pytest.mark.parametrize(("name", "options"), [("ditto", {"lam": 0.0}), ("apfl", {"alpha": 1.0}), ("l2gd", {"p": 0.0})])
 def test_a_model_trained_beside_the_clients_own_leaves_its_statistics_alone(
     name: str, options: dict[str, Any], engine: str, ragged: Federation
 ) -> None:

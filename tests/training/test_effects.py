@@ -54,9 +54,7 @@ def test_a_term_of_strength_zero_is_idle_and_a_note_says_so(ragged: Federation) 
 
 
 def test_stored_with_the_run_and_absent_before_its_end(ragged: Federation, tmp_path: Any) -> None:
-    part = fedattune.fit(
-        ragged, "fedprox", "mlr", out=tmp_path, callbacks=[fedattune.OnRound(lambda _: True)], **RUN
-    )
+    part = fedattune.fit(ragged, "fedprox", "mlr", out=tmp_path, callbacks=[fedattune.OnRound(lambda _: True)], **RUN)
     assert not part.effects
     whole = fedattune.fit(ragged, "fedprox", "mlr", out=tmp_path, resume=True, **RUN)
     assert whole.effects == fedattune.fit(ragged, "fedprox", "mlr", **RUN).effects
@@ -92,6 +90,7 @@ def test_clients_without_training_samples_are_not_measured(name: str) -> None:
 
 def test_clients_are_averaged_by_mechanism() -> None:
     a, b = Mechanism("steps", "a", "x"), Mechanism("models", "b", "y")
-    assert average_effects(
-        [[Effect(a, 1.0), Effect(b, 0.5)], [Effect(a, 2.0)], [Effect(a, float("nan"))]]
-    ) == [Effect(a, 1.5), Effect(b, 0.5)]
+    assert average_effects([[Effect(a, 1.0), Effect(b, 0.5)], [Effect(a, 2.0)], [Effect(a, float("nan"))]]) == [
+        Effect(a, 1.5),
+        Effect(b, 0.5),
+    ]

@@ -35,12 +35,8 @@ def test_a_client_that_diverges_is_dropped_named_and_harms_nobody(ragged: Federa
             assert torch.equal(v[2], alone.models[k][2])
 
 
-def test_when_all_diverge_the_run_says_what_to_do_and_keeps_finished_rounds(
-    ragged: Federation, tmp_path: Path
-) -> None:
-    with pytest.raises(
-        RunError, match=r"round 1: training diverged on every client .*lower the learning rate"
-    ):
+def test_when_all_diverge_the_run_says_what_to_do_and_keeps_finished_rounds(ragged: Federation, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"round 1: training diverged on every client .*lower the learning rate"):
         fedattune.fit(ragged, "fedavg", "dnn", **(RUN | {"lr": 1e38, "out": tmp_path / "run"}))
 
 
@@ -74,9 +70,7 @@ def test_cohorts_are_drawn_from_the_seed() -> None:
     longer = settings.replace(rounds=60)
     assert all(torch.equal(ids, sample_cohort(longer, 20, r)) for r, ids in enumerate(plan, 1))
     assert len({tuple(ids.tolist()) for ids in plan}) > 40
-    assert any(
-        not torch.equal(ids, sample_cohort(settings.replace(seed=6), 20, r)) for r, ids in enumerate(plan, 1)
-    )
+    assert any(not torch.equal(ids, sample_cohort(settings.replace(seed=6), 20, r)) for r, ids in enumerate(plan, 1))
     share = np.bincount(torch.cat(plan).numpy(), minlength=20) / 50
     assert share.min() > 0.05
 

@@ -42,9 +42,7 @@ def test_methods_agree_with_the_cpu(
 
 
 @every_method
-def test_every_method_trains_everybody(
-    case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_method_trains_everybody(case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "MIN_COMPILED_STEPS", 0)
     runs: dict[str, Any] = {"train": "all", "steps": None, "epochs": 2, "options": case.same}
     on_cpu = fit_once(ragged, case.name, engine="sequential", device="cpu", **runs)
@@ -53,9 +51,7 @@ def test_every_method_trains_everybody(
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "fedbn", "pfedla", "attune"])
 @pytest.mark.parametrize("model", ["lenet", "resnet18"])
-def test_convolutions_and_batch_normalisation(
-    method: str, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_convolutions_and_batch_normalisation(method: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "MIN_COMPILED_STEPS", 0)
     options = {"batch_norm": True} if model == "lenet" else {"width": 2, "stem": "3x3"}
     runs: dict[str, Any] = {"rounds": 2, "steps": 2, "batch_size": 6, "lr": 0.05, "dtype": "float64"}

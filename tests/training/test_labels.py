@@ -51,9 +51,7 @@ def test_rows_are_split_into_what_is_held_and_what_it_looks_like() -> None:
     """Both classes share the features (1, 1, 0), so prototypes are orthogonal to them."""
     features = torch.tensor([[1.0, 1.0, 0.5], [1.0, 1.0, -0.5]])
     # Client 0 holds class 0 and client 1 class 1, both with a model that says one half.
-    updates = torch.stack(
-        [torch.tensor([[0.5], [-0.5]]) * features[0], torch.tensor([[-0.5], [0.5]]) * features[1]]
-    )
+    updates = torch.stack([torch.tensor([[0.5], [-0.5]]) * features[0], torch.tensor([[-0.5], [0.5]]) * features[1]])
     held, rest = split_rows(updates)
     # The rows' products are 2.25 (same client) and -1.75 (other), so the first singular vector is (1, 1, 0) / sqrt 2.
     assert held == pytest.approx(torch.tensor([[0.5**0.5, 0], [0, 0.5**0.5]]), abs=1e-6)

@@ -104,7 +104,5 @@ def test_a_server_rule_that_sends_a_payload_alone_is_told_what_to_return(ragged:
         def broadcast(self, state: Any, ids: Any) -> Payload:  # type: ignore[override]
             return Payload(state["w"].repeat(len(ids)))
 
-    with pytest.raises(
-        ConfigError, match=r"Old.broadcast: got Payload, expected a Broadcast; return Broadcast\("
-    ):
+    with pytest.raises(ConfigError, match=r"Old.broadcast: got Payload, expected a Broadcast; return Broadcast\("):
         fedattune.fit(ragged, Algorithm(SGD(), Old()), rounds=1)

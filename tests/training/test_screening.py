@@ -166,9 +166,7 @@ def test_claimed_counts_are_cut_and_known_counts_are_not() -> None:
 )
 def test_no_honest_upload_is_refused(name: str, cohort: float, digits: Federation) -> None:
     runs = [
-        fedattune.fit(
-            digits, name, "dnn", rounds=12, lr=0.05, eval_every=12, screening=screening, cohort=cohort
-        )
+        fedattune.fit(digits, name, "dnn", rounds=12, lr=0.05, eval_every=12, screening=screening, cohort=cohort)
         for screening in ("on", "off")
     ]
     assert not runs[0].store.faults()

@@ -96,9 +96,7 @@ def test_impossible_compressions_are_refused(text: str) -> None:
         parse_compression(text)
 
 
-def compress(
-    step: Compression, update: list[float], memory: list[float]
-) -> tuple[Any, list[float], list[float]]:
+def compress(step: Compression, update: list[float], memory: list[float]) -> tuple[Any, list[float], list[float]]:
     """Send one client's update through the step; return its code, its new memory, and what the server reads."""
     sent = Payload(Params(w=torch.ones(1, len(update))))
     upload = Payload(Params(w=1 + torch.tensor([update])))
@@ -133,9 +131,7 @@ def test_impossible_places_are_not_numbers() -> None:
 
 
 def test_topk_of_all_values_changes_nothing_but_bytes(ragged: Federation) -> None:
-    runs = [
-        fedattune.fit(ragged, "fedavg", "dnn", dtype="float64", compress=c, **RUN) for c in (None, "topk:1")
-    ]
+    runs = [fedattune.fit(ragged, "fedavg", "dnn", dtype="float64", compress=c, **RUN) for c in (None, "topk:1")]
     assert runs[1].metrics["loss_uniform"] == pytest.approx(runs[0].metrics["loss_uniform"], rel=1e-9)
     assert runs[1].bytes_up * 8 == runs[0].bytes_up * 12  # a value of 8 bytes, and its place of 4
     assert runs[1].bytes_down == runs[0].bytes_down
@@ -156,16 +152,12 @@ def test_bytes_are_counted_and_learning_goes_on(method: str) -> None:
     assert any("error feedback" in note for note in topk.notes)
 
 
-def test_the_memory_goes_through_a_checkpoint_ray_and_other_engines(
-    ragged: Federation, tmp_path: Path
-) -> None:
+def test_the_memory_goes_through_a_checkpoint_ray_and_other_engines(ragged: Federation, tmp_path: Path) -> None:
     more = RUN | {"compress": "topk:0.2", "cohort": 3}
     whole = fedattune.fit(ragged, "fedmcsa", "dnn", **more)
     calls = iter([False, True])
     out = tmp_path / "run"
-    fedattune.fit(
-        ragged, "fedmcsa", "dnn", out=out, callbacks=[fedattune.OnRound(lambda _: next(calls))], **more
-    )
+    fedattune.fit(ragged, "fedmcsa", "dnn", out=out, callbacks=[fedattune.OnRound(lambda _: next(calls))], **more)
     resumed = fedattune.fit(ragged, "fedmcsa", "dnn", out=out, resume=True, **more)
     assert resumed.metrics == whole.metrics
     ray = fedattune.fit(ragged, "fedmcsa", "dnn", engine="ray", ray_actors=2, **more)
@@ -201,9 +193,7 @@ def test_a_custom_robust_rule_replaces_the_average(ragged: Federation, tmp_path:
         "@register_robust_rule('weights')\n"
         "def first(products, inputs):\n    return torch.eye(len(products), dtype=products.dtype)[0]\n"
     )
-    run = fedattune.fit(
-        ragged, "fedavg", "mlr", robust=f"{file}:first", weight_decay=0.0, **RUN | {"rounds": 1}
-    )
+    run = fedattune.fit(ragged, "fedavg", "mlr", robust=f"{file}:first", weight_decay=0.0, **RUN | {"rounds": 1})
     alone = fedattune.fit(ragged, "local", "mlr", weight_decay=0.0, **RUN | {"rounds": 1})
     one = alone.models["1.weight"][0]
     assert run.trained_server is not None

@@ -77,9 +77,7 @@ class APFLClient(ClientUpdate, StepMeasuring):
         w, v, alpha = carry
         return ((squared_norm(alpha * (v - w)), squared_norm(w)),)
 
-    def finish(
-        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload w; keep v and alpha."""
         return Payload(carry.w), {"v": carry.v, "mix": Params(alpha=carry.alpha)}
 
@@ -111,6 +109,5 @@ def apfl(*, alpha: Fraction = 0.5, adaptive: bool = False, weighting: Weighting 
         alpha: share alpha_i of the personal model v_i, from 0 to 1; with `adaptive`, the share at the start.
         adaptive: whether each client learns alpha_i, at every local step and with the run's learning rate.
         weighting: weights p_k in the average of the shared models: by training samples, or `uniform`.
-
     """
     return Algorithm(APFLClient(alpha, adaptive), Average(weighting))

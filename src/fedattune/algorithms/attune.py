@@ -89,7 +89,6 @@ class AttuneClient(ClientUpdate, Probing):
         rows: rows for which the mean losses of all clients count, beside a client's own validation rows.
         guard: weights of the experts.
         average: whether the own model in use is the mean of a round's steps, instead of the last one.
-
     """
 
     rows: float = 20.0
@@ -140,9 +139,7 @@ class AttuneClient(ClientUpdate, Probing):
         average = carry.average + (1 / context.n_steps) * own if self.average else carry.average
         return carry._replace(w=Params({**new, **in_use}), own=own, average=average)
 
-    def finish(
-        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload the shared model and the losses; keep the own model, in training and in use, and its weight."""
         old = local_state["losses"]
         memory = MEMORY * (old["n"] > 0).to(old["mean"].dtype)
@@ -162,9 +159,7 @@ class AttuneClient(ClientUpdate, Probing):
         """Return s and c of the mixture of all experts."""
         s, c = mean.new_tensor(EXPERTS).unbind(1)
         if self.guard == "shared":
-            weights = torch.zeros_like(mean).index_fill(
-                0, torch.tensor(SHARED_ALONE, device=mean.device), 1.0
-            )
+            weights = torch.zeros_like(mean).index_fill(0, torch.tensor(SHARED_ALONE, device=mean.device), 1.0)
         else:
             weights = torch.softmax(-(n * mean + self.rows * others), 0)
             if self.guard == "equal":
@@ -198,7 +193,6 @@ class AttuneServer(Joinable[AttuneState], Discardable):
         stretch: most times that a group's mean update counts, where its clients' updates differ; 1 for no stretching.
         likeness: minimum likeness of clients in one group; -1 puts all into one.
         weighting: weights p_k in the mean update of a group.
-
     """
 
     beta: float = 0.6
@@ -238,9 +232,7 @@ class AttuneServer(Joinable[AttuneState], Discardable):
         losses = state["losses"].repeat(len(ids))
         return Broadcast(Payload(models, {"losses": losses}), mixing)
 
-    def aggregate(
-        self, state: AttuneState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> AttuneState:
+    def aggregate(self, state: AttuneState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> AttuneState:
         """Find the groups, and move the models of those that uploaded."""
         updates = uploads.params - sent.params
         state = self._find_groups(state, ids, updates)
@@ -348,7 +340,6 @@ def attune(
             the `shared` model alone.
         average_own: whether a client uses the mean of its own model over the last round's steps, instead of the last.
         weighting: weights p_k in the mean update of a group: by training samples, or `uniform`.
-
     """
     return Algorithm(
         AttuneClient(prior_rows, guard, average_own),

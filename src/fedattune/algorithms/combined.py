@@ -34,7 +34,6 @@ class RulePart(NamedTuple):
         method: method that the part comes from; `combined` cites its papers.
         make: constructor of the rule or selector.
         options: options of the constructor and their defaults.
-
     """
 
     method: str
@@ -52,9 +51,7 @@ def _heurfedamp(unit: Unit, sigma: float, self_weight: float | Literal["attentio
 
 SERVER_PARTS = {
     "mcsa": RulePart("fedmcsa", _mcsa, {"unit": "tensor", "sigma": 50.0, "weighting": "samples"}),
-    "fedamp": RulePart(
-        "fedamp", AttentiveMixing, {"unit": "model", "sigma": DEFAULT_SIGMA, "alpha": DEFAULT_ALPHA}
-    ),
+    "fedamp": RulePart("fedamp", AttentiveMixing, {"unit": "model", "sigma": DEFAULT_SIGMA, "alpha": DEFAULT_ALPHA}),
     "heurfedamp": RulePart("heurfedamp", _heurfedamp, {"unit": "model", "sigma": 25.0, "self_weight": 0.5}),
     "update_attention": RulePart("igfl_s", UpdateAttention, {"attention": "time", "weighting": "uniform"}),
     "learned": RulePart("pfedla", PFedLAServer, {"unit": "layer", "hn_lr": 5e-3}),
@@ -74,9 +71,7 @@ CLIENT_PARTS = {
 PERSONAL_SELECTORS = {"head": RulePart("fedper", Head), "norms": RulePart("fedbn", BatchNorms)}
 
 PART_METHODS = {
-    name: part.method
-    for parts in (SERVER_PARTS, CLIENT_PARTS, PERSONAL_SELECTORS)
-    for name, part in parts.items()
+    name: part.method for parts in (SERVER_PARTS, CLIENT_PARTS, PERSONAL_SELECTORS) for name, part in parts.items()
 }
 """Part -> method whose papers it cites."""
 
@@ -129,7 +124,6 @@ def combined(
 
     Raises:
         ConfigError: no chosen part has one of the given options, or sigma is 0 for `fedamp`.
-
     """
     values = {
         "unit": unit, "sigma": sigma, "alpha": alpha, "self_weight": self_weight, "attention": attention,
@@ -145,8 +139,7 @@ def combined(
     if server == "fedamp" and sigma == 0:
         raise ConfigError("combined: sigma: got 0, expected a number above 0 for server=fedamp")
     server_options, client_options = (
-        {key: options.get(key, default) for key, default in part.options.items()}
-        for part in (server_part, client_part)
+        {key: options.get(key, default) for key, default in part.options.items()} for part in (server_part, client_part)
     )
     rule = server_part.make(**server_options)
     one_model = server in ("average", "update_attention") and client in ("sgd", "prox", "scaffold")

@@ -47,7 +47,6 @@ class DittoClient(ClientUpdate, Probing, StepMeasuring):
         lam: strength of the pull of v to the received model.
         personal_lr: learning rate of v; None for the run's learning rate.
         shared: trains and uploads w; any corrections work.
-
     """
 
     lam: float
@@ -86,9 +85,7 @@ class DittoClient(ClientUpdate, Probing, StepMeasuring):
         pull = self.lam * (carry.v - carry.anchor)
         return ((squared_norm(pull), squared_norm(grad(carry.v, batch, statistics=False))),)
 
-    def finish(
-        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload the shared model; keep v."""
         upload, shared_state = self.shared.finish(carry.shared, sent, local_state, context)
         return upload, {**shared_state, "v": carry.v}
@@ -119,6 +116,5 @@ def ditto(
         lam: strength lambda of the pull of v_i to the received w; the paper tries 0.1, 1 and 2. 0 trains v_i alone.
         personal_lr: learning rate of v_i; None takes the run's learning rate.
         weighting: weights p_k in the average of the shared models: by training samples, or `uniform`.
-
     """
     return Algorithm(DittoClient(lam, personal_lr), Average(weighting))

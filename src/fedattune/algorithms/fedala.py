@@ -64,7 +64,6 @@ class FedALAClient(ClientUpdate, Probing, Resting, StepMeasuring):
         eta: learning rate of U.
         share: share of the training samples that U learns on.
         first_passes: passes over these samples in the client's second round.
-
     """
 
     layers: int = 1
@@ -113,9 +112,7 @@ class FedALAClient(ClientUpdate, Probing, Resting, StepMeasuring):
         kept = difference.map(lambda a, b: a * (1 - b), carry.U)
         return ((squared_norm(kept), squared_norm(difference)),)
 
-    def finish(
-        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload the trained model; keep it and U."""
         return Payload(carry.w), {"own": carry.w, "U": carry.U, "trained": local_state["trained"] + 1}
 
@@ -160,8 +157,5 @@ def fedala(
         first_passes: passes over these samples in the client's second round; later rounds have one pass. The paper
             repeats until convergence; public code takes 11 passes at least.
         weighting: weights p_k in the average: by training samples, or `uniform`.
-
     """
-    return Algorithm(
-        FedALAClient(layers, eta, share, first_passes), Average(weighting), evaluation_point="received"
-    )
+    return Algorithm(FedALAClient(layers, eta, share, first_passes), Average(weighting), evaluation_point="received")

@@ -84,7 +84,6 @@ def fedam(
         head_mix: share c of the personal head in the uploaded head: 0 never changes H_g, 1 averages the personal heads.
         reset_personal_extractor: whether E_p starts from E_g in every round; False keeps the client's own E_p.
         weighting: weights p_k in the averages: by training samples, or `uniform`.
-
     """
     note = "fedam: client_vector=sum is the same vector for all clients in all rounds (but for weight decay)"
     return Algorithm(

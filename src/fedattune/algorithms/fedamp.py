@@ -65,7 +65,6 @@ class AttentiveMixing(Mixing, Advisory):
         alpha: largest step alpha_k against the gradient of the attraction: the weight of an equal model.
         sigma: squared distance over which the kernel falls to 1/e.
         distance: `relative`: sigma counts in mean squared distances between the round's models; `absolute`: as it is.
-
     """
 
     alpha: float = DEFAULT_ALPHA
@@ -142,7 +141,6 @@ class ProximalStep(Correction):
     Attributes:
         lam: strength of the pull, before the division by alpha_k.
         unit: part of the model that shares one alpha_k, as in the server rule.
-
     """
 
     lam: float
@@ -173,7 +171,6 @@ class CosineMixing(Mixing):
     Attributes:
         sigma: factor of the cosines in the softmax.
         self_weight: share of the own model; None puts the own model into the softmax, as FedMCSA's attention does.
-
     """
 
     sigma: float = 25.0
@@ -216,7 +213,6 @@ def fedamp(
         distance: unit of sigma: `relative` is the mean squared distance between the round's models; `absolute` is 1, as
             in the paper.
         unit: part of the model that shares one matrix xi: the whole `model`, as in the paper, a `layer`, or a `tensor`.
-
     """
     return Algorithm(
         SGD((ProximalStep(lam, unit),), start="newest"),
@@ -248,7 +244,6 @@ def heurfedamp(
             distribution, so 0.5 means M = 1. `attention` puts the own model into the softmax.
         lam: strength lambda of the pull to u_i.
         unit: part of the model that shares one matrix xi; see `fedamp`.
-
     """
     share = None if self_weight == "attention" else self_weight
     return Algorithm(

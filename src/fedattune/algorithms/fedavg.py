@@ -32,7 +32,6 @@ def fedavg(*, weighting: Weighting = "samples") -> Algorithm:
 
     Args:
         weighting: weights p_k in the mean: proportional to the training samples n_k, or `uniform`: 1 / cohort size.
-
     """
     return Algorithm(SGD(), Average(weighting), evaluation_point="received")
 
@@ -49,6 +48,5 @@ def fedavg_ft(
         weighting: weights p_k in the mean; see `fedavg`.
         ft_steps: mini-batch steps of fine-tuning; None repeats the run's local work, in steps or epochs.
         ft_lr: learning rate of fine-tuning; None takes the run's learning rate.
-
     """
     return Algorithm(SGD(), Average(weighting), fine_tune=FineTune(ft_steps, ft_lr))

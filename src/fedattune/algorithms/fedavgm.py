@@ -61,6 +61,5 @@ def fedavgm(
         beta: momentum beta of the server: v <- beta v + D.
         server_lr: factor of v in the step of the server; 1 with beta = 0 is FedAvg.
         weighting: weights p_k in the mean update D: `uniform`, as in IGFL's comparison, or by training samples.
-
     """
     return Algorithm(SGD(), HeavyBall(weighting, server_lr, beta), evaluation_point="received")

@@ -32,8 +32,5 @@ def fedbn(*, weighting: Weighting = "uniform") -> Algorithm:
 
     Args:
         weighting: weights p_k in the average: `uniform`, as in public code, or by training samples.
-
     """
-    return Algorithm(
-        SGD(), Average(weighting), personal=BatchNorms(), bn_buffers="local", evaluation_point="received"
-    )
+    return Algorithm(SGD(), Average(weighting), personal=BatchNorms(), bn_buffers="local", evaluation_point="received")

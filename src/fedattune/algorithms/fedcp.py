@@ -62,7 +62,6 @@ def fedcp(
         head_mix: share c of the personal head in the uploaded head: 0 never changes H_g, 1 averages the personal heads.
         reset_personal_extractor: whether E_p starts from E_g in every round; False keeps the client's own E_p.
         weighting: weights p_k in the averages: by training samples, or `uniform`.
-
     """
     random_first = first_context == "random"
     return Algorithm(

@@ -84,9 +84,7 @@ class DynamicAverage(Joinable[DynamicState], SumsOnly):
         """Send the same global model to everybody."""
         return Broadcast(Payload(state["w"].repeat(len(ids))))
 
-    def aggregate(
-        self, state: DynamicState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> DynamicState:
+    def aggregate(self, state: DynamicState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> DynamicState:
         """Move z by the share of the cohort, and the model by the mean update and z."""
         mean = mean_update(client_weights(n, "uniform"), sent.params, uploads.params)
         z = state["z"] + mean * (len(ids) / int(state["m"]))
@@ -115,6 +113,5 @@ def feddyn(*, alpha: Positive = 0.1) -> Algorithm:
 
     Args:
         alpha: weight of the quadratic term; the paper chooses it from 0.1, 0.01 and 0.001.
-
     """
     return Algorithm(SGD((DynamicRegularization(alpha),)), DynamicAverage(), evaluation_point="received")

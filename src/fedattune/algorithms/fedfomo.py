@@ -81,7 +81,6 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
         fallback: next start if no candidate is better than theta: the client's `own` last model, or the `previous`
             theta.
         affinity: report on the other clients: a_n itself (`raw`), or a_n divided by |sum_m a_m| (`normalised`).
-
     """
 
     validation: float = 0.2
@@ -142,9 +141,7 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
             ),
         )
 
-    def finish(
-        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload the trained model and the affinities to the others."""
         a = carry.a
         if self.affinity == "normalised":
@@ -159,9 +156,7 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
 
     def substitute(self, sent: Payload, own: Params) -> Payload:
         """Return copies of the own model in place of the others' models."""
-        copies = sent.extra["peers"].map(
-            lambda peers, mine: mine.expand(peers.shape), own.only(sent.extra["peers"])
-        )
+        copies = sent.extra["peers"].map(lambda peers, mine: mine.expand(peers.shape), own.only(sent.extra["peers"]))
         return Payload(own, {**sent.extra, "peers": copies})
 
 
@@ -200,7 +195,6 @@ class FedFomoServer(UploadStore[FedFomoState], TrafficCounting):
         models: number of candidates, with the client's own.
         epsilon: probability of random others in the first round.
         epsilon_decay: decrease of epsilon per round.
-
     """
 
     models: int = 5
@@ -241,9 +235,7 @@ class FedFomoServer(UploadStore[FedFomoState], TrafficCounting):
             peers.append(others[:most])
         return torch.from_numpy(np.stack(peers)).to(ids.device)
 
-    def aggregate(
-        self, state: FedFomoState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> FedFomoState:
+    def aggregate(self, state: FedFomoState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> FedFomoState:
         """Store the uploads, and add the reported affinities to P in place."""
         peers, affinity = sent.extra["numbers"]["peer"], uploads.extra["affinity"]["a"]
         P = state["P"]
@@ -288,7 +280,6 @@ def fedfomo(
         fallback: start of SGD if no candidate has a positive a_n: the client's `own` last model, or the `previous`
             theta_i, as in the paper's formula and the authors' code.
         affinity: addition to P[i, n]: a_n (`raw`), or a_n / |sum_m a_m| (`normalised`), as in the paper's code.
-
     """
     return Algorithm(
         FedFomoClient(validation, fallback, affinity),

@@ -62,7 +62,6 @@ def make_client(lam: float, anchor: str, start: StartPoint) -> SGD:
         lam: strength of the pull to the anchor.
         anchor: `round` or `moving`; see `fedmcsa`.
         start: start of local training.
-
     """
     # The proximal term of an anchor that moves with the model is always zero.
     return SGD((Proximal(lam),) if anchor == "round" else (), start=start)
@@ -80,7 +79,6 @@ def note_inert_lam(name: str, anchor: str, lam: float) -> tuple[str, ...]:
         name: name of the method, for the note.
         anchor: `round` or `moving`; see `fedmcsa`.
         lam: strength of the pull to the anchor.
-
     """
     if anchor == "round" or not lam:
         return ()
@@ -96,7 +94,6 @@ class Attention(Mixing):
     Attributes:
         sigma: factor of the cosines.
         size_weighted: whether sample counts multiply the weights before normalisation, as in the public code.
-
     """
 
     sigma: float = 50.0
@@ -140,11 +137,8 @@ def fedmcsa(
         size_weighted: whether the training samples n_k multiply exp(sigma cos) before normalisation.
         anchor: `round` is A_i, fixed for the round; `moving` follows theta_i after every step.
         weight_decay: l2 coefficient mu; None takes the run's coefficient if there is one, else the profile's.
-
     """
-    unit, size_weighted, anchor = resolve_profile(
-        profile, unit=unit, size_weighted=size_weighted, anchor=anchor
-    )
+    unit, size_weighted, anchor = resolve_profile(profile, unit=unit, size_weighted=size_weighted, anchor=anchor)
     return Algorithm(
         make_client(lam, anchor, "newest"),
         Attention(unit, sigma=sigma, size_weighted=size_weighted),
@@ -175,7 +169,6 @@ def fedmcsa_no_mcsa(
         weight_decay: l2 coefficient mu; None takes the run's coefficient if there is one, else the profile's.
         evaluate: `received` sends the average to all clients and scores the average, whose accuracy fits the paper's
             table. `trained` answers the cohort with the average and scores the clients' models after local training.
-
     """
     (anchor,) = resolve_profile(profile, anchor=anchor)
     to_all = evaluate == "received"
@@ -207,7 +200,6 @@ def fedavg_mcsa(
         sigma: factor sigma of the cosines in the softmax; see `fedmcsa`.
         unit: component l that has one mixing matrix: the whole `model`, a `layer` (weight and bias), or a `tensor`.
         size_weighted: whether the training samples n_k multiply exp(sigma cos) before normalisation.
-
     """
     unit, size_weighted = resolve_profile(profile, unit=unit, size_weighted=size_weighted)
     return Algorithm(
@@ -246,7 +238,6 @@ def pfedme_mcsa(
         personal_lr: learning rate of theta_i.
         unit: component l that has one mixing matrix: the whole `model`, a `layer` (weight and bias), or a `tensor`.
         size_weighted: whether the training samples n_k multiply exp(sigma cos) before normalisation.
-
     """
     unit, size_weighted = resolve_profile(profile, unit=unit, size_weighted=size_weighted)
     return Algorithm(

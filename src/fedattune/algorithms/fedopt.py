@@ -48,7 +48,6 @@ class AdaptiveOptimizer(ServerOptimizer):
         beta1: decay of the first moment m.
         beta2: decay of the second moment; without effect for `adagrad`.
         tau: adaptivity, added to sqrt(v); v starts at tau^2.
-
     """
 
     second: SecondMoment = "adam"
@@ -102,7 +101,6 @@ def fedadam(
         beta2: decay beta_2 of the second moment v.
         tau: adaptivity tau, added to sqrt(v); v starts at tau^2. Updates far below tau take steps without adaptivity.
         weighting: weights p_k in the mean update D: `uniform`, as in the paper's algorithm, or by training samples.
-
     """
     return Algorithm(
         SGD(), AdaptiveOptimizer(weighting, server_lr, "adam", beta1, beta2, tau), evaluation_point="received"
@@ -133,7 +131,6 @@ def fedyogi(
         beta2: see `fedadam`.
         tau: see `fedadam`.
         weighting: see `fedadam`.
-
     """
     return Algorithm(
         SGD(), AdaptiveOptimizer(weighting, server_lr, "yogi", beta1, beta2, tau), evaluation_point="received"
@@ -157,7 +154,6 @@ def fedadagrad(
         beta1: see `fedadam`.
         tau: see `fedadam`.
         weighting: see `fedadam`.
-
     """
     return Algorithm(
         SGD(), AdaptiveOptimizer(weighting, server_lr, "adagrad", beta1, tau=tau), evaluation_point="received"

@@ -42,6 +42,5 @@ def fedper(
         layers: number K_P of layers in the head: a linear layer and the layers before that layer. 0 is FedAvg.
         weighting: weights p_k in the average: by training samples, or `uniform`.
         head: name of the linear layer that ends the head; None takes the last linear layer.
-
     """
     return Algorithm(SGD(), Average(weighting), personal=Head(layers, head), evaluation_point="received")

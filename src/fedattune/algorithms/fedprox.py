@@ -36,6 +36,5 @@ def fedprox(*, mu: NonNegative = 0.1, weighting: Weighting = "samples") -> Algor
     Args:
         mu: strength mu of the pull to the received model w; the paper tries 0.001, 0.01, 0.1 and 1. 0 is FedAvg.
         weighting: weights p_k in the average: by training samples, or `uniform`, as in the paper.
-
     """
     return Algorithm(SGD((Proximal(mu),)), Average(weighting), evaluation_point="received")

@@ -47,7 +47,6 @@ class FedRepClient(ClientUpdate):
         personal: repetitions of the round's local work on the personal part.
         shared: repetitions on the shared part.
         momentum: v <- momentum v + g for the part in training, from v = 0 in every round.
-
     """
 
     personal: int
@@ -72,9 +71,7 @@ class FedRepClient(ClientUpdate):
         velocity = moves.map(torch.where, v, velocity)
         return _Carry(moves.map(torch.where, w - context.lr * v, w), velocity, t + 1)
 
-    def finish(
-        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload the trained model."""
         return Payload(carry.w), local_state
 
@@ -105,7 +102,6 @@ def fedrep(
         weight_decay: l2 coefficient; None takes the run's coefficient if there is one, else 1e-4, as in public code.
         weighting: weights p_k in the average: by training samples, as in public code, or `uniform`, as in the paper.
         head: name of the linear layer that is the head; None takes the last linear layer.
-
     """
     return Algorithm(
         FedRepClient(head_epochs, base_epochs, momentum),

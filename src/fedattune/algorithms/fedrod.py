@@ -45,7 +45,6 @@ class TwoHeadModule(MethodModule):
         body: the user's model without its head.
         head: the generic head; the personal head starts as a copy.
         zeros: whether the personal head starts at zero.
-
     """
 
     counts: Tensor
@@ -106,9 +105,7 @@ class FedRoDNetwork(Network):
 
 
 @method(Family.TWO_HEADS, "one average", "SGD on a balanced softmax; adds a personal head")
-def fedrod(
-    *, personal_init: Literal["generic", "zeros"] = "generic", weighting: Weighting = "samples"
-) -> Algorithm:
+def fedrod(*, personal_init: Literal["generic", "zeros"] = "generic", weighting: Weighting = "samples") -> Algorithm:
     """A generic head, trained on a balanced loss, and a personal head on top of it.
 
     Source: Chen and Chao (2022).
@@ -116,7 +113,6 @@ def fedrod(
     Args:
         personal_init: start of P_i: a copy of the `generic` head G, or `zeros`, so that the first prediction is G's.
         weighting: weights p_k in the average of E and G: by training samples, or `uniform`.
-
     """
     zeros = personal_init == "zeros"
     return Algorithm(

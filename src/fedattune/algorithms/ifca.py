@@ -90,9 +90,7 @@ class IFCAClient(ClientUpdate, Probing, Substituting):
         """Take one gradient step."""
         return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
 
-    def finish(
-        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload the trained model, and which of the K models it was."""
         return Payload(carry.w, {"cluster": Params(best=choose_best(carry.losses.value))}), {}
 
@@ -130,7 +128,6 @@ class IFCAServer(Joinable[IFCAState], Branching, Measurable, TrafficCounting):
         clusters: number K of models.
         spread: deviation of the noise, relative to the root mean square of each tensor.
         weighting: weights in the average of a cluster.
-
     """
 
     clusters: int = 2
@@ -165,9 +162,7 @@ class IFCAServer(Joinable[IFCAState], Branching, Measurable, TrafficCounting):
         chosen = models.rows(cluster[ids.cpu()].to(ids.device))
         return Broadcast(Payload(chosen, {"models": models.repeat(len(ids))}), mixing)
 
-    def aggregate(
-        self, state: IFCAState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> IFCAState:
+    def aggregate(self, state: IFCAState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> IFCAState:
         """Average the uploads of each cluster."""
         best = uploads.extra["cluster"]["best"]
         p = client_weights(n, self.weighting)
@@ -231,6 +226,5 @@ def ifca(
         spread: deviation of the noise between the K initial models, relative to the root mean square of each
             tensor.
         weighting: weights in the average of a cluster: `uniform`, as in the paper, or by training samples.
-
     """
     return Algorithm(IFCAClient(), IFCAServer(clusters, spread, weighting), evaluation_point="received")

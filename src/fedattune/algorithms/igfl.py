@@ -68,9 +68,7 @@ class GroupCorrection(Correction):
         missed = context.round - 1 - local.local_state["delta_round"]["round"]
         delta = local.local_state["delta"].only(global_update) * self.stale_decay**missed
         length = context.lr * context.n_steps
-        corrected = Params(
-            {**g, **(own + (own + delta / length) / context.cohort_size - global_update / length)}
-        )
+        corrected = Params({**g, **(own + (own + delta / length) / context.cohort_size - global_update / length)})
         return choose(context.is_uploaded, corrected, g)
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
@@ -113,7 +111,6 @@ class UpdateAttention(Average[AttentionState], Measurable):
         form: form of `time`; the paper has three. `T1`: Algorithm 3; `T2`: the displayed formula, b_j = A[j, j], which
             does not sum to 1; `T3`: the displayed score, normalised:
             b_j = softmax_j of (log p_j + <Delta'_j, Delta_j>).
-
     """
 
     weighting: Weighting = "uniform"
@@ -170,7 +167,6 @@ class UpdateAttention(Average[AttentionState], Measurable):
             sent: the models before local training.
             uploads: the models after local training.
             p: (C,) shares of the clients.
-
         """
         if not uploads:  # nothing is shared
             return p
@@ -283,7 +279,6 @@ def igfl(
         stale_decay: factor of Delta_i for every round that the client missed: 1 keeps Delta_i, as in the paper; 0 drops
             Delta_i.
         weighting: shares p_j of the clients in softmax and mean: `uniform`, as in the paper, or by training samples.
-
     """
     return Algorithm(
         SGD((GroupCorrection(stale_decay),)),
@@ -307,7 +302,6 @@ def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> 
         stale_decay: factor of Delta_i for every round that the client missed: 1 keeps Delta_i, as in the paper; 0 drops
             Delta_i.
         weighting: weights p_k in the average: `uniform`, as in the paper, or by training samples.
-
     """
     return Algorithm(
         SGD((GroupCorrection(stale_decay),)),
@@ -330,7 +324,6 @@ def igfl_s(
         time_form: form of `time`: `T1` is Algorithm 3; `T2` is the displayed formula, b_j = A[j, j] of T1, whose sum is
             not 1; `T3` normalises the displayed scores. Other queries ignore the form.
         weighting: shares p_j of the clients in softmax and mean: `uniform`, as in the paper, or by training samples.
-
     """
     return Algorithm(
         SGD(), UpdateAttention(weighting, attention=attention, form=time_form), evaluation_point="received"

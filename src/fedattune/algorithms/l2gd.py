@@ -64,9 +64,7 @@ class L2GDClient(SGD, Resting):
         like = next(iter(w0.values()))
         return {**super().init_local_state(w0), "done": Params(number=like.new_zeros(()))}
 
-    def finish(
-        self, carry: object, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: object, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload and keep the trained model."""
         upload, new_state = super().finish(carry, sent, local_state, context)  # type: ignore[arg-type]
         return upload, {**new_state, "done": sent.extra["average"].only(["number"])}
@@ -102,7 +100,6 @@ class L2GDServer(Average[L2GDState], Joinable[L2GDState], Measurable, TrafficCou
         weighting: weights of the clients in the mean.
         chance: probability of one more averaging, the paper's p.
         c: step of one averaging, from 0 to 1.
-
     """
 
     weighting: Weighting = "uniform"
@@ -138,9 +135,7 @@ class L2GDServer(Average[L2GDState], Joinable[L2GDState], Measurable, TrafficCou
         own = torch.searchsorted(columns, ids)[:, None]
         return MixingMatrices(ids, columns, {"model": rows.scatter_add_(1, own, keep.to(p).expand_as(own))})
 
-    def aggregate(
-        self, state: L2GDState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> L2GDState:
+    def aggregate(self, state: L2GDState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> L2GDState:
         """Toss the coin; average if it says so."""
         new = self._toss(state)
         if not _averages(new):
@@ -200,7 +195,6 @@ def l2gd(
         p: probability p of one more averaging before the next local training; 0 is training alone.
         c: step c of one averaging: 0 keeps x_i, 1 replaces x_i by the mean. The paper's best choices give 1/2.
         weighting: weights of the clients in the mean: `uniform`, as in the paper, or by training samples.
-
     """
     return Algorithm(
         L2GDClient(),

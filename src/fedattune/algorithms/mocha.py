@@ -158,7 +158,6 @@ def mocha(
         lam2: weight lambda_2 of ||W||_F^2, a weight decay of 2 lam2.
         omega: matrix Omega: `mean` is I - 11^T / m, which pulls to the mean; `learned` is the inverse of
             (W^T W)^(1/2) / trace, from the last uploads in every round.
-
     """
     tie = DEFAULT_LAM1[omega] if lam1 is None else lam1
     return Algorithm(MochaClient((RelationshipCorrection(tie, lam2),)), TaskRelationship(omega))

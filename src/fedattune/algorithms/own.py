@@ -18,7 +18,6 @@ def find_method(name: str) -> Callable[..., Algorithm]:
 
     Raises:
         ConfigError: there is no such method, its code fails, or a built-in method has its name.
-
     """
     if not is_reference(name):
         if name.endswith(".py"):
@@ -38,7 +37,6 @@ def build_method(name: str, options: Mapping[str, Any]) -> Algorithm:
 
     Raises:
         ConfigError: the method or an option is unknown, or the factory fails or makes something else.
-
     """
     factory, short_name = find_method(name), get_short_name(name)
     if not is_reference(name):
@@ -62,7 +60,6 @@ def check_distinct_names(names: tuple[str, ...]) -> None:
 
     Raises:
         ConfigError: two references end in the same name.
-
     """
     first_of: dict[str, str] = {}
     for name in names:

@@ -53,7 +53,6 @@ class PerFedAvgClient(ClientUpdate, StepMeasuring):
         beta: learning rate of the outer step; None for the run's learning rate.
         hessian: form of the step.
         delta: step of the differences of `hf`.
-
     """
 
     alpha: float | None = None
@@ -92,9 +91,7 @@ class PerFedAvgClient(ClientUpdate, StepMeasuring):
         taken = (carry - self.step(carry, batch, quiet, context)) / beta
         return ((squared_norm(taken - plain), squared_norm(plain)),)
 
-    def finish(
-        self, carry: Params, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: Params, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload w."""
         return Payload(carry), local_state
 
@@ -128,7 +125,6 @@ def perfedavg(
         adapt_on: data for the adaptation: `train`, or `test`, the part of the scores. `test` leaks test data into test
             scores; validation scores adapt on the validation part.
         adapt_steps: steps of the adaptation. FedMCSA's comparison takes two steps on test batches.
-
     """
     notes = ("perfedavg: adapt_on=test fits the model to test data",) if adapt_on == "test" else ()
     return Algorithm(

@@ -65,7 +65,6 @@ class PFedHNServer(Joinable[PFedHNState], Measurable):
         momentum: momentum of the optimizer.
         weight_decay: weight decay of the optimizer.
         clip: maximum norm of a gradient.
-
     """
 
     embedding: int | None = None
@@ -93,9 +92,7 @@ class PFedHNServer(Joinable[PFedHNState], Measurable):
         phi = state["phi"]
         return Broadcast(Payload(generate_models(phi, phi["embedding"][ids])))
 
-    def aggregate(
-        self, state: PFedHNState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> PFedHNState:
+    def aggregate(self, state: PFedHNState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> PFedHNState:
         """Take one optimizer step per client of the cohort, in order."""
         for row, client in enumerate(ids.tolist()):
             state = self._step(state, client, uploads.params.rows(row))
@@ -198,7 +195,6 @@ def pfedhn(
         momentum: momentum of the client's SGD, from zero in every round.
         clip: maximum norm of the client's gradient, with weight decay.
         weight_decay: l2 coefficient of the client; None takes the run's coefficient if there is one, else 5e-5.
-
     """
     return Algorithm(
         SGD(momentum=momentum, clip=clip),

@@ -174,7 +174,6 @@ class PFedLAServer(QuarantineStore[PFedLAT]):
             z: (R, L, K) outputs of the hypernetworks.
             ids: (R,) the clients.
             allowed: (R, K) whether a client may receive a model.
-
         """
         allowed = allowed[:, None]
         if self.norm == "softmax":
@@ -378,11 +377,8 @@ def pfedla(
         norm: `softmax` of zero heads, so that alpha starts at 1 / N; or `relu_sum` of heads from U(0, 1), as in public
             code.
         unit: part of the model with mixing weights of its own: the whole `model`, a `layer`, or a `tensor`.
-
     """
-    return Algorithm(
-        SGD(), PFedLAServer(unit, hn_lr, hn_step, embedding, hidden, norm), evaluation_point="received"
-    )
+    return Algorithm(SGD(), PFedLAServer(unit, hn_lr, hn_step, embedding, hidden, norm), evaluation_point="received")
 
 
 @method(
@@ -413,7 +409,6 @@ def heurpfedla(
         hidden: see `pfedla`.
         norm: see `pfedla`.
         unit: see `pfedla`.
-
     """
     return Algorithm(
         HeurPFedLAClient(unit=unit),

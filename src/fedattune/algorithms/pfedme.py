@@ -59,7 +59,6 @@ class PFedMeClient(ClientUpdate, Resting, StepMeasuring):
         K: steps of theta per local step.
         personal_lr: learning rate of theta.
         start: model that w starts from; see `StartPoint`.
-
     """
 
     lam: float
@@ -86,9 +85,7 @@ class PFedMeClient(ClientUpdate, Resting, StepMeasuring):
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """The pull of theta to w."""
-        return (
-            Mechanism("steps", "steps without the pull to the shared model", "training without the pull"),
-        )
+        return (Mechanism("steps", "steps without the pull to the shared model", "training without the pull"),)
 
     def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         """Measure the pull in the K inner steps, beside the gradient."""
@@ -100,9 +97,7 @@ class PFedMeClient(ClientUpdate, Resting, StepMeasuring):
             theta = theta - self.personal_lr * (g + pull)
         return ((pulls, norms),)
 
-    def finish(
-        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload w, keep theta."""
         new_state: LocalState = {"theta": carry.theta}
         if self.start == "newest":
@@ -146,7 +141,6 @@ def pfedme(
         personal_lr: learning rate of theta_i. The paper leaves the solver of theta_i open.
         beta: step beta of the server: 1 replaces w by the average, 0 never changes w.
         weighting: weights p_k in the average: by training samples, as in public code, or `uniform`, as in the paper.
-
     """
     return Algorithm(
         PFedMeClient(lam, K, personal_lr),

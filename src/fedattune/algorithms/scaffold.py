@@ -101,14 +101,11 @@ class ControlVariateWrapper(ServerWrapper[ControlState]):
         """Send c to all clients."""
         return attach_extra(super().broadcast(state, ids), "c", state["c"], ids)
 
-    def aggregate(
-        self, state: ControlState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> ControlState:
+    def aggregate(self, state: ControlState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> ControlState:
         """Add the uploaded changes to c.
 
         Raises:
             ConfigError: the clients upload no control variates.
-
         """
         if "dc" not in uploads.extra:
             raise ConfigError(
@@ -140,7 +137,6 @@ def scaffold(
         server_lr: step eta_g of the server; 1 replaces w by the average.
         weighting: weights in the average of models: `uniform`, as in the paper, or by training samples. The changes of
             all c_i count equally.
-
     """
     return Algorithm(
         SGD((ControlVariateCorrection(option),)),

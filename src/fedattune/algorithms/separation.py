@@ -79,7 +79,6 @@ def make_client_vector(kind: VectorKind, own: Tensor, shared: Tensor) -> Tensor:
             |own - shared| (`difference`).
         own: (C, f) weights of the personal head.
         shared: (C, f) weights of the global head.
-
     """
     weights = {"sum": own, "absolute": own.abs(), "difference": (own - shared).abs()}[kind]
     v = weights.sum(0)
@@ -94,7 +93,6 @@ class FeatureAttention(nn.Module):
         inputs: width k of the context.
         hidden: width of the hidden layer.
         features: number of pairs of weights per sample.
-
     """
 
     def __init__(self, inputs: int, hidden: int, features: int) -> None:
@@ -138,7 +136,6 @@ class SeparationModule(MethodModule):
         attention: maps contexts to pairs of weights.
         v: (f,) the client's first vector.
         network: the options.
-
     """
 
     has_batch_loss = True
@@ -212,7 +209,6 @@ def combine_logits(own: Tensor, shared: Tensor, how: CombinationKind) -> Tensor:
         own: (B, C) logits of the personal head.
         shared: (B, C) logits of the global head.
         how: `logits` or `probabilities`.
-
     """
     if how == "logits":
         return own + shared
@@ -230,7 +226,6 @@ class SeparationNetwork(Network):
         combine: combines the heads' `logits` or `probabilities`.
         vector: kind of the client's vector; see `make_client_vector`.
         random_first: whether the first vector is drawn, the same for all clients.
-
     """
 
     lam: float = 1.0
@@ -252,11 +247,7 @@ class SeparationNetwork(Network):
         """Start both bodies and both heads as the model's."""
         body, head = split_head(model, x)
         weight = head.weight.detach()
-        v = (
-            torch.rand_like(weight[0])
-            if self.random_first
-            else make_client_vector(self.vector, weight, weight)
-        )
+        v = torch.rand_like(weight[0]) if self.random_first else make_client_vector(self.vector, weight, weight)
         attention = self.attention(head.in_features).to(weight)
         return SeparationModule(body, head, attention, v / v.norm().clamp_min(1e-12), self)
 
@@ -309,7 +300,6 @@ class SeparationClient(ClientUpdate):
         head_mix: c of the uploaded head (1 - c) H_g + c H_p; the client mixes, so that H_p itself never leaves.
         vector: kind of the client's vector; see `make_client_vector`.
         random_first: whether the client's first round uses the vector of the initial network.
-
     """
 
     reset: bool = True
@@ -331,13 +321,9 @@ class SeparationClient(ClientUpdate):
     def step(self, carry: Params, batch: Batch, grad: Grad, context: RoundContext) -> Params:
         """Take one gradient step of the parts that learn."""
         g = grad(carry, batch)
-        return Params(
-            {k: v - context.lr * g[k] if k.startswith(TRAINED_PARTS) else v for k, v in carry.items()}
-        )
+        return Params({k: v - context.lr * g[k] if k.startswith(TRAINED_PARTS) else v for k, v in carry.items()})
 
-    def finish(
-        self, carry: Params, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: Params, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload E_p in place of E_g and the mixed head in place of H_g."""
         w, c = carry, self.head_mix
         upload = {}

@@ -34,7 +34,6 @@ class Method(NamedTuple):
         client: what the client does with it, in a few words.
         cites: methods whose papers are cited too.
         tune: the options that `--tune` tries beside the learning rate, each with its values, the default among them.
-
     """
 
     factory: Callable[..., Algorithm]
@@ -61,7 +60,6 @@ def method(
 
     Raises:
         ValueError: another factory has the name.
-
     """
 
     def register(factory: Callable[P, Algorithm]) -> Callable[P, Algorithm]:

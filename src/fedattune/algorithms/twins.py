@@ -35,7 +35,6 @@ class TwinModule(MethodModule):
         model: the user's model; the own model starts as a copy.
         n_outputs: number of its outputs.
         share: share of the shared model before it is learnt.
-
     """
 
     log_shares: Tensor
@@ -89,7 +88,6 @@ class TwinNetwork(Network):
     Attributes:
         share: share of the shared model before it is learnt.
         classes: whether the shared model's predictions may use the client's class shares.
-
     """
 
     share: float = 0.5

@@ -86,7 +86,6 @@ def vrl_sgd(*, warmup: bool = False, weighting: Weighting = "uniform") -> Algori
     Args:
         warmup: whether only the first local step of the first round moves the client (k = 1), the paper's warm-up.
         weighting: weights of the clients in the mean xhat: `uniform`, as in the paper, or by training samples.
-
     """
     return Algorithm(
         SGD((VarianceCorrection(warmup),)),

@@ -54,9 +54,7 @@ def load_tables() -> dict[str, dict[str, Keys]]:
     from ..algorithms import METHODS
     from ..algorithms.combined import PART_METHODS
 
-    own = {
-        name: tuple(match[1] for match in ENTRY.finditer(text)) for name, text in _read_method_texts().items()
-    }
+    own = {name: tuple(match[1] for match in ENTRY.finditer(text)) for name, text in _read_method_texts().items()}
     methods = {
         name: tuple(dict.fromkeys(key for one in (name, *entry.cites) for key in own[one]))
         for name, entry in METHODS.items()
@@ -81,9 +79,7 @@ def _read_method_texts() -> dict[str, str]:
     from ..algorithms import METHODS
 
     # The file itself is read, because `python -OO` removes docstrings.
-    files = {
-        name: inspect.getsource(sys.modules[entry.factory.__module__]) for name, entry in METHODS.items()
-    }
+    files = {name: inspect.getsource(sys.modules[entry.factory.__module__]) for name, entry in METHODS.items()}
     return {name: re.sub("^    ", "", text, flags=re.MULTILINE) for name, text in files.items()}
 
 
@@ -103,9 +99,7 @@ def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
         configs = [RunFolder(path).config] if RunFolder(path).config.is_file() else []
         configs = configs or sorted(path.glob("*/seed-*/config.json"))
         if not configs:
-            raise RunError(
-                f"{path} holds no run; give a folder that fedattune run or compare wrote, or --algorithms"
-            )
+            raise RunError(f"{path} holds no run; give a folder that fedattune run or compare wrote, or --algorithms")
         for file in configs:
             folder = RunFolder(file.parent)
             items |= dict.fromkeys(_list_config_items(folder.read_config(), _find_table(file)))

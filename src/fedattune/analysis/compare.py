@@ -110,9 +110,7 @@ class Baseline:
         folder = make_baseline_folder(experiment, self.name, self.split)
         folder.mkdir(parents=True, exist_ok=True)
         save_predictions(folder / "predictions.safetensors", self.predictions)
-        facts = {
-            key: getattr(self, key) for key in ("name", "kind", "split", "split_digest", "seconds", "notes")
-        }
+        facts = {key: getattr(self, key) for key in ("name", "kind", "split", "split_digest", "seconds", "notes")}
         write_json(folder / "baseline.json", facts)
 
 
@@ -141,9 +139,7 @@ def _read_baseline(file: Path) -> Baseline:
 
     facts: dict[str, Any] = read_json(file)
     notes = tuple(facts.pop("notes"))
-    return Baseline(
-        **facts, notes=notes, predictions=load_predictions(file.with_name("predictions.safetensors"))
-    )
+    return Baseline(**facts, notes=notes, predictions=load_predictions(file.with_name("predictions.safetensors")))
 
 
 AnyRun = TypeVar("AnyRun", bound=Contestant)
@@ -225,9 +221,7 @@ def group_by_algorithm(results: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:
     return groups
 
 
-def average_clients(
-    runs: Sequence[Contestant], metric: MetricName = "accuracy", part: "Part" = "test"
-) -> FloatArray:
+def average_clients(runs: Sequence[Contestant], metric: MetricName = "accuracy", part: "Part" = "test") -> FloatArray:
     """Average a metric of each client (N,) over runs; NaN for a client for whom no run defines it."""
     values = np.array([run.measure_clients(metric, part) for run in runs], dtype=np.float64)
     n = np.isfinite(values).sum(axis=0)
@@ -284,10 +278,7 @@ def build_rows(
     """Build one row per method and baseline, in the order given.
 
     Args:
-        results: runs on the same clients.
-        rounds_to: a mean test accuracy to reach, a fraction.
         metric: the metric of the table; by default accuracy, or RMSE if the target is a number.
-        baselines: baselines on the same clients.
     """
     from .verdict.statistics import MIN_CLIENTS, adjust_by_holm, compute_wilcoxon_p
 
@@ -481,9 +472,7 @@ def build_run_table(
     return _make_table([row for _, row in ordered])
 
 
-def _describe_run(
-    line: MethodRow, run: "RunMetrics | None", split: int, rounds_to: float | None
-) -> dict[str, Any]:
+def _describe_run(line: MethodRow, run: "RunMetrics | None", split: int, rounds_to: float | None) -> dict[str, Any]:
     row: dict[str, Any] = {
         "method": line.algorithm,
         "kind": line.kind,
@@ -516,12 +505,8 @@ def build_client_table(
     `gain` is how much better the client is than under `local` with the same seed and split, in the metric.
     """
     metric = metric or get_default_metric(results)
-    local = {
-        (run.split, run.seed): run.measure_clients(metric) for run in results if run.algorithm == BASELINE
-    }
-    rows = [
-        row for run in results for row in _describe_clients(run, metric, local.get((run.split, run.seed)))
-    ]
+    local = {(run.split, run.seed): run.measure_clients(metric) for run in results if run.algorithm == BASELINE}
+    rows = [row for run in results for row in _describe_clients(run, metric, local.get((run.split, run.seed)))]
     names = [client["id"] for client in results[0].facts["clients"]] if results else []
     for one in baselines:
         known = {"method": one.name, "seed": None, "split": one.split, "metric": metric}
@@ -538,9 +523,7 @@ def build_client_table(
     return _make_table(rows)
 
 
-def _describe_clients(
-    run: "RunMetrics", metric: MetricName, local: NDArray[np.float64] | None
-) -> list[dict[str, Any]]:
+def _describe_clients(run: "RunMetrics", metric: MetricName, local: NDArray[np.float64] | None) -> list[dict[str, Any]]:
     values = _measure_all(run)
     gains = None
     if local is not None and run.algorithm != BASELINE:
@@ -579,9 +562,7 @@ def _make_table(rows: Sequence[Mapping[str, Any]]) -> "pa.Table":
         name: [None if isinstance(row[name], float) and np.isnan(row[name]) else row[name] for row in rows]
         for name in (rows[0] if rows else ())
     }
-    return pa.table(
-        {name: values for name, values in columns.items() if any(one is not None for one in values)}
-    )
+    return pa.table({name: values for name, values in columns.items() if any(one is not None for one in values)})
 
 
 def to_pandas(table: "pa.Table") -> "pd.DataFrame":

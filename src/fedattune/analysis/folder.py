@@ -52,16 +52,8 @@ def list_parts(path: Path) -> list[Path]:
     return sorted(found | named)
 
 
-def seal_experiment(
-    path: Path, contents: Mapping[Path, str] | None = None, *, is_finished: bool = False
-) -> None:
-    """List the checksums of the files in a comparison's own folder; each of its runs has a list of its own.
-
-    Args:
-        path: the folder.
-        contents: texts of files that are written next.
-        is_finished: whether the results are there, and will not change any more.
-    """
+def seal_experiment(path: Path, contents: Mapping[Path, str] | None = None, *, is_finished: bool = False) -> None:
+    """List the checksums of the files in a comparison's own folder; each of its runs has a list of its own."""
     files = [path / name for name in FROM_THE_START if path / name not in (contents or {})]
     files += list_parts(path) + ([path / RESULT_FILE, path / NOTES_FILE] if is_finished else [])
     set_checksums(path, files, contents)

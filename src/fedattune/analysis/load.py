@@ -137,7 +137,6 @@ def read_run(path: Path, *, copy: bool = True) -> RunMetrics | None:
     """Read the metrics of one run, which may still train; None before its first round is stored.
 
     Args:
-        path: the run's folder.
         copy: copy the store into memory; without it, one answer may be newer than the one before.
 
     Raises:

@@ -112,9 +112,7 @@ def read_statuses(path: Path) -> list[RunStatus]:
         failure = failures.get(folder, "") if changed <= failed_at else ""
         progress, means[method, folder.name] = _read_progress(folder)
         quiet = max(0.0, time.time() - changed) if changed else 0.0
-        status = RunStatus(
-            method, seed, "running", **{"rounds": rounds, **progress}, quiet=quiet, failure=failure
-        )
+        status = RunStatus(method, seed, "running", **{"rounds": rounds, **progress}, quiet=quiet, failure=failure)
         limit = FIRST_ROUND_S
         if status.round:
             limit = max(QUIET_S, QUIET_ROUNDS * status.seconds / status.round)

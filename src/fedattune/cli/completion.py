@@ -64,7 +64,6 @@ def print_completion(space: Namespace, problems: Sequence[str]) -> int:
 
     Raises:
         ConfigError: options that cannot be, or shtab is missing.
-
     """
     parse_options(CompletionOptions, space, problems)
     try:
@@ -161,9 +160,7 @@ def complete_words(name: str, words: Sequence[str], *endings: str) -> dict[str, 
         "fish": f"(_fedattune_{name})",
         "tcsh": f"({' '.join(words)})",
         "preamble": {
-            "bash": BASH_WORDS.format(
-                name=name, words=shlex.quote(" ".join(words)), endings=" ".join(endings)
-            ),
+            "bash": BASH_WORDS.format(name=name, words=shlex.quote(" ".join(words)), endings=" ".join(endings)),
             "zsh": ZSH_WORDS.format(name=name, words=text, pattern=pattern),
             "fish": FISH_WORDS.format(name=name, words=text, endings=" ".join(f".{one}" for one in endings)),
         },

@@ -44,9 +44,7 @@ def show_data(space: Namespace, problems: list[str]) -> int:
     check_output_files(files, list_input_files(experiment, config=output.config))
     federation = prepare_data(experiment)
     if options.picture and not federation.classes:
-        raise ConfigError(
-            f"--picture draws the labels of clients, and the target of {federation.name} is a number"
-        )
+        raise ConfigError(f"--picture draws the labels of clients, and the target of {federation.name} is a number")
     if experiment.save_partition:
         from ..data.manifest import save_manifest
 
@@ -101,13 +99,9 @@ def list_features(federation: "Federation") -> list[dict[str, Any]]:
         kind = "date" if name in schema.dates else "number"
         inputs = 1 + (name in schema.flagged)
         inputs += count_date_inputs(schema.dates[name]) if name in schema.dates else 0
-        features.append(
-            {"name": name, "kind": kind, "inputs": inputs, "may lack values": name in schema.flagged}
-        )
+        features.append({"name": name, "kind": kind, "inputs": inputs, "may lack values": name in schema.flagged})
     for name, categories in schema.categories.items():
-        features.append(
-            {"name": name, "kind": "categories", "inputs": len(categories), "may lack values": False}
-        )
+        features.append({"name": name, "kind": "categories", "inputs": len(categories), "may lack values": False})
     for name, inputs in schema.texts.items():
         features.append({"name": name, "kind": "text", "inputs": inputs, "may lack values": False})
     features += [
@@ -138,9 +132,7 @@ def _print_targets(federation: "Federation", console: "Console") -> None:
     scale = federation.target_scale
     assert scale is not None
     y = federation.y.double().cpu().numpy() * scale.deviation + scale.mean
-    table = make_table(
-        "client", "train", "val.", "test", "mean target", "deviation", text_columns=("client",)
-    )
+    table = make_table("client", "train", "val.", "test", "mean target", "deviation", text_columns=("client",))
     for client in federation.clients[:MAX_TABLE_CLIENTS]:
         mine = y[client.all]
         sizes = (str(len(part)) for part in (client.train, client.validation, client.test))
@@ -195,9 +187,7 @@ def _describe_omissions(federation: "Federation", in_full: bool) -> list[str]:
     """Describe what the table leaves out."""
     lines = []
     if federation.n_clients > MAX_TABLE_CLIENTS:
-        lines.append(
-            f"The first {MAX_TABLE_CLIENTS} of {federation.n_clients} clients are shown; --json gives all."
-        )
+        lines.append(f"The first {MAX_TABLE_CLIENTS} of {federation.n_clients} clients are shown; --json gives all.")
     if not in_full:
         first = f" the first {MAX_TABLE_LABELS} of" if federation.n_classes > MAX_TABLE_LABELS else ""
         lines.append(

@@ -37,7 +37,6 @@ def write(space: Namespace, problems: list[str]) -> int:
 
     Raises:
         ConfigError, DataError, RunError: an option is impossible, or the folder is not empty.
-
     """
     server = validate_options(DeploymentOptions, space, problems)
     kit = validate_options(KitOptions, space, problems)
@@ -92,9 +91,7 @@ def _load_data(
 
     if kit.schema_file:
         if has_data:
-            raise ConfigError(
-                "--schema-file and --data: give one, the schema of real nodes or the data of a trial"
-            )
+            raise ConfigError("--schema-file and --data: give one, the schema of real nodes or the data of a trial")
         return None, Schema.read(kit.schema_file)
     federation = prepare_data(experiment)
     if federation.n_clients < server.nodes:
@@ -113,9 +110,7 @@ def _check_models(plan: DeploymentPlan, schema: "Schema") -> None:
         algorithm.personal.names(build_initial_model(algorithm, card))
 
 
-def _write_folder(
-    kit: KitOptions, config: Mapping[str, Scalar], n: int, federation: "Federation | None"
-) -> None:
+def _write_folder(kit: KitOptions, config: Mapping[str, Scalar], n: int, federation: "Federation | None") -> None:
     """Write the folder for n nodes; in a trial, with the files of each node's clients."""
     from ..data import deal_clients, export_clients
     from ..deploy.operate.kit import write_kit
@@ -147,11 +142,7 @@ def _write_folder(
 def _find_folder(space: Namespace, problems: Sequence[str]) -> Path:
     """Return the folder of the command line."""
     folder: Path = space.folder
-    missing = (
-        []
-        if folder.is_dir()
-        else [f"{folder} is no folder; give the folder that fedattune deploy write wrote"]
-    )
+    missing = [] if folder.is_dir() else [f"{folder} is no folder; give the folder that fedattune deploy write wrote"]
     if errors := [*problems, *missing]:
         raise ConfigError("; ".join(errors))
     require_flower()
@@ -166,7 +157,6 @@ def check(space: Namespace, problems: Sequence[str]) -> int:
 
     Raises:
         ConfigError: there is no such folder, or it holds no deployment.
-
     """
     from ..deploy.operate.check import check_kit
 
@@ -184,7 +174,6 @@ def print_nodes(space: Namespace, problems: Sequence[str]) -> int:
 
     Raises:
         ConfigError, RunError: there is no such folder, no node is registered, or the SuperLink is down.
-
     """
     from ..deploy.operate.kit import list_nodes
 
@@ -205,7 +194,6 @@ def request(space: Namespace, problems: Sequence[str]) -> int:
 
     Raises:
         ConfigError, RunError: there is no such folder, or it holds no run.
-
     """
     from ..deploy.operate.kit import find_run_folder
     from ..deploy.server.control import write_request

@@ -25,7 +25,6 @@ def doctor(space: Namespace, problems: Sequence[str]) -> int:
 
     Returns:
         The exit code: 1 if something that training needs is broken.
-
     """
     from ..experiments.doctor import examine
     from .main import FAILED
@@ -55,9 +54,7 @@ def print_findings(findings: "Sequence[Finding]") -> list[str]:
         if one.advice:
             lines.append(f"    -> {one.advice}")
         for line in lines:
-            text = textwrap.fill(
-                line, width, subsequent_indent=" " * 7, break_long_words=False, break_on_hyphens=False
-            )
+            text = textwrap.fill(line, width, subsequent_indent=" " * 7, break_long_words=False, break_on_hyphens=False)
             print(text)
     print()
     return [one.name for one in findings if one.state == "broken"]

@@ -61,9 +61,7 @@ def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, A
         + (f"; gains are means over {len(seeds)} {over}" if len(seeds) > 1 else ""),
         style="bold",
     )
-    notes = [
-        note for note in (explanation.choice_note, explanation.sending_note, explanation.gain_note) if note
-    ]
+    notes = [note for note in (explanation.choice_note, explanation.sending_note, explanation.gain_note) if note]
     if difference := describe_seed_differences(explanation.runs.results).get(explanation.method):
         notes.append(f"{difference}.")
     if waiting := len(explanation.runs.waiting):
@@ -76,11 +74,7 @@ def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, A
             "nodes. So agreement with labels is not shown."
         )
     notes += [f"{effect.sentence[0].upper()}{effect.sentence[1:]}." for effect in run.effects]
-    notes += [
-        f"{one[0].upper()}{one[1:]}."
-        for report in run.reports.values()
-        for one in report.get("sentences", ())
-    ]
+    notes += [f"{one[0].upper()}{one[1:]}." for report in run.reports.values() for one in report.get("sentences", ())]
     for note in notes:
         console.print(note)
     return {
@@ -181,9 +175,7 @@ def _print_change(traces: "list[ComponentTrace]", console: "Console") -> None:
     for k, one in enumerate((*traces[0].before, traces[0].last)):
         columns[f"round {one.round}"] = format_round(k)
     text_columns = tuple(columns)
-    columns["the same since"] = lambda trace: (
-        "-" if trace.stable_since is None else f"round {trace.stable_since}"
-    )
+    columns["the same since"] = lambda trace: "-" if trace.stable_since is None else f"round {trace.stable_since}"
     print_whole(fill_table(traces, columns, text_columns), console)
     console.print("the same since: the first evaluated round since which the named partners are the same.")
 
@@ -247,9 +239,7 @@ def _pick_clients(clients: "list[ClientSummary]") -> "list[ClientSummary]":
     if len(clients) <= MAX_SHOWN_CLIENTS:
         return clients
     half = MAX_SHOWN_CLIENTS // 2
-    gaining = sorted(
-        (one for one in clients if one.gain), key=lambda one: one.gain.points if one.gain else 0.0
-    )
+    gaining = sorted((one for one in clients if one.gain), key=lambda one: one.gain.points if one.gain else 0.0)
     return [*gaining[:half], *gaining[-half:]] if len(gaining) >= 2 * half else clients[: 2 * half]
 
 
@@ -333,9 +323,7 @@ def _agreement_columns(rows: Sequence[Any]) -> AnyColumns:
         return {}
     return {
         "Spearman": lambda row: (
-            f"{row.agreement.correlation:+.2f}"
-            if row.agreement and row.agreement.correlation is not None
-            else "-"
+            f"{row.agreement.correlation:+.2f}" if row.agreement and row.agreement.correlation is not None else "-"
         ),
         "from alike": lambda row: format_percent(row.agreement.share, 0) if row.agreement else "-",
     }

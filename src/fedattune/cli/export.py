@@ -58,9 +58,7 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
         return 0
     out.mkdir(parents=True, exist_ok=True)
     for number, name in zip(result.facts.get("numbers", range(len(ids))), ids, strict=True):
-        model = result.export(
-            number, out / (make_file_name(number, name) + suffix), format_, factory=options.factory
-        )
+        model = result.export(number, out / (make_file_name(number, name) + suffix), format_, factory=options.factory)
         _print_export(name, model, is_brief=name != ids[-1])
     return 0
 
@@ -78,15 +76,9 @@ def _choose_format(options: ExportOptions) -> "ExportFormat":
 def _check_client(client: str | None, ids: Sequence[str], has_newcomers: bool) -> str:
     """Return the client, which is one of the ids or `ALL_CLIENTS`.
 
-    Args:
-        client: the value of --client.
-        ids: names of the run's clients.
-        has_newcomers: the run also trained clients that joined after training.
-
     Raises:
         ConfigError: --client is missing.
         RunError: the run has no such client.
-
     """
     names = list_some(ids, MAX_OFFERED_CLIENTS)
     if client is None:

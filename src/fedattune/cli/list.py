@@ -26,8 +26,7 @@ def print_list(space: Namespace, problems: Sequence[str]) -> int:
     options = parse_options(ListOptions, space, problems)
     kinds = (space.kind,) if space.kind else LIST_KINDS
     choices: Choices = {
-        kind: {name: _describe(name, factory) for name, factory in _get_factories(kind).items()}
-        for kind in kinds
+        kind: {name: _describe(name, factory) for name, factory in _get_factories(kind).items()} for kind in kinds
     }
     if "algorithms" in choices:
         _add_tuned_values(choices["algorithms"])
@@ -56,9 +55,7 @@ def _describe(name: str, factory: Callable[..., Any]) -> dict[str, Any]:
     hidden = TABLE_COLUMN_OPTIONS if name == TABLE_SOURCE else frozenset()
     return {
         "summary": summarize(factory),
-        "options": {
-            option.name: option.default for option in list_options(factory) if option.name not in hidden
-        },
+        "options": {option.name: option.default for option in list_options(factory) if option.name not in hidden},
     }
 
 
@@ -87,9 +84,7 @@ def _print_choices(choices: Choices, console: "Console") -> None:
                 )
                 print_indented(Text(defaults, style="dim"), 6, console)
             if tuned := {key: values for key, values in entry.get("tune", {}).items() if key != "lr"}:
-                tried = "  ".join(
-                    f"{key}={','.join(map(_format_default, each))}" for key, each in tuned.items()
-                )
+                tried = "  ".join(f"{key}={','.join(map(_format_default, each))}" for key, each in tuned.items())
                 print_indented(Text(f"--tune: {tried}", style="dim"), 6, console)
         console.print()
     if "data" in choices:
@@ -102,9 +97,7 @@ def _print_choices(choices: Choices, console: "Console") -> None:
             f"--tune N tries the learning rate of every method at {factors} times --lr, and the values behind --tune: "
             "together with it."
         )
-        console.print(
-            "A method of your own: --algorithms file.py:factory; fedattune new algorithm NAME writes one."
-        )
+        console.print("A method of your own: --algorithms file.py:factory; fedattune new algorithm NAME writes one.")
 
 
 def _format_default(default: Any) -> str:
@@ -117,7 +110,6 @@ def cite(space: Namespace, problems: Sequence[str]) -> int:
     Raises:
         ConfigError: nothing or an unknown method was given.
         RunError: a folder holds no run.
-
     """
     from ..algorithms import ALGORITHMS
 

@@ -30,7 +30,6 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code. 0: done. 1: a method of a comparison failed, or FedAttune has a fault. 2: the input is wrong.
         130: the user pressed Ctrl-C.
-
     """
     allow_all_letters()
     # A training command sets the folder that it writes, and the custom code that it runs.
@@ -41,8 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         return int(leaving.code or 0)
     except KeyboardInterrupt:
         print_message(
-            "interrupted"
-            + (f"; resume with: {format_resume_command(space)}" if space.training_folder else "")
+            "interrupted" + (f"; resume with: {format_resume_command(space)}" if space.training_folder else "")
         )
         return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has left, as in `fedattune list | head`
@@ -51,14 +49,10 @@ def main(argv: list[str] | None = None) -> int:
     except (FedAttuneError, OSError) as error:
         resume = ""
         if space.training_folder and getattr(error, "errno", None) in OF_THE_DISK:
-            resume = (
-                f"; finished rounds are kept; when that is fixed, resume with: {format_resume_command(space)}"
-            )
+            resume = f"; finished rounds are kept; when that is fixed, resume with: {format_resume_command(space)}"
         print_message(f"error: {error}{resume}")
     except MemoryError as error:
-        print_message(
-            f"error: there is not enough memory ({error}); give fewer clients, or smaller data or models"
-        )
+        print_message(f"error: there is not enough memory ({error}); give fewer clients, or smaller data or models")
     except Exception as error:
         _report_fault(error, space.training_folder)
         return FAILED

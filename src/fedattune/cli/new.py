@@ -29,7 +29,6 @@ def write_template(space: Namespace, problems: Sequence[str]) -> int:
 
     Raises:
         ConfigError: the name is taken or impossible, or the file exists.
-
     """
     parse_options(NewOptions, space, problems)
     template, name = str(space.template), str(space.name).removesuffix(".py")
@@ -47,12 +46,9 @@ def _check_name(template: str, name: str, file: Path) -> None:
 
     Raises:
         ConfigError: the name is one of these.
-
     """
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise ConfigError(
-            f"new {template} {name}: expected a name of letters, digits and _, such as my_{template}"
-        )
+        raise ConfigError(f"new {template} {name}: expected a name of letters, digits and _, such as my_{template}")
     if file.exists():
         raise ConfigError(f"{file} exists, and no file is overwritten; give another name")
     if importlib.util.find_spec(name) is not None:

@@ -26,7 +26,6 @@ def check(space: Namespace, problems: Sequence[str]) -> int:
 
     Raises:
         ConfigError: the options or the node's configuration cannot be.
-
     """
     from ..deploy.operate.check import check_node
     from .doctor import print_findings
@@ -63,7 +62,6 @@ def approve(space: Namespace, problems: Sequence[str]) -> int:
     Raises:
         ConfigError: the digest is missing or of another text.
         RunError: there is nothing to approve.
-
     """
     from ..deploy.node.files import find_state
     from ..deploy.node.policy import approve_shared, read_shared
@@ -98,7 +96,6 @@ def audit(space: Namespace, problems: Sequence[str]) -> int:
 
     Raises:
         ConfigError, RunError: the options cannot be, or there is no log.
-
     """
     options = parse_options(NodeAuditOptions, space, problems)
     require_flower()
@@ -133,9 +130,7 @@ def _print_lines(lines: Sequence[Mapping[str, Any]]) -> None:
     table = make_table(*titles, text_columns=titles[:5])
     counts, totals = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
     for line in lines:
-        way, kind, purpose = (
-            _format(line.get(key), SENTENCE_CHARS) for key in ("direction", "kind", "purpose")
-        )
+        way, kind, purpose = (_format(line.get(key), SENTENCE_CHARS) for key in ("direction", "kind", "purpose"))
         run = [_format(line.get(key)) for key in ("token", "algorithm", "seed", "round")]
         run[0] = run[0][:RUN_CHARS]
         n_bytes, tensors = line.get("bytes"), line.get("tensors")
@@ -162,6 +157,4 @@ def _format(value: Any, length: int = CELL_CHARS) -> str:
         return "-"
     text = str(value)
     text = text if len(text) <= length else f"{text[:length]}..."
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
-    )
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)

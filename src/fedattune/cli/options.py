@@ -56,9 +56,7 @@ class DoctorOptions(StrictSchema):
 class NodeCheckOptions(StrictSchema):
     """Options of `node check`."""
 
-    superlink: str | None = Field(
-        None, description="address of the server, HOST:PORT, to check the connection"
-    )
+    superlink: str | None = Field(None, description="address of the server, HOST:PORT, to check the connection")
     certificates: Path | None = Field(
         None, description="file of the authority that the node trusts (default: certificates/ca.crt)"
     )
@@ -72,9 +70,7 @@ class NodeCheckOptions(StrictSchema):
 class NodeApproveOptions(StrictSchema):
     """Options of `node approve`."""
 
-    digest: str | None = Field(
-        None, description="SHA-256 of the text to approve, where nobody can answer a question"
-    )
+    digest: str | None = Field(None, description="SHA-256 of the text to approve, where nobody can answer a question")
 
 
 class NodeAuditOptions(StrictSchema):
@@ -131,12 +127,8 @@ class ExplainOptions(StrictSchema):
     algorithm: str | None = Field(
         None, description="the method (default: the verdict's if it mixes models, otherwise one that does)"
     )
-    seed: Seed | None = Field(
-        None, description="seed of the run whose mixtures are explained (default: the first)"
-    )
-    client: str | None = Field(
-        None, description="name of a client to explain in detail (default: all, in short)"
-    )
+    seed: Seed | None = Field(None, description="seed of the run whose mixtures are explained (default: the first)")
+    client: str | None = Field(None, description="name of a client to explain in detail (default: all, in short)")
     json_file: Path | None = Field(None, alias="json", description="also write the explanation to this file")
 
 
@@ -175,9 +167,7 @@ class PlotOptions(StrictSchema):
         "curves", description="accuracy by rounds; who learns from whom; accuracy of clients; bytes by layer"
     )
     out: Path = Field(Path("figure.pdf"), description="the figure: .pdf, .svg, .eps or .png")
-    against: Literal["rounds", "bytes", "seconds"] = Field(
-        "rounds", description="for curves: the horizontal axis"
-    )
+    against: Literal["rounds", "bytes", "seconds"] = Field("rounds", description="for curves: the horizontal axis")
     round_: Count | None = Field(
         None, alias="round", description="for heatmap: the round (default: the last stored round)"
     )
@@ -225,9 +215,7 @@ def validate_options(schema: type[AnyOptions], space: Namespace, problems: list[
     """Validate the options of one schema; add wrong values to `problems` and return None if there are any."""
     fields = schema.model_fields
     try:
-        return schema(
-            **{fields[key].alias or key: value for key, value in vars(space).items() if key in fields}
-        )
+        return schema(**{fields[key].alias or key: value for key, value in vars(space).items() if key in fields})
     except ValidationError as error:
         problems += describe_errors(error, lambda key: "--" + key.replace("_", "-"))
         return None
@@ -238,7 +226,6 @@ def parse_options(schema: type[AnyOptions], space: Namespace, problems: Sequence
 
     Raises:
         ConfigError: options are unknown, or values are wrong; one message reports them all.
-
     """
     errors = list(problems)
     options = validate_options(schema, space, errors)
@@ -247,21 +234,14 @@ def parse_options(schema: type[AnyOptions], space: Namespace, problems: Sequence
     return options
 
 
-def read_experiment(
-    space: Namespace, problems: Sequence[str]
-) -> "tuple[Experiment, OutputOptions, dict[str, Any]]":
+def read_experiment(space: Namespace, problems: Sequence[str]) -> "tuple[Experiment, OutputOptions, dict[str, Any]]":
     """Read an experiment from the command line and from the file of `--config`.
-
-    Args:
-        space: the parsed arguments.
-        problems: problems with the arguments, to be reported with all others.
 
     Returns:
         The experiment, the output options, and the options of the experiment that the command line gives.
 
     Raises:
         ConfigError: options are unknown, or values are wrong; one message reports them all.
-
     """
     from ..experiments.config import Experiment
     from ..experiments.load import load_options, parse_set
@@ -276,9 +256,7 @@ def read_experiment(
             overrides["set"] = parse_set(items)
     if "resume" in output:
         if {"out", "config"} & output.keys():
-            errors.append(
-                "--out and --config cannot be given with --resume: a resumed experiment keeps its folder"
-            )
+            errors.append("--out and --config cannot be given with --resume: a resumed experiment keeps its folder")
         return *load_options(None, output, errors=errors), overrides
     algorithms = DEFAULT_ALGORITHMS.get(space.command)
     defaults = {"algorithms": algorithms} if algorithms else {}

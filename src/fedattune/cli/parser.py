@@ -43,7 +43,6 @@ class ArgumentParser(argparse.ArgumentParser):
 
     Attributes:
         shown: destinations that `--help` shows; None shows all.
-
     """
 
     shown: frozenset[str] | None = None
@@ -83,9 +82,7 @@ class ArgumentParser(argparse.ArgumentParser):
         _, is_missing, names = message.partition("arguments are required: ")
         if is_missing:
             raise ConfigError(f"give {names.upper()}; see {self.prog} --help")
-        raise ConfigError(
-            message.removeprefix("argument ").replace("expected one argument", "expected a value")
-        )
+        raise ConfigError(message.removeprefix("argument ").replace("expected one argument", "expected a value"))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -109,7 +106,6 @@ class Options(NamedTuple):
         title: the title of the group in the help text.
         fields: the fields; by default, all of them.
         without: `module:NAMES`, fields to leave out.
-
     """
 
     schema: str
@@ -128,7 +124,6 @@ class Command(NamedTuple):
         options: a schema whose fields are the options, or groups of options.
         arguments: the arguments by position, as keywords of `add_argument`.
         commands: the commands below this one, which then only groups them.
-
     """
 
     help: str
@@ -212,9 +207,7 @@ COMMANDS = {
     "data": Command(
         "look at data before training",
         commands={
-            "show": Command(
-                "show label counts per client and measures of heterogeneity", "data:show_data", SHOW
-            ),
+            "show": Command("show label counts per client and measures of heterogeneity", "data:show_data", SHOW),
         },
     ),
     "deploy": Command(
@@ -225,9 +218,7 @@ COMMANDS = {
             "nodes": Command("list the registered nodes", "deploy:print_nodes", (), (DEPLOY_FOLDER,)),
             "pause": Command("end the run after its current round, to be continued", *REQUEST),
             "resume": Command("take back a request to pause or abort", *REQUEST),
-            "abort": Command(
-                "end the run after its current round, and compare the finished methods", *REQUEST
-            ),
+            "abort": Command("end the run after its current round, and compare the finished methods", *REQUEST),
         },
     ),
     "reproduce": Command("reproduce a paper's table or figure, or list them", "reproduce", STUDY, (NAME,)),
@@ -248,9 +239,7 @@ COMMANDS = {
     ),
     "watch": Command("watch runs while they train; write their report", "watch", "WatchOptions", (RUN,)),
     "plot": Command("draw a figure of runs for a paper", "report:plot", "PlotOptions", (RUNS,)),
-    "export": Command(
-        "export a client's model to a file that predicts the same", "export", "ExportOptions", (RUN,)
-    ),
+    "export": Command("export a client's model to a file that predicts the same", "export", "ExportOptions", (RUN,)),
     "predict": Command("predict new data with a model", "export:predict", "PredictOptions", (MODEL,)),
     "cite": Command("print the BibTeX of all that runs used", "list:cite", "CiteOptions", (ANY_RUNS,)),
     "new": Command(
@@ -277,9 +266,7 @@ COMMANDS = {
             "approve": Command(
                 "approve what a node tells about its data", "node:approve", "NodeApproveOptions", (NODE,)
             ),
-            "audit": Command(
-                "show what came to a node and what left it", "node:audit", "NodeAuditOptions", (NODE,)
-            ),
+            "audit": Command("show what came to a node and what left it", "node:audit", "NodeAuditOptions", (NODE,)),
         },
     ),
     "doctor": Command("check the installation, and say what to do", "doctor", "DoctorOptions"),
@@ -287,13 +274,7 @@ COMMANDS = {
 
 
 def make_parser(selected_command: str | None, *, is_full: bool = False) -> ArgumentParser:
-    """Make the parser of all commands; add options only to the selected one, because schemas load slowly.
-
-    Args:
-        selected_command: name of the command.
-        is_full: add the options of all commands.
-
-    """
+    """Make the parser of all commands; add options only to the selected one, because schemas load slowly."""
     parser = ArgumentParser(
         prog="fedattune",
         description="Personalized federated learning: should we federate, with which method, and who gains?",
@@ -330,9 +311,7 @@ def _fill_command(parser: ArgumentParser, command: Command, algorithms: str | No
 
 def list_fields(schema: Any) -> "dict[str, FieldInfo]":
     """List the options of a schema by their flat names."""
-    fields: dict[str, FieldInfo] = (
-        schema.flat_fields() if hasattr(schema, "flat_fields") else schema.model_fields
-    )
+    fields: dict[str, FieldInfo] = schema.flat_fields() if hasattr(schema, "flat_fields") else schema.model_fields
     return fields
 
 
@@ -343,9 +322,7 @@ def _import(path: str) -> Any:
 
 def _add_command(subparsers: Any, name: str, help_: str) -> ArgumentParser:
     description = help_[0].upper() + help_[1:] + "."
-    command: ArgumentParser = subparsers.add_parser(
-        name, help=help_, description=description, allow_abbrev=False
-    )
+    command: ArgumentParser = subparsers.add_parser(name, help=help_, description=description, allow_abbrev=False)
     return command
 
 
@@ -353,11 +330,7 @@ def _add_options(group: Any, schema: "type[BaseModel]", names: Iterable[str], al
     """Add one option per field; values stay text, because the schema reads and checks them.
 
     Args:
-        group: receives the options.
-        schema: the schema.
-        names: the fields.
         algorithms: the command's own default of --algorithms.
-
     """
     for name in names:
         field = list_fields(schema)[name]
@@ -419,7 +392,6 @@ def parse_arguments(
 
     Raises:
         ConfigError: the command is unknown, or an option lacks its value.
-
     """
     words = sys.argv[1:] if argv is None else argv
     command = next((word for word in words if not word.startswith("-")), None)

@@ -19,7 +19,6 @@ class PlannedNoise(NamedTuple):
         noise_multiplier: deviation of the noise over the clipping norm.
         epsilon: epsilon of the whole run.
         noise_ratio: norm of the noise on an average, or on an upload, over the norm of a clipped update.
-
     """
 
     mechanism: str
@@ -81,18 +80,14 @@ def _plan_rows(options: PrivacyOptions) -> PlannedNoise:
     from ..privacy.accounting import epsilon_of, noise_for
 
     if options.samples is None:
-        raise ConfigError(
-            "privacy: --level record needs --samples, the number of training rows of the client"
-        )
+        raise ConfigError("privacy: --level record needs --samples, the number of training rows of the client")
     rate, steps = min(1.0, options.batch_size / options.samples), options.rounds * options.steps
     noise = options.noise_multiplier
     if noise is None:
         assert options.target_epsilon is not None
         noise = noise_for(options.target_epsilon, options.delta, rate, steps)
     epsilon = epsilon_of(noise, rate, steps, options.delta)
-    return PlannedNoise(
-        "DP-SGD", f"Poisson, {100 * rate:.3g}% of the rows in {steps:,} steps", noise, epsilon
-    )
+    return PlannedNoise("DP-SGD", f"Poisson, {100 * rate:.3g}% of the rows in {steps:,} steps", noise, epsilon)
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ def report(space: Namespace, problems: Sequence[str]) -> int:
 
     Raises:
         ConfigError, RunError: options that cannot be, or folders without runs of the same clients.
-
     """
     paths: list[Path] = space.runs
     options = parse_options(ReportOptions, space, problems)
@@ -44,15 +43,12 @@ def plot(space: Namespace, problems: Sequence[str]) -> int:
     Raises:
         ConfigError: options that cannot be, or Matplotlib is missing.
         RunError: the runs lack the data of the figure.
-
     """
     paths: list[Path] = space.runs
     options = parse_options(PlotOptions, space, problems)
     for name, kind in KIND_OF_OPTION.items():
         if hasattr(space, name) and options.kind != kind:
-            raise ConfigError(
-                f"--{name.rstrip('_')} is an option of --kind {kind}, not of --kind {options.kind}"
-            )
+            raise ConfigError(f"--{name.rstrip('_')} is an option of --kind {kind}, not of --kind {options.kind}")
     plots.check_figure_path(options.out)
     check_output_files({"--out": options.out}, {})
     runs = read_runs(paths, running=True)
@@ -67,9 +63,7 @@ def plot(space: Namespace, problems: Sequence[str]) -> int:
         console.print("note: the font lacks letters of clients' names, which are boxes in the figure")
     for run in runs.results:
         if not run.is_finished:
-            console.print(
-                f"note: {run.algorithm}, seed {run.settings.seed}, is at round {run.rounds}, not finished"
-            )
+            console.print(f"note: {run.algorithm}, seed {run.settings.seed}, is at round {run.rounds}, not finished")
     console.print(f"The figure is {options.out}")
     return 0
 
@@ -96,7 +90,6 @@ def _find_mixing(runs: Runs, options: PlotOptions) -> MixingAnalysis:
 
     Raises:
         RunError: its method does not mix client by client.
-
     """
     explanation = RunExplanation(runs, options.algorithm, options.seed)
     if explanation.sending_note:

@@ -24,16 +24,11 @@ if TYPE_CHECKING:
 def reproduce(space: Namespace, problems: list[str]) -> int:
     """Train the missing runs of a study, write its table and figure, and print them.
 
-    Args:
-        space: the options of the command line.
-        problems: problems with the command line so far.
-
     Returns:
         The exit code.
 
     Raises:
         ConfigError, RunError: an option is impossible, or the folder cannot be used.
-
     """
     options = parse_options(StudyOptions, space, problems)
     if space.name is None:
@@ -72,9 +67,7 @@ def _run_study(name: str, study: "Study", cells: "Sequence[Cell]", options: Stud
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"--out {options.out}: {error.strerror or error}; give another folder"
-            ) from error
+            raise ConfigError(f"--out {options.out}: {error.strerror or error}; give another folder") from error
         with (
             _lock_folder(options.out),
             InterruptHandler() as stop,
@@ -113,7 +106,6 @@ def _lock_folder(out: Path) -> Iterator[None]:
 
     Raises:
         RunError: another command is at work there.
-
     """
     lock = FileLock(out / "runs.lock")
     try:

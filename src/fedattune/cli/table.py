@@ -15,7 +15,6 @@ def print_table(space: Namespace, problems: Sequence[str]) -> int:
     Raises:
         ConfigError: options that cannot be.
         RunError: the folders hold no runs of the same clients, or no round is finished.
-
     """
     from ..analysis.load import read_runs
     from ..analysis.output.formats import find_format
@@ -27,13 +26,9 @@ def print_table(space: Namespace, problems: Sequence[str]) -> int:
     options = parse_options(TableOptions, space, problems)
     chosen = find_format(options.format_, options.out.suffix if options.out else "")
     if chosen.is_binary and options.out is None:
-        raise ConfigError(
-            f"--format {chosen.name} writes a file; name it by -o, such as -o runs{chosen.ending}"
-        )
+        raise ConfigError(f"--format {chosen.name} writes a file; name it by -o, such as -o runs{chosen.ending}")
     if options.clients and not chosen.has_clients:
-        raise ConfigError(
-            f"--clients is an option of formats for programs such as csv, not of --format {chosen.name}"
-        )
+        raise ConfigError(f"--clients is an option of formats for programs such as csv, not of --format {chosen.name}")
     check_output_files({"--out": options.out}, {})
     runs = read_runs(paths, running=True)
     if not runs.results:

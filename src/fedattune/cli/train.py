@@ -30,7 +30,6 @@ def train(space: Namespace, problems: list[str]) -> int:
 
     Raises:
         ConfigError, DataError, ModelError, RunError: the input is wrong, or a folder cannot be used.
-
     """
     command: str = space.command
     experiment, output, overrides = read_experiment(space, problems)
@@ -53,9 +52,7 @@ def train(space: Namespace, problems: list[str]) -> int:
     is_comparison = command == "compare"
     with InterruptHandler() as should_stop, lock_folder(out):
         try:
-            outcome = train_plan(
-                plan, out, should_stop, output, is_comparison=is_comparison, callbacks=callbacks
-            )
+            outcome = train_plan(plan, out, should_stop, output, is_comparison=is_comparison, callbacks=callbacks)
         except StoppedError as stopped:
             print_message(f"{stopped}; resume with: {format_resume_command(space)}")
             return INTERRUPTED
@@ -68,9 +65,7 @@ def train(space: Namespace, problems: list[str]) -> int:
             metric=plan.metric,
         )
         seal_experiment(out, is_finished=True)
-    _print_summary(
-        summary, [*notes, *plan.notes, *plan.federation.notes, *summary.notes], rounds_to, output.columns
-    )
+    _print_summary(summary, [*notes, *plan.notes, *plan.federation.notes, *summary.notes], rounds_to, output.columns)
     start = f"The report is {summary.report}; all" if summary.report else "All"
     make_console().print(f"{start} numbers are in {out}")
     return FAILED if outcome.failed else 0

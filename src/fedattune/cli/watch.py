@@ -40,7 +40,6 @@ def watch(space: Namespace, problems: Sequence[str]) -> int:
 
     Raises:
         ConfigError, RunError: options that cannot be, or a folder that holds no runs.
-
     """
     from rich.live import Live
 
@@ -186,9 +185,7 @@ def _format_duration(seconds: float | None) -> str:
 
 def _choose_columns(statuses: "Sequence[RunStatus]") -> dict[str, Callable[["RunStatus"], str]]:
     """Choose the informative columns."""
-    silent = {
-        title for title in OPTIONAL_COLUMNS if {STATUS_COLUMNS[title](one) for one in statuses} <= {"-", "0"}
-    }
+    silent = {title for title in OPTIONAL_COLUMNS if {STATUS_COLUMNS[title](one) for one in statuses} <= {"-", "0"}}
     if len({status.seed for status in statuses}) == 1:
         silent.add("seed")
     return {title: cell for title, cell in STATUS_COLUMNS.items() if title not in silent}
@@ -266,9 +263,7 @@ def fit_terminal(statuses: "Sequence[RunStatus]", run: Path, console: "Console")
         positions = by_state[: max(n_rows - 1, 1)]
         visible_statuses = [statuses[i] for i in sorted(positions)]
         states = [status.state for i, status in enumerate(statuses) if i not in positions]
-        hidden_states = ", ".join(
-            f"{states.count(state)} {state}" for state in STATE_ORDER if state in states
-        )
+        hidden_states = ", ".join(f"{states.count(state)} {state}" for state in STATE_ORDER if state in states)
         texts = [Text(f"and {hidden_states}", style="dim"), *texts]
     return Group(_make_table(visible_statuses, columns), *texts)
 

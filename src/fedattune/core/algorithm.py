@@ -34,7 +34,6 @@ class Probe:
             in every round; or of the `validation` part. An empty validation part is not probed.
         share: share of the training rows; drawn again in every round, unless they are held out.
         makes_received_model: whether the received model needs the probe. `finish` then makes it, without any step.
-
     """
 
     rows: Literal["train", "held_out", "validation"] = "train"
@@ -51,7 +50,6 @@ class LocalPlan:
         passes: times that the rule repeats the local work of a round (its steps or epochs).
         probe: the rows that it reads before its first step; None without a probe.
         extras: extras of the payload that it needs: name of the extra -> server rule that sends it.
-
     """
 
     batches_per_step: int = 1
@@ -178,7 +176,6 @@ class ServerTraits:
         sends_models: whether the model in a payload is one to train from; differential privacy clips the distance
             from it.
         should_update: whether uploads change what the server sends to other clients.
-
     """
 
     state: type = dict
@@ -226,7 +223,6 @@ class ServerUpdate(ABC, Generic[StateT]):
             sent: the payload that these clients received, one row per client.
             uploads: the content of their uploads, one row per client.
             n: (C,) training samples of each client.
-
         """
 
     def global_model(self, state: StateT) -> Params | None:
@@ -268,9 +264,7 @@ class Joinable(ServerUpdate[StateT]):
         """Return the state with `n_new` more clients, numbered after the present clients."""
         return append_clients(self, state, self.newcomer_model(state), n_new)
 
-    def aggregate_newcomers(
-        self, state: StateT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> StateT:
+    def aggregate_newcomers(self, state: StateT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> StateT:
         """Return the state after a round of clients `ids` that joined; nothing changes for others."""
         return state
 
@@ -382,7 +376,6 @@ class Participation(NamedTuple):
     Examples:
         >>> Participation(train="all", receive="answer").override("cohort")
         Participation(train='cohort', receive='answer')
-
     """
 
     train: Literal["cohort", "all"] = "cohort"
@@ -406,7 +399,6 @@ class FineTune:
     Examples:
         >>> FineTune(steps=10)
         FineTune(steps=10, lr=None, part='train')
-
     """
 
     steps: int | None = None
@@ -441,7 +433,6 @@ class Algorithm:
         >>> mine = Algorithm(SGD((Proximal(0.1),)), Attention("layer", sigma=50.0), personal=Head())
         >>> mine.evaluation_point, mine.personal
         ('trained', Head(layers=1, module=None))
-
     """
 
     client: ClientUpdate

@@ -90,11 +90,8 @@ def check_free_space(name: str, folder: Path, where: str, state: State, advice: 
     """Check the free disk space of a folder.
 
     Args:
-        name: name of the finding.
-        folder: the folder, which need not exist yet.
         where: text after "free" that names the place, with a space before it.
         state: state of the finding if there is too little space.
-        advice: what to do then.
     """
     free = shutil.disk_usage(find_nearest(folder)).free
     is_full = free < MIN_FREE_BYTES

@@ -38,7 +38,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Args:
         input: (m, k), and other shapes, which PyTorch's own function takes.
-        weight: (n, k).
         bias: (n,), or None.
     """
     tensors = (input, weight) if bias is None else (input, weight, bias)

@@ -57,9 +57,7 @@ def differentiate(loss: LossFunction, params: Params, buffers: Params, batch: Ba
         return Params(g).map(unwrap), changed.map(unwrap)
 
 
-def sum_clipped(
-    loss: LossFunction, params: Params, buffers: Params, batch: Batch, clip: float, at_once: int
-) -> Params:
+def sum_clipped(loss: LossFunction, params: Params, buffers: Params, batch: Batch, clip: float, at_once: int) -> Params:
     """Return the weighted sum of the gradients of single samples, each clipped to a norm; works under `vmap`.
 
     No sample moves the sum by more than `clip` times its weight: a gradient that is not finite counts as zero.
@@ -67,11 +65,8 @@ def sum_clipped(
 
     Args:
         loss: the loss; it must not let samples see each other.
-        params: the model.
         buffers: its buffers; they stay unchanged.
         batch: inputs (B, ...), targets (B,) and weights (B,).
-        clip: maximum norm of a sample's gradient over all tensors.
-        at_once: samples whose gradients are in memory at the same time.
     """
 
     def differentiate_one(*sample: Tensor) -> Params:

@@ -24,7 +24,6 @@ class Group(StrictSchema):
     Attributes:
         switches: flat names of the options that turn the group on.
         needs: what the other options of the group need, as the end of "it needs ...".
-
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -83,10 +82,7 @@ class FlatSchema(StrictSchema):
         """Return the flat options.
 
         Args:
-            mode: `json` for values that JSON can hold.
-            exclude: names to leave out.
             exclude_defaults: leave out the options that have their defaults.
-
         """
         dumped = self.model_dump(mode=mode)
         keywords = {}

@@ -51,10 +51,6 @@ def use_threads(number: int) -> Iterator[None]:
 def balance(costs: Sequence[float], n: int) -> list[list[int]]:
     """Divide items among n groups of about equal cost: the largest first, each to the cheapest group.
 
-    Args:
-        costs: cost of each item.
-        n: number of groups.
-
     Returns:
         Numbers of the items of each group, the largest first; equal items keep their order.
     """

@@ -110,9 +110,7 @@ class _CarefulLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in keys:
-                    raise ConstructorError(
-                        None, None, f"the key {key.value!r} is given twice", key.start_mark
-                    )
+                    raise ConstructorError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
                 keys.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -163,9 +161,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"{path} must hold keys with values such as 'rounds: 50', got a {type(content).__name__}"
-        )
+        raise ConfigError(f"{path} must hold keys with values such as 'rounds: 50', got a {type(content).__name__}")
     return {str(key): value for key, value in content.items()}
 
 
@@ -209,9 +205,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], meta: Mapping[str, str]
     """Write a safetensors file, atomically and durably.
 
     Args:
-        path: the file.
         tensors: name -> tensor that shares its memory with no other; see `copy_tensors`.
-        meta: text to store beside the tensors.
 
     Raises:
         RunError: the disk is full or read-only, or the path is a device, which the library would replace by a file.

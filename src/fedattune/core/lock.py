@@ -23,7 +23,6 @@ def lock_folder(folder: Path, *, is_new: bool = False) -> Iterator[None]:
     The operating system holds the lock, so it is gone with the process, also after a kill.
 
     Args:
-        folder: the folder.
         is_new: refuse a folder that holds anything: another process may have filled it since it was looked at.
 
     Raises:
@@ -34,9 +33,7 @@ def lock_folder(folder: Path, *, is_new: bool = False) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise RunError(
-            f"{folder} is being written by {_describe_writer(folder)}; wait for it, or stop it"
-        ) from error
+        raise RunError(f"{folder} is being written by {_describe_writer(folder)}; wait for it, or stop it") from error
     try:
         about = {
             "pid": os.getpid(),

@@ -63,7 +63,6 @@ def choose(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], obj
     """Return the name of the fastest call on this machine.
 
     Args:
-        what: the operation.
         sizes: its sizes; sizes between the same powers of two, and so many threads, share a choice.
         calls: the plain call first, then others with the same result; each may be small, but as in real use.
 
@@ -116,9 +115,7 @@ def _should_measure(known: Choice | None, key: str, calls: Mapping[str, Callable
     return known.is_open and key not in _measured_here
 
 
-def _renew(
-    before: Choice | None, seconds: dict[str, float], judge: Callable[[dict[str, float]], str]
-) -> Choice:
+def _renew(before: Choice | None, seconds: dict[str, float], judge: Callable[[dict[str, float]], str]) -> Choice:
     """Choose by new times; on a busy machine, what earlier processes measured counts as well."""
     if _load.count_busy_cores() <= MAX_BUSY_CORES:
         return Choice(judge(seconds), seconds)

@@ -77,9 +77,7 @@ def format_number(value: float, digits: int = 4, sign: str = "") -> str:
     """Format a number with significant digits, and numbers up to a billion without a power of ten: 14,562.
 
     Args:
-        value: the number.
         digits: significant digits; whole numbers of more digits keep all.
-        sign: "+" to show the sign of positive numbers too.
     """
     is_long = 10**digits <= abs(value) < 1e9
     return f"{value:{sign},.0f}" if is_long else f"{value:{sign},.{digits}g}"
@@ -149,7 +147,6 @@ def compute_metrics(y: NDArray[np.generic], outputs: Values) -> dict[str, float]
 
     Args:
         y: class numbers (n,) of integers, or target values (n,) of floats.
-        outputs: logits (n, classes), or predicted values (n, 1).
 
     Returns:
         Metric -> value; NaN where the rows do not define it, such as the AUC of rows of a single class.
@@ -225,9 +222,7 @@ def auc(y: Labels, logits: Values) -> float:
     if len(classes) < 2 or not np.isfinite(logits).all():
         return float("nan")
     scores = compute_probabilities(logits)
-    if (
-        logits.shape[1] == 2
-    ):  # both classes have the same area; the difference keeps what a probability rounds off
+    if logits.shape[1] == 2:  # both classes have the same area; the difference keeps what a probability rounds off
         scores, classes = (logits[:, 1] - logits[:, 0])[:, None].repeat(2, axis=1), np.array([1])
     areas = []
     for label in classes:

@@ -70,7 +70,6 @@ def split_head(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn
     """Copy the model's body and its head; the head is the `nn.Linear` that maps features to the output.
 
     Args:
-        model: the user's model.
         x: (B, ...) inputs to check the split with.
         head: name of the head; None searches from the last linear layer to the first.
 
@@ -83,9 +82,7 @@ def split_head(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn
     if not linear:
         raise ModelError(f"the model {name} cannot be split into body and head: it has no nn.Linear layer")
     if head is not None and head not in linear:
-        raise ConfigError(
-            f"head: got {head!r}, expected a linear layer of the model {name}: {', '.join(linear)}"
-        )
+        raise ConfigError(f"head: got {head!r}, expected a linear layer of the model {name}: {', '.join(linear)}")
     x = x.to(next(model.parameters()))
     whole = copy.deepcopy(model).eval()
     with torch.no_grad():

@@ -49,13 +49,7 @@ def describe_errors(
     where: Callable[[str], str] = str,
     unknown: Callable[[str], str] = "unknown option {!r}".format,
 ) -> list[str]:
-    """Describe each wrong key in one phrase.
-
-    Args:
-        error: the error of the schema.
-        where: turns a key into the words that lead the phrase.
-        unknown: turns an unknown key into its phrase.
-    """
+    """Describe each wrong key in one phrase."""
     phrases: dict[str, str] = {}
     for one in error.errors():
         key = str(one["loc"][0])
@@ -127,11 +121,6 @@ def list_options(factory: Callable[..., Any]) -> list[Option]:
 def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:
     """Return an entry of a table.
 
-    Args:
-        kind: what the table holds, for the message.
-        name: name of the entry.
-        table: name -> entry.
-
     Raises:
         ConfigError: the table has no such entry; the message suggests the nearest name.
     """
@@ -143,19 +132,12 @@ def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:
 def check_options(name: str, factory: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of all options of `factory`: the given `values`, else the defaults.
 
-    Args:
-        name: name of the factory, for the message.
-        factory: its annotations convert and check the values.
-        values: option -> value.
-
     Raises:
         ConfigError: some options are unknown or some values impossible; one message names all of them.
     """
     schema = _schema(name, factory)
     fields = schema.model_fields
-    errors = [
-        f"{name} has no option {key!r}; {did_you_mean(key, fields)}" for key in values if key not in fields
-    ]
+    errors = [f"{name} has no option {key!r}; {did_you_mean(key, fields)}" for key in values if key not in fields]
     options: dict[str, Any] = {}
     try:
         model = schema(**{k: v for k, v in values.items() if k in fields})
@@ -182,10 +164,7 @@ def build(name: str, factory: Callable[..., T], values: Mapping[str, Any], *fixe
     """Call `factory(*fixed, **options)` with checked options.
 
     Args:
-        name: name of the thing to build, for messages.
         factory: its constructor; its keyword-only parameters are the options.
-        values: option -> value.
-        fixed: positional arguments.
 
     Raises:
         ConfigError: an option is unknown, a value impossible, or the factory refuses the combination.

@@ -99,9 +99,7 @@ def confirm_references(references: Iterable[str], named: Iterable[str], where: P
     """Refuse code that a file or folder names and the user does not: importing it would run it.
 
     Args:
-        references: the references in the file.
         named: the references that the user has named; paths of files are compared in full.
-        where: the file or folder.
 
     Raises:
         ConfigError: some references are not among those that the user has named.
@@ -121,15 +119,11 @@ def format_allow_code(references: Iterable[str]) -> str:
     return f"--allow-code {shlex.quote(names)}" if names else ""
 
 
-def load_function(
-    reference: str, purpose: str, error: type[FedAttuneError] = ConfigError
-) -> Callable[..., Any]:
+def load_function(reference: str, purpose: str, error: type[FedAttuneError] = ConfigError) -> Callable[..., Any]:
     """Load the function that a reference names.
 
     Args:
         reference: "file.py:function" or "package.module:function"; modules are also looked for in the current folder.
-        purpose: what the function makes, for messages.
-        error: class of the errors.
 
     Raises:
         FedAttuneError: the file or module is missing or fails, or has no such function.
@@ -142,37 +136,24 @@ def load_function(
         module = _import_module(place) if file is None else load_file(file)
     except FileNotFoundError as missing:
         if file is None or file.is_file():  # the code itself looks for a file
-            raise error(
-                f"cannot import {place!r} for {purpose} {reference!r}: {summarize_error(missing)}"
-            ) from missing
+            raise error(f"cannot import {place!r} for {purpose} {reference!r}: {summarize_error(missing)}") from missing
         raise error(f"{reference}: there is no file {file}; give the path of a Python file") from missing
     except (Exception, SystemExit) as failure:
-        raise error(
-            f"cannot import {place!r} for {purpose} {reference!r}: {summarize_error(failure)}"
-        ) from failure
+        raise error(f"cannot import {place!r} for {purpose} {reference!r}: {summarize_error(failure)}") from failure
     function = getattr(module, attribute, None)
     if not callable(function):
         names = [
             name
             for name, one in vars(module).items()
-            if callable(one)
-            and getattr(one, "__module__", None) == module.__name__
-            and not name.startswith("_")
+            if callable(one) and getattr(one, "__module__", None) == module.__name__ and not name.startswith("_")
         ]
-        what = (
-            "has no function" if function is None else f"has a {type(function).__name__}, no function, called"
-        )
+        what = "has no function" if function is None else f"has a {type(function).__name__}, no function, called"
         raise error(f"{place!r} {what} {attribute!r} that makes {purpose}; {did_you_mean(attribute, names)}")
     return function  # type: ignore[no-any-return]
 
 
 def load_registered(reference: str, what: str, registry: Mapping[str, Registered]) -> Registered:
     """Load the function that a reference names, and return what its decorator registered.
-
-    Args:
-        reference: see `load_function`.
-        what: what the function is, such as "metric".
-        registry: name -> what was registered.
 
     Raises:
         ConfigError: the function cannot be loaded, or is not registered.

@@ -63,9 +63,7 @@ class Params(dict[str, Tensor]):
                 raise ValueError(f"tensors that only one side has: {sorted(self.keys() ^ other.keys())}")
         return Params({k: f(v, *(o[k] for o in others)) for k, v in self.items()})
 
-    def _apply(
-        self, f: Callable[[Tensor, Tensor | float], Tensor], other: "Params | Tensor | float"
-    ) -> "Params":
+    def _apply(self, f: Callable[[Tensor, Tensor | float], Tensor], other: "Params | Tensor | float") -> "Params":
         return self.map(f, other) if isinstance(other, Params) else self.map(lambda a: f(a, other))
 
     def __add__(self, other: "Params | Tensor | float") -> "Params":

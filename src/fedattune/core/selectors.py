@@ -63,14 +63,10 @@ class Head(Selector):
         Raises:
             ConfigError: the model has no linear layer of that name.
         """
-        own = [
-            k for k, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))
-        ]
+        own = [k for k, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         linear = [k for k in own if isinstance(model.get_submodule(k), nn.Linear)]
         if self.module is not None and self.module not in linear:
-            raise ConfigError(
-                f"head: got {self.module!r}, expected a linear layer of the model: {', '.join(linear)}"
-            )
+            raise ConfigError(f"head: got {self.module!r}, expected a linear layer of the model: {', '.join(linear)}")
         if not linear or not self.layers:
             return ()
         end = own.index(self.module or linear[-1]) + 1
@@ -128,8 +124,7 @@ def _names_under(model: nn.Module, modules: Iterable[str]) -> tuple[str, ...]:
     return tuple(
         name
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-        and any(not root or name == root or name.startswith(root + ".") for root in roots)
+        if parameter.requires_grad and any(not root or name == root or name.startswith(root + ".") for root in roots)
     )
 
 

@@ -42,9 +42,7 @@ def _read_number(value: object) -> object:
 
 def _check_number(value: float) -> float:
     if not (1 <= value <= MAX_CLIENTS if isinstance(value, int) else 0 < value <= 1):
-        raise ValueError(
-            f"expected a number of clients from 1 to {MAX_CLIENTS:,}, or a fraction between 0 and 1"
-        )
+        raise ValueError(f"expected a number of clients from 1 to {MAX_CLIENTS:,}, or a fraction between 0 and 1")
     return value
 
 
@@ -115,7 +113,6 @@ class Participation(Group):
 
         Raises:
             ConfigError: the cohort is larger than the federation.
-
         """
         if isinstance(self.cohort, int):
             if self.cohort > n_clients:
@@ -413,7 +410,6 @@ class Settings(FlatSchema):
         Traceback (most recent call last):
         ...
         fedattune.core.errors.ConfigError: unknown setting 'round'; did you mean 'rounds'? (known: ...)
-
     """
 
     rounds: Count = Field(50, description="communication rounds")
@@ -436,15 +432,12 @@ class Settings(FlatSchema):
 
         Raises:
             ConfigError: some settings are unknown or some values impossible; one message names all of them.
-
         """
         try:
             return cls(**values)
         except ValidationError as error:
             known = cls.flat_fields()
-            phrases = describe_errors(
-                error, unknown=lambda key: f"unknown setting {key!r}; {did_you_mean(key, known)}"
-            )
+            phrases = describe_errors(error, unknown=lambda key: f"unknown setting {key!r}; {did_you_mean(key, known)}")
             raise ConfigError("; ".join(phrases)) from error
 
 

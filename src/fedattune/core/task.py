@@ -66,13 +66,7 @@ def count_activations(model: nn.Module) -> int:
 
 
 def limit_samples(model: nn.Module, most: int, input_values: int) -> int:
-    """Return how many samples one call may predict, so that large activations fit into memory.
-
-    Args:
-        model: the model.
-        most: samples that are fast for a small model.
-        input_values: numbers in one sample.
-    """
+    """Return how many samples one call may predict, so that large activations fit into memory."""
     activations = count_activations(model)
     if activations == 1:
         return most
@@ -90,9 +84,7 @@ class Task:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "params", trainable_params(self.model).map(torch.clone))
-        object.__setattr__(
-            self, "buffers", Params({k: v.detach().clone() for k, v in self.model.named_buffers()})
-        )
+        object.__setattr__(self, "buffers", Params({k: v.detach().clone() for k, v in self.model.named_buffers()}))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Task":
         """Move all tensors to a device, and floating-point tensors to a type."""
@@ -157,7 +149,6 @@ class Task:
         """Return the gradient of the mean loss in training mode, and the buffers after it; works under `vmap`.
 
         Args:
-            params: the model.
             buffers: its buffers; they stay unchanged.
             batch: inputs (B, ...) and labels (B,), maybe with weights (B,).
         """
@@ -168,8 +159,6 @@ class Task:
         """Return the weighted sum of the samples' gradients, each clipped to the norm `clip`; works under `vmap`.
 
         Args:
-            params: the model.
-            buffers: its buffers.
             batch: inputs (B, ...), labels (B,) and weights (B,); weight 0 is padding.
             clip: maximum norm of one sample's gradient over all trained tensors.
         """
@@ -193,11 +182,7 @@ class Task:
             w = params.map(lambda v: v.detach().requires_grad_())
             loss, changed = self._loss(w, buffers, batch)
             tensors = tuple(w.values())
-            found = (
-                torch.autograd.grad(loss, tensors, allow_unused=True)
-                if loss.requires_grad
-                else [None] * len(w)
-            )
+            found = torch.autograd.grad(loss, tensors, allow_unused=True) if loss.requires_grad else [None] * len(w)
         g = {k: torch.zeros_like(v) if d is None else d for (k, v), d in zip(w.items(), found, strict=True)}
         return Params(g), changed.map(torch.Tensor.detach)
 
@@ -207,11 +192,7 @@ class Task:
         # Modules write buffers in place; a copy keeps this a pure function.
         changed = buffers.map(torch.clone)
         device = batch[0].device.type
-        with (
-            torch.autocast(device, torch.bfloat16, cache_enabled=False)
-            if self.mixed_precision
-            else nullcontext()
-        ):
+        with torch.autocast(device, torch.bfloat16, cache_enabled=False) if self.mixed_precision else nullcontext():
             output = functional_call(self.model, {**w, **changed}, (batch[0],))
             return objective(output, batch), changed
 

@@ -62,15 +62,9 @@ def partition_dataset(
     """Divide a data set among clients.
 
     Args:
-        dataset: the samples.
         partition: name of a partition, or of a saved one; "file.py:function" names your own. By default the data's
             own clients, or `dirichlet`.
-        options: options of the partition.
         clients: number of clients; by default the number that suits the data.
-        test: fraction of a client's samples for testing.
-        validation: fraction of a client's training samples for validation.
-        seed: seed of the partition and of the split into parts.
-        small_clients: treatment of clients that are too small.
         stratify: whether each part of a client has the same share of every class; by default the partition decides.
         split: what decides the part of a sample: `random`, or `time`, where a client's oldest rows are for training
             and its newest ones for testing.
@@ -86,9 +80,7 @@ def partition_dataset(
     name = partition or dataset.default_partition
     if name not in PARTITIONS and not is_reference(name):
         if split_number or split != "random" or time_column:
-            raise ConfigError(
-                f"the saved partition {name!r} fixes the parts of its clients, so there is one split"
-            )
+            raise ConfigError(f"the saved partition {name!r} fixes the parts of its clients, so there is one split")
         return _federate_saved(dataset, name, options, clients, scaling)
     checked = check_options(get_short_name(name), find_partition(name), options or {})
     seed = DEFAULT_SEEDS.get(name, 0) if seed is None else seed
@@ -149,9 +141,7 @@ def partition_dataset(
     return _assemble(dataset, members, description, (*notes, *time_notes), scaling)
 
 
-def _find_names_and_keys(
-    dataset: Dataset, partition: str, clients: int | None
-) -> tuple[tuple[str, ...], Array]:
+def _find_names_and_keys(dataset: Dataset, partition: str, clients: int | None) -> tuple[tuple[str, ...], Array]:
     """Return the names of the clients, and the keys (n,) to divide by: labels, or natural clients."""
     if partition == "by_column":
         if dataset.owner is None:
@@ -179,14 +169,11 @@ def _federate_saved(
     federation = restore_federation(dataset, load_manifest(name))
     if clients not in (None, federation.n_clients):
         raise ConfigError(
-            f"the saved partition {name!r} has {federation.n_clients} clients, not {clients}; "
-            "leave the number out"
+            f"the saved partition {name!r} has {federation.n_clients} clients, not {clients}; leave the number out"
         )
     saved = federation.partition.get("scaling", "client")
     if dataset.encode is not None and scaling not in ("auto", saved):
-        raise ConfigError(
-            f"the saved partition {name!r} has the scaling {saved}, not {scaling}; leave --scaling out"
-        )
+        raise ConfigError(f"the saved partition {name!r} has the scaling {saved}, not {scaling}; leave --scaling out")
     return federation
 
 
@@ -336,9 +323,7 @@ def load_federation(
         source = SOURCES[resolve_source_name(str(data))]
         if any(option.name == "clients" for option in list_options(source)):
             source_options.setdefault("clients", clients)  # the source makes clients: let it make that many
-    dataset = load_data(
-        data, data_dir=data_dir, options=source_options, client_column=client_column, target=target
-    )
+    dataset = load_data(data, data_dir=data_dir, options=source_options, client_column=client_column, target=target)
     return partition_dataset(
         dataset,
         partition=partition,

@@ -86,11 +86,6 @@ def read_or_make(
 ) -> CacheEntry:
     """Read the entry of a key; if there is none that is whole, make it and keep it.
 
-    Args:
-        key: key of the entry (see `make_key`).
-        groups: names of the arrays that are hashed together.
-        make: returns the arrays by name, and other values for JSON.
-
     Returns:
         The entry, its arrays mapped into memory; as `make` returns them if the cache cannot be written.
     """

@@ -39,8 +39,6 @@ def deal_clients(n_clients: int, nodes: int, *, blocks: bool = False) -> list[li
     """Deal clients out to nodes, and return the numbers of each node's clients.
 
     Args:
-        n_clients: number of clients.
-        nodes: number of nodes.
         blocks: give each node consecutive clients; by default the nodes take turns.
 
     Raises:
@@ -60,11 +58,6 @@ def export_clients(federation: Federation, folder: Path | str, groups: Sequence[
 
     A client's file NUMBER-NAME.safetensors holds only that client's samples as the federation keeps them, the parts in
     their order, and the schema. So training on the file equals training in the whole federation.
-
-    Args:
-        federation: the federation.
-        folder: parent of the new folders.
-        groups: numbers of each node's clients.
 
     Returns:
         The folders node-0, node-1, ...
@@ -106,9 +99,7 @@ def _write_client(folder: Path, federation: Federation, number: int, schema: Sch
         tensors[part] = torch.arange(start, stop)  # positions in the client's own rows
     about = {"kind": CLIENT_FILE_KIND, "name": client.name, "number": str(number), "schema": schema.to_json()}
     if client.name in federation.preparation:
-        about["preparation"] = json.dumps(
-            constants_to_card(federation.preparation[client.name], schema.numbers)
-        )
+        about["preparation"] = json.dumps(constants_to_card(federation.preparation[client.name], schema.numbers))
     with replace_atomically(folder / f"{number}-{clean_file_name(client.name)}{CLIENT_SUFFIX}") as new:
         save_file(tensors, new, about)
 

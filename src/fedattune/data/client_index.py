@@ -174,9 +174,7 @@ class ClientIndex(Sequence[Client]):
         """Return some clients, in this order."""
         return self.change(lambda lists: lists.take(clients), [self.names[i] for i in clients.tolist()])
 
-    def change(
-        self, change: Callable[[RaggedIndex], RaggedIndex], names: Sequence[str] | None
-    ) -> "ClientIndex":
+    def change(self, change: Callable[[RaggedIndex], RaggedIndex], names: Sequence[str] | None) -> "ClientIndex":
         """Return clients with other names, and with the index lists that `change` makes from each part's."""
         train, validation, test = (change(self.parts[part]) for part in PARTS)
         return ClientIndex(train, validation, test, names)
@@ -242,13 +240,7 @@ def hash_manifest(body: Mapping[str, Any]) -> str:
 
 
 def hash_clients(data: Mapping[str, Any], partition: Mapping[str, Any], clients: ClientIndex) -> str:
-    """Return the `hash_manifest` of a manifest without making the manifest, which is larger than the data.
-
-    Args:
-        data: the manifest's entry `data`.
-        partition: the manifest's entry `partition`.
-        clients: the clients, which the manifest lists one by one.
-    """
+    """Return the `hash_manifest` of a manifest without making the manifest, which is larger than the data."""
     digest = hashlib.sha256(b'{"clients":[')
     for start, stop in clients.chunks():
         texts = []

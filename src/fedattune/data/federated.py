@@ -304,17 +304,12 @@ class FederationInfo:
         return self
 
 
-def gather(
-    x: Tensor, index: Tensor, shift: Tensor | None, scale: Tensor | None, dtype: torch.dtype
-) -> Tensor:
+def gather(x: Tensor, index: Tensor, shift: Tensor | None, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return `(x - shift) * scale` of some samples. TorchScript can compile this function.
 
     Args:
-        x: all samples, (n, *shape).
-        index: numbers of the samples, int64 of any shape.
         shift: subtracted from the samples, if given.
         scale: multiplied with the samples, if given.
-        dtype: type of the result.
 
     Returns:
         The samples, (*index.shape, *shape).
@@ -377,9 +372,7 @@ def select_clients(federation: Federation, numbers: Index) -> Federation:
         ),
         source="",
         # The constants of other clients would tell about the other clients' numbers.
-        preparation={
-            name: federation.preparation[name] for name in clients.names if name in federation.preparation
-        },
+        preparation={name: federation.preparation[name] for name in clients.names if name in federation.preparation},
     )
 
 
@@ -396,9 +389,7 @@ def renumber_clients(federation: Federation, members: Index, n_clients: int) -> 
     """Give the clients other numbers in a larger federation, where all other clients are empty.
 
     Args:
-        federation: the M clients.
         members: their numbers, (M,), sorted.
-        n_clients: number of clients of the larger federation.
     """
 
     def renumber(lists: RaggedIndex) -> RaggedIndex:
@@ -427,9 +418,7 @@ def fit_to_schema(federation: Federation, schema: Schema, where: str) -> Federat
     """Check a federation against a schema, and take the schema's shift and scale where the data have none.
 
     Args:
-        federation: the data.
         schema: the schema that all nodes share.
-        where: name of the data in messages.
 
     Raises:
         DataError: the data do not fit the schema.

@@ -74,9 +74,7 @@ def federation_from(
     dataset = Dataset(name=name, x=x, y=y, classes=class_names)
     notes = []
     if x.dtype == np.uint8:
-        notes.append(
-            f"Samples are bytes and reach the model as 0 to {x.max()}; scale them first if it matters."
-        )
+        notes.append(f"Samples are bytes and reach the model as 0 to {x.max()}; scale them first if it matters.")
     members = _locate_parts(client_parts)
     usable, more_notes = select_usable_clients(
         name,
@@ -108,9 +106,7 @@ def _read_parts(name: str, client: Any) -> dict[str, LabelledSamples]:
         return {"all": _read_samples(f"client {name!r}", client)}
     unknown = [key for key in client if key not in PARTS]
     if unknown:
-        raise DataError(
-            f"client {name!r}: unknown part {unknown[0]!r}; {did_you_mean(str(unknown[0]), PARTS)}"
-        )
+        raise DataError(f"client {name!r}: unknown part {unknown[0]!r}; {did_you_mean(str(unknown[0]), PARTS)}")
     for part in ("train", "test"):
         if part not in client:
             raise DataError(f"client {name!r} has no {part!r} part; a mapping needs train and test")
@@ -133,9 +129,7 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
             raise DataError(f"{where}: samples must all have one shape, got {shapes[:3] or 'no samples'}")
         item = (np.stack(xs), np.asarray([_to_array(y) for _, y in pairs]))
     if not isinstance(item, (tuple, list)) or len(item) != 2:
-        raise DataError(
-            f"{where}: expected a pair (x, y) of arrays or a torch Dataset, got {type(item).__name__}"
-        )
+        raise DataError(f"{where}: expected a pair (x, y) of arrays or a torch Dataset, got {type(item).__name__}")
     x, y = _to_array(item[0]), _to_array(item[1])
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
         raise DataError(
@@ -174,9 +168,7 @@ def _concatenate(owners: list[str], xs: list[Array]) -> Array:
     return np.concatenate(xs)
 
 
-def _encode_labels(
-    owners: list[str], ys: list[Array], classes: Sequence[str] | None
-) -> tuple[Array, tuple[str, ...]]:
+def _encode_labels(owners: list[str], ys: list[Array], classes: Sequence[str] | None) -> tuple[Array, tuple[str, ...]]:
     """Return labels as int64 in [0, classes), and the names of the classes."""
     if any(len(y) and y.dtype.kind in "UO" for y in ys):
         joint = np.concatenate([y.astype(str) for y in ys])
@@ -190,9 +182,7 @@ def _encode_labels(
         if not (y == np.floor(y)).all() or (len(y) and y.min() < 0):
             raise DataError(f"client {owner!r}: labels must be whole numbers from 0, or text")
         if classes is not None and len(y) and y.max() >= len(classes):
-            raise DataError(
-                f"client {owner!r} has label {y.max()}, but there are {len(classes)} classes, from 0"
-            )
+            raise DataError(f"client {owner!r} has label {y.max()}, but there are {len(classes)} classes, from 0")
     joint = np.concatenate(ys).astype(np.int64)
     return joint, tuple(classes) if classes is not None else tuple(str(c) for c in range(joint.max() + 1))
 
@@ -217,9 +207,7 @@ def _count_parts(
     return n_train - n_validation, n_validation, n_test
 
 
-def _build_client(
-    name: str, parts: dict[str, Index], fractions: tuple[float, float], seed: int, number: int
-) -> Client:
+def _build_client(name: str, parts: dict[str, Index], fractions: tuple[float, float], seed: int, number: int) -> Client:
     """Build a client, after splitting the samples that the user has not split."""
     test, validation = fractions
     if "all" in parts:

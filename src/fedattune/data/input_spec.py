@@ -29,9 +29,7 @@ class InputSpec:
     constants: Array | None = None
 
     @classmethod
-    def from_federation(
-        cls, federation: Federation | FederationInfo, clients: Sequence[int]
-    ) -> "InputSpec | None":
+    def from_federation(cls, federation: Federation | FederationInfo, clients: Sequence[int]) -> "InputSpec | None":
         """Describe the inputs of some clients; None where the data are elsewhere, or no schema can describe them."""
         if not isinstance(federation, Federation):
             return None

@@ -97,9 +97,7 @@ def load_manifest(name_or_path: str | Path) -> dict[str, Any]:
     try:
         return check_manifest(json.loads(path.read_text(encoding="utf-8")), str(path))
     except OSError as error:
-        raise DataError(
-            f"cannot read the partition {path}: {error.strerror or error}; {MANIFEST_ADVICE}"
-        ) from error
+        raise DataError(f"cannot read the partition {path}: {error.strerror or error}; {MANIFEST_ADVICE}") from error
     except ValueError as error:  # json.JSONDecodeError and UnicodeDecodeError
         raise DataError(f"{path} is not a saved partition ({error}); {MANIFEST_ADVICE}") from error
 

@@ -83,13 +83,7 @@ def load_node(
     this node only.
 
     Args:
-        config: values of `flower-supernode --node-config`.
         schema: the schema that all nodes share; without a schema, only the node's own clients must agree.
-        test: fraction of a client's samples for testing.
-        validation: fraction of a client's training samples for validation.
-        seed: seed of the split into parts.
-        data_dir: folder to look in for known image sets.
-        other_keys: keys of the configuration that are not about data.
 
     Raises:
         ConfigError: a key is unknown or missing, or does not go with the data.
@@ -131,13 +125,7 @@ def find_node_problems(
     """Find all problems of a node's data that can be distinguished: one sentence each, which says what to do.
 
     Args:
-        config: values of `flower-supernode --node-config`.
         schema: the schema that all nodes share; without it, only the first problem is found.
-        test: fraction of a client's samples for testing.
-        validation: fraction of a client's training samples for validation.
-        data_dir: folder to look in for known image sets.
-        other_keys: keys of the configuration that are not about data.
-
     """
     try:
         node = _read_config(config, other_keys)
@@ -188,15 +176,12 @@ def _read_config(config: Mapping[str, Any], other_keys: Collection[str]) -> Node
     values = {key: value for key, value in config.items() if key not in other_keys}
     if "data" not in values and set(values) <= set(keys):
         raise ConfigError(
-            "the node's configuration has no data; name a table, a folder or a known data set, such as "
-            "data='ward.csv'"
+            "the node's configuration has no data; name a table, a folder or a known data set, such as data='ward.csv'"
         )
     try:
         return NodeConfig.model_validate(values)
     except ValidationError as error:
-        phrases = describe_errors(
-            error, unknown=lambda key: f"unknown key {key!r}; {did_you_mean(key, keys)}"
-        )
+        phrases = describe_errors(error, unknown=lambda key: f"unknown key {key!r}; {did_you_mean(key, keys)}")
         raise ConfigError(f"the node's configuration: {'; '.join(phrases)}") from error
 
 
@@ -220,9 +205,7 @@ def _find_files(data: str) -> list[Path]:
     kinds = {suffix: suffix for suffix in (*TABLE_SUFFIXES, CLIENT_SUFFIX)} | {".pq": ".parquet"}
     if path.is_file():
         if path.suffix.lower() not in kinds:
-            raise DataError(
-                f"{path} is no table (.csv, .parquet) and no client of fedattune ({CLIENT_SUFFIX})"
-            )
+            raise DataError(f"{path} is no table (.csv, .parquet) and no client of fedattune ({CLIENT_SUFFIX})")
         return [path]
     if not path.is_dir():
         raise ConfigError(
@@ -234,9 +217,7 @@ def _find_files(data: str) -> list[Path]:
     if not files:
         raise DataError(f"{path} holds no clients; expected files that end in {', '.join(kinds)}")
     if len(suffixes) > 1:
-        raise DataError(
-            f"{path} holds files of the kinds {' and '.join(suffixes)}; keep the files of one kind only"
-        )
+        raise DataError(f"{path} holds files of the kinds {' and '.join(suffixes)}; keep the files of one kind only")
     return files
 
 
@@ -269,8 +250,7 @@ def _read_tables(node: NodeConfig, files: Sequence[Path], schema: Schema | None,
             for data, name in zip(tables, names, strict=True)
         ]
     pieces = [
-        partition_dataset(data, partition="by_column", small_clients="error", min_clients=1, **split)
-        for data in tables
+        partition_dataset(data, partition="by_column", small_clients="error", min_clients=1, **split) for data in tables
     ]
     federation = combine_federations(node.data, pieces)
     return NodeData(federation, (None,) * federation.n_clients)
@@ -278,12 +258,8 @@ def _read_tables(node: NodeConfig, files: Sequence[Path], schema: Schema | None,
 
 def _take_clients(node: NodeConfig, split: Split, data_dir: Path | str | None) -> NodeData:
     """Load the clients of a known data set that this node takes."""
-    whole = load_federation(
-        node.data, partition=node.partition, clients=node.clients, data_dir=data_dir, **split
-    )
-    words = (
-        re.split(r"[\s,]+", node.take.strip()) if node.take is not None else map(str, range(whole.n_clients))
-    )
+    whole = load_federation(node.data, partition=node.partition, clients=node.clients, data_dir=data_dir, **split)
+    words = re.split(r"[\s,]+", node.take.strip()) if node.take is not None else map(str, range(whole.n_clients))
     numbers = []
     for word in words:
         if not re.fullmatch(r"\d{1,9}", word, re.ASCII) or not int(word) < whole.n_clients:

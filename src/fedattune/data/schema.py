@@ -92,9 +92,7 @@ class Schema(StrictSchema):
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"the schema is not JSON: {error}; write it with Schema.to_json") from error
         if not isinstance(values, dict):
-            raise ConfigError(
-                f"the schema must be an object with classes and so on, got {text[:MAX_SHOWN_CHARS]}"
-            )
+            raise ConfigError(f"the schema must be an object with classes and so on, got {text[:MAX_SHOWN_CHARS]}")
         return make_schema(values, "the schema")
 
     @classmethod
@@ -130,8 +128,7 @@ class Schema(StrictSchema):
     def scaling(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return shift and scale as float32 tensors, None where the schema has none."""
         shift, scale = (
-            None if values is None else torch.tensor(values, dtype=torch.float32)
-            for values in (self.shift, self.scale)
+            None if values is None else torch.tensor(values, dtype=torch.float32) for values in (self.shift, self.scale)
         )
         return shift, scale
 
@@ -226,9 +223,7 @@ class Schema(StrictSchema):
     @field_validator("target")
     @classmethod
     def _check_target(cls, target: str | None, info: ValidationInfo) -> str | None:
-        columns = [
-            name for key in ("numbers", "categories", "texts", "tokens") for name in info.data.get(key, ())
-        ]
+        columns = [name for key in ("numbers", "categories", "texts", "tokens") for name in info.data.get(key, ())]
         if target in columns:
             raise ValueError("it is one of the features, too")
         if (target is not None) != bool(columns) and {"numbers", "categories"} <= set(info.data):
@@ -242,9 +237,7 @@ class Schema(StrictSchema):
         if not {"numbers", "flagged", "categories"} <= set(values):
             return shape  # an earlier validator has found the mistake
         n = len(values["numbers"]) + len(values["flagged"]) + sum(map(len, values["categories"].values()))
-        n += sum(map(count_date_inputs, values.get("dates", {}).values())) + sum(
-            values.get("texts", {}).values()
-        )
+        n += sum(map(count_date_inputs, values.get("dates", {}).values())) + sum(values.get("texts", {}).values())
         n += values.get("max_tokens") or 0
         if n and shape not in ((), (n,)):
             raise ValueError(f"the columns of the table make ({n},); leave it out")
@@ -303,9 +296,7 @@ def make_schema(values: Mapping[str, Any], where: str) -> Schema:
         return Schema.model_validate(values)
     except ValidationError as error:
         fields = list(Schema.model_fields)
-        phrases = describe_errors(
-            error, unknown=lambda key: f"unknown key {key!r}; {did_you_mean(key, fields)}"
-        )
+        phrases = describe_errors(error, unknown=lambda key: f"unknown key {key!r}; {did_you_mean(key, fields)}")
         raise ConfigError(f"{where}: {'; '.join(phrases)}") from error
 
 
@@ -334,9 +325,7 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
     dates = {name: one for schema in schemas for name, one in schema.dates.items()}
     readings = {(*schema.tokens.items(), schema.max_tokens) for schema in schemas}
     if len(readings) > 1:
-        raise DataError(
-            "tables must read their text alike: one column of tokens, one tokenizer, one max_tokens"
-        )
+        raise DataError("tables must read their text alike: one column of tokens, one tokenizer, one max_tokens")
     hashed = {name: n for schema in schemas for name, n in schema.texts.items()}
     lacking = {name for schema in schemas for name in (*numbers, *texts) if name not in schema.columns}
     for name in lacking & set(texts):

@@ -35,12 +35,6 @@ def synthetic(
     Numbers are drawn in the order of FedMCSA's code, so seed 0 gives FedMCSA's data: 250 to 25,810 samples per client,
     205,795 in all.
 
-    Args:
-        alpha: deviation between the clients' models.
-        beta: deviation between the clients' features.
-        clients: number of clients.
-        seed: seed of the random stream.
-
     Source: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
     """
     if not 0 <= seed < 2**32:
@@ -143,9 +137,7 @@ def resolve_source_name(name: str) -> str:
             f"unknown data {name!r}; {did_you_mean(name, by_id)} are the sets of the Hugging Face hub that "
             "fedattune knows, and a table's path ends in .csv or .parquet"
         )
-    raise ConfigError(
-        f"unknown data {name!r}; {did_you_mean(name, SOURCES)}, or a path ending in .csv or .parquet"
-    )
+    raise ConfigError(f"unknown data {name!r}; {did_you_mean(name, SOURCES)}, or a path ending in .csv or .parquet")
 
 
 def load_data(
@@ -157,13 +149,6 @@ def load_data(
     target: str | None = None,
 ) -> Dataset:
     """Load the data with a name or hub id, or the table in a file.
-
-    Args:
-        name_or_path: name, hub id or path.
-        data_dir: folder to look in for image sets.
-        options: options of the data.
-        client_column: column of a table that names each row's client.
-        target: column of a table to predict.
 
     Raises:
         ConfigError: no such name, options that do not fit, or a table without client column and target.
@@ -181,7 +166,5 @@ def load_data(
     name = resolve_source_name(name)
     needless = [key for key, value in columns.items() if value is not None]
     if needless:
-        raise ConfigError(
-            f"{' and '.join(needless)} goes only with a table file (.csv, .parquet), not with {name!r}"
-        )
+        raise ConfigError(f"{' and '.join(needless)} goes only with a table file (.csv, .parquet), not with {name!r}")
     return build(name, SOURCES[name], options or {}, folder)

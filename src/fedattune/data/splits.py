@@ -31,10 +31,6 @@ def split_parts(
     validation part. A client too small for a validation sample has one by chance; see `compute_part_sizes`.
 
     Args:
-        indices: samples of the client, (n,).
-        test: fraction for testing.
-        validation: fraction of the training samples for validation.
-        seed: seed of the partition.
         client: number of the client, which gives each client its own random stream.
         labels: class numbers of these samples, (n,). With them, each part has its share of every class, up to rounding.
         split_number: number of the split; each gives the client other parts.
@@ -97,19 +93,11 @@ VALIDATION_STREAM = 11
 """Number of the random stream that gives small clients a validation sample, apart from the streams of splits."""
 
 
-def compute_part_sizes(
-    n: int, test: float, validation: float, *, stream: Sequence[int]
-) -> tuple[int, int, int]:
+def compute_part_sizes(n: int, test: float, validation: float, *, stream: Sequence[int]) -> tuple[int, int, int]:
     """Return how many samples are for training, validation and testing.
 
     A client whose share of validation samples is below one gets one sample with that probability. So the clients with
     validation samples are a random sample of all clients, not the large ones alone; see `validation_weights`.
-
-    Args:
-        n: number of samples.
-        test: fraction for testing.
-        validation: fraction of the training samples for validation.
-        stream: seed, client and split, from which chance is drawn.
     """
     n_used = int((1 - test) * n + 1e-9)  # floor; without the addend 0.7 * 10 could become 6
     n_validation = int(validation * n_used + 1e-9)
@@ -138,11 +126,6 @@ def validation_weights(n_train: Array, n_validation: Array, validation: float) -
 
     With these weights, a mean over the clients that have validation rows is an unbiased mean over all clients
     (Horvitz and Thompson, 1952).
-
-    Args:
-        n_train: training samples of each client.
-        n_validation: validation samples of each client.
-        validation: fraction of the training samples for validation.
     """
     n_used = n_train + n_validation
     chance = np.clip(validation * n_used, 1e-9, 1.0)
@@ -155,11 +138,8 @@ def read_times(
     """Return the age of all samples; None if chance decides their part.
 
     Args:
-        dataset: the samples.
-        split: what decides the part of a sample.
         column: column of a table with the age of rows; None for the only date column.
         is_stratified: whether each part should have the same share of every class.
-        split_number: number of the split.
 
     Raises:
         ConfigError: the options do not go together, or the data have no such column.
@@ -194,9 +174,7 @@ def leave_out_timeless(rows: Sequence[Index], times: Times | None) -> tuple[list
     n_all, n_timed = (sum(map(len, each)) for each in (rows, timed))
     if n_timed == n_all:
         return timed, ()
-    return timed, (
-        f"{n_all - n_timed} of {n_all} rows have no value in column {times.column!r} and are left out.",
-    )
+    return timed, (f"{n_all - n_timed} of {n_all} rows have no value in column {times.column!r} and are left out.",)
 
 
 def describe_cuts(dataset: Dataset, times: Times, members: ClientIndex) -> tuple[str, ...]:
@@ -239,16 +217,6 @@ def select_usable_clients(
 ) -> tuple[list[int], tuple[str, ...]]:
     """Select the clients that have samples to train and to test.
 
-    Args:
-        name: name of the data, for messages.
-        names: names of the clients.
-        rows: samples of each client.
-        y: class numbers of all samples.
-        classes: names of the classes.
-        sizes: sizes of each client's training, validation and test part.
-        small_clients: treatment of the other clients.
-        min_clients: minimum number of clients.
-
     Returns:
         Numbers of the usable clients, and notes for the user.
 
@@ -264,9 +232,7 @@ def select_usable_clients(
         if not n_train or not n_test:
             plural = "s" * (len(rows[u]) != 1)
             faults[u] = f"has {len(rows[u])} sample{plural}, {n_train} to train and {n_test} to test"
-    listed = "; ".join(
-        f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:MAX_CLIENTS_IN_NOTE]
-    )
+    listed = "; ".join(f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:MAX_CLIENTS_IN_NOTE])
     more = f"; and {len(faults) - MAX_CLIENTS_IN_NOTE} more" if len(faults) > MAX_CLIENTS_IN_NOTE else ""
     if faults and small_clients == "error":
         drop = ', or leave them out with --small-clients drop (small_clients="drop")' * (min_clients > 1)
@@ -299,11 +265,6 @@ def settle_small_clients(small_clients: SmallClients, *, is_natural: bool) -> Sm
 
 def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> None:
     """Refuse a federation of a single client.
-
-    Args:
-        name: name of the data, for messages.
-        names: names of the clients.
-        left_out: number of clients that were too small to take part.
 
     Raises:
         DataError: there are fewer than two clients.

@@ -10,9 +10,6 @@ def require_flower() -> None:
 
     Raises:
         ConfigError: Flower is missing.
-
     """
     if find_spec("flwr") is None:
-        raise ConfigError(
-            "a real federation needs Flower: pip install '.[flower]' in the folder of FedAttune"
-        )
+        raise ConfigError("a real federation needs Flower: pip install '.[flower]' in the folder of FedAttune")

@@ -70,16 +70,12 @@ class DeploymentOptions(StrictSchema):
         le=65535,
         description="port of /metrics (Prometheus) and /healthz on the server's loopback; 0: none",
     )
-    log_format: LogFormat = Field(
-        "text", description="format of the server's log: text, or one JSON object per line"
-    )
+    log_format: LogFormat = Field("text", description="format of the server's log: text, or one JSON object per line")
     secure_aggregation: bool = Field(
         False,
         description="let the server learn sums over nodes only, for methods whose server averages; from 3 nodes on",
     )
-    secure_bits: int = Field(
-        24, ge=1, le=40, description="binary places of the summed values, of 64 binary digits"
-    )
+    secure_bits: int = Field(24, ge=1, le=40, description="binary places of the summed values, of 64 binary digits")
     secure_clip: float = Field(
         4096, gt=0, le=2.0**30, description="largest absolute value of an upload that can be summed"
     )
@@ -125,7 +121,6 @@ class DeploymentPlan:
 
     Raises:
         ConfigError: keys are unknown or values are impossible; one message names them all.
-
     """
 
     def __init__(
@@ -145,8 +140,7 @@ class DeploymentPlan:
         self.options = {name: assignment["algorithm"].get(name, {}) for name in names}
         self.model_options = assignment["model"][model]
         self.algorithms = {
-            name: custom[name] if name in custom else build(name, factories[name], self.options[name])
-            for name in names
+            name: custom[name] if name in custom else build(name, factories[name], self.options[name]) for name in names
         }
         if self.deployment.secure_aggregation:
             check_methods(self.algorithms, self.deployment.nodes)
@@ -199,9 +193,7 @@ def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOpti
         if name in values:
             problems.append(f"{name} is given twice, once as {key!r}")
         elif name in SIMULATION_OPTIONS - allowed_keys:
-            problems.append(
-                f"{key} is for simulations: try it with fedattune run or compare; leave it out here"
-            )
+            problems.append(f"{key} is for simulations: try it with fedattune run or compare; leave it out here")
         elif name not in allowed_keys:
             hint = suggest_name(name, allowed_keys)
             problems.append(f"unknown key {key!r}{', ' if hint else ''}{hint}")

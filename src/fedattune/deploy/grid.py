@@ -55,11 +55,7 @@ def _drop_copies(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict
     whole, copies, seen = dict[str, Tensor](), dict[str, str](), dict[tuple[Any, ...], str]()
     for name, tensor in tensors.items():
         dense = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        content = (
-            hashlib.sha256(dense.reshape(-1).view(torch.uint8).numpy().data).digest()
-            if dense.numel()
-            else b""
-        )
+        content = hashlib.sha256(dense.reshape(-1).view(torch.uint8).numpy().data).digest() if dense.numel() else b""
         first = seen.setdefault((dense.dtype, dense.shape, content), name)
         if first == name:
             whole[name] = dense
@@ -73,7 +69,6 @@ def unpack_record(record: RecordDict) -> WorkerMessage:
 
     Raises:
         MessageFormatError: the record holds no message, or a message of another version.
-
     """
     try:
         head = record.config_records["head"]
@@ -118,7 +113,6 @@ class NodeGrid:
 
         Raises:
             RunError: they were not online in time. The message starts with `purpose`.
-
         """
         end = time.monotonic() + self._options.start_timeout
         n_logged = -1
@@ -144,13 +138,10 @@ class NodeGrid:
         """Send messages to nodes, and wait for the replies.
 
         Args:
-            messages: node number -> message.
-            group: Flower's name of the group of messages.
             timeout: seconds to wait; by default the timeout of a round.
 
         Returns:
             Node number -> reply, or why there is none.
-
         """
         timeout = timeout or self._options.round_timeout
         end = time.monotonic() + timeout

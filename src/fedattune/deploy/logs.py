@@ -71,9 +71,7 @@ def open_log(program: Literal["server", "node"], log_format: LogFormat, **consta
     return logger
 
 
-def make_server_log(
-    log_format: LogFormat, get_fields: Callable[[str], Mapping[str, Any]]
-) -> Callable[[str], None]:
+def make_server_log(log_format: LogFormat, get_fields: Callable[[str], Mapping[str, Any]]) -> Callable[[str], None]:
     """Make the function that logs the server's sentences."""
     logger = open_log("server", log_format)
 
@@ -94,11 +92,7 @@ def log_node(
     """Log a sentence for the operator of the node.
 
     Args:
-        sentence: the sentence.
         without_data: in JSON, this in place of a sentence that may hold data: JSON lines go to log collectors.
-        level: level of the line.
-        head: head of the message that the node handles.
-
     """
     fields = {name: (head or {}).get(key) for name, key in HEAD_FIELDS.items()}
     logger = logging.getLogger("fedattune.node")

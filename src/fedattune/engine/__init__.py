@@ -32,11 +32,7 @@ def make_engine(
     run as one batch, such as models with recurrent layers of PyTorch or branches on values.
 
     Args:
-        name: the setting `engine`.
-        task: model and loss.
-        federation: the data.
         steps: local steps of each client until the process ends: in the whole run, or in one message.
-        cohort_size: clients of a round.
 
     Returns:
         The engine. It compiles its steps if there are at least MIN_COMPILED_STEPS of them.
@@ -46,9 +42,7 @@ def make_engine(
     slow = task.is_fastest_alone and federation.y.device.type == "cpu"
     is_serial = name != "vectorized" and (slow or not _supports_batching(task, federation))
     separate = steps * (cohort_size if is_serial else 1)
-    return VectorizedEngine(
-        task, federation, is_serial=is_serial, should_compile=separate >= MIN_COMPILED_STEPS
-    )
+    return VectorizedEngine(task, federation, is_serial=is_serial, should_compile=separate >= MIN_COMPILED_STEPS)
 
 
 def _supports_batching(task: Task, federation: Federation) -> bool:

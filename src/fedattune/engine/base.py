@@ -109,40 +109,30 @@ class Engine(ABC):
         self._shared_batches: tuple[Sequence[Any], list[_SharedBatch]] = ((), [])
 
     @abstractmethod
-    def train(
-        self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining
-    ) -> ClientOutputs:
+    def train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
         """Train clients for one round.
 
         Args:
-            rule: the client update.
             ids: numbers of the clients (C,).
-            inputs: one row per client, in the order of `ids`.
-            training: the batches and hyper-parameters of the round.
 
         Returns:
             One row per client, in the order of `ids`.
         """
 
     @abstractmethod
-    def evaluate_each(
-        self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
-    ) -> list[Scores]:
+    def evaluate_each(self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:
         """Evaluate one model per client, each on the client's own parts.
 
         Args:
             params: models (E, ...).
             buffers: their buffers (E, ...).
-            parts: the parts of the data.
             ids: numbers of the clients (E,).
 
         Returns:
             Scores of each part, one row per client.
         """
 
-    def evaluate(
-        self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
-    ) -> list[Scores]:
+    def evaluate(self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:
         """Evaluate models (E, ...) of clients `ids` (E,) on their parts; run one shared model over all data at once."""
         if not parts:
             return []
@@ -166,9 +156,7 @@ class Engine(ABC):
             scores.loss.index_add_(0, rows, losses.double())
         return scores.split(len(ids))
 
-    def _make_shared_batches(
-        self, parts: Sequence[EvalPart], ids: Tensor, sizes: Tensor
-    ) -> list[_SharedBatch]:
+    def _make_shared_batches(self, parts: Sequence[EvalPart], ids: Tensor, sizes: Tensor) -> list[_SharedBatch]:
         """Cut the samples of all clients, of `sizes`, into batches."""
         numbers = [self.federation.part(part)[i] for part in parts for i in ids.tolist()]
         index = torch.cat([torch.as_tensor(some) for some in numbers]).to(self.device)
@@ -204,8 +192,6 @@ class Engine(ABC):
         """Make the gradient function of one client in one step.
 
         Args:
-            buffers: calls with `statistics` replace `buffers[0]`.
-            training: the local training.
             noise: (calls, values) of private gradients; each call of the step takes the next row.
         """
         if training.privacy is not None:
@@ -264,12 +250,7 @@ def keeps_inputs(federation: Federation, samples: int, dtype: torch.dtype) -> bo
 
 
 def score_samples(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the right predictions and the losses of samples; of numbers, none counts as right.
-
-    Args:
-        outputs: logits (..., classes), or predicted numbers (..., 1).
-        y: (...) class numbers, or numbers.
-    """
+    """Find the right predictions and the losses of samples; of numbers, none counts as right."""
     if y.is_floating_point():
         losses = (outputs.squeeze(-1).to(y.dtype) - y) ** 2
         return torch.zeros_like(losses, dtype=torch.bool), losses

@@ -68,13 +68,7 @@ class LocalTraining:
         )
 
     def make_noise(self, client: int, n: int, n_values: int) -> ClientNoise | None:
-        """Return the noise of a client's gradients; None for plain gradients.
-
-        Args:
-            client: number of the client.
-            n: its training samples.
-            n_values: numbers of one gradient.
-        """
+        """Return the noise of a client's gradients; None for plain gradients."""
         if self.privacy is None:
             return None
         weight = 1 / max(1, min(self.batch_size, n))
@@ -86,13 +80,6 @@ class LocalTraining:
         self, rule: ClientUpdate, client: int, samples: Index, held_out: Index, local_state: LocalState
     ) -> tuple[Index, Index | None]:
         """Choose the batches of one client.
-
-        Args:
-            rule: the client update.
-            client: number of the client.
-            samples: its sample numbers.
-            held_out: its sample numbers for validation.
-            local_state: its local state.
 
         Returns:
             The batches of its local steps, and the batches that it probes before (None if the rule never probes).
@@ -130,11 +117,6 @@ class LocalTraining:
         With `steps`, batches are full and may span two passes. With `epochs`, the last batch of a pass may be
         incomplete. A client with fewer samples than the batch size takes all of them in every batch. A client without
         samples takes no step.
-
-        Args:
-            client: number of the client.
-            samples: its sample numbers (n,).
-            per_step: batches of one local step.
 
         Returns:
             Sample numbers (steps, per_step, batch); -1 fills an incomplete batch.

@@ -68,9 +68,7 @@ class Evaluator:
         self._cache: dict[Sequence[EvalPart], _EvalSamples] = {}
         self._compiler = compiler
 
-    def evaluate(
-        self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
-    ) -> list[Scores]:
+    def evaluate(self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:
         """Evaluate models (E, ...) of clients `ids` (E,), each on its own parts."""
         samples = self._gather(tuple(parts), ids.tolist(), params, buffers)
         return self._evaluate_samples(params, buffers, samples).split(len(ids))
@@ -85,9 +83,7 @@ class Evaluator:
             self._evaluate_blocks(params, buffers, samples.blocks, scores, should_compile)
         return scores
 
-    def _evaluate_alone(
-        self, params: Params, buffers: Params, parts: list["_LargePart"], scores: Scores
-    ) -> None:
+    def _evaluate_alone(self, params: Params, buffers: Params, parts: list["_LargePart"], scores: Scores) -> None:
         """Evaluate parts one by one, each core some of them."""
         if parts:
             # A module holds the weights of one call at a time, so each core needs its own.
@@ -150,9 +146,7 @@ class Evaluator:
             scores.loss[block.rows] = losses.masked_fill(~block.real, 0).sum(1).double()
             scores.correct[block.rows] = (correct & block.real).sum(1)
 
-    def _gather(
-        self, parts: tuple[EvalPart, ...], ids: list[int], params: Params, buffers: Params
-    ) -> "_EvalSamples":
+    def _gather(self, parts: tuple[EvalPart, ...], ids: list[int], params: Params, buffers: Params) -> "_EvalSamples":
         """Gather the samples of clients `ids` as it is fastest; keep them until other clients are evaluated."""
         cached = self._cache.get(parts)
         if cached is None or cached.ids != ids:
@@ -169,8 +163,7 @@ class Evaluator:
                 if blocks or n == self._cores
             }
             calls = {
-                name: lambda plan=plan: self._evaluate_samples(params, buffers, plan())
-                for name, plan in plans.items()
+                name: lambda plan=plan: self._evaluate_samples(params, buffers, plan()) for name, plan in plans.items()
             }
             work = (len(samples), sum(sizes), self._tasks[0].params.numel())
             cached = plans[
@@ -198,9 +191,7 @@ class Evaluator:
             ways["blocks"] = ([], _group_by_size(sizes, most, call))
         return ways, {1: "one thread", **all_threads}
 
-    def _load(
-        self, ids: list[int], samples: list[Index], large: list[int], blocks: list[list[int]]
-    ) -> "_EvalSamples":
+    def _load(self, ids: list[int], samples: list[Index], large: list[int], blocks: list[list[int]]) -> "_EvalSamples":
         sizes = torch.tensor([len(some) for some in samples], device=self.device)
         keep = keeps_inputs(self.federation, int(sizes.sum()), self.dtype)
         large_parts = [self._load_part(row, row % len(ids), samples[row], keep) for row in large]
@@ -231,9 +222,7 @@ class Evaluator:
         index = torch.as_tensor(samples, device=self.device)
         return _LargePart(row, client, index, self._inputs(index, keep), self.federation.y[index])
 
-    def _load_block(
-        self, rows: list[int], n_clients: int, samples: list[Index], keep: bool
-    ) -> "_PaddedBlock":
+    def _load_block(self, rows: list[int], n_clients: int, samples: list[Index], keep: bool) -> "_PaddedBlock":
         # NumPy pads, so that the number of PyTorch operations does not grow with the clients.
         padded = np.zeros((len(rows), max(len(samples[row]) for row in rows)), dtype=np.int64)
         is_real = np.zeros(padded.shape, dtype=np.bool_)

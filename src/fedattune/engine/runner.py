@@ -45,7 +45,6 @@ def pack_lanes(counts: Sequence[int], at_once: int = 1) -> list[Lanes]:
     rounded up to a multiple of `at_once`, so that groups are equal. Clients without a step are in no lane.
 
     Args:
-        counts: local steps of each client.
         at_once: number of groups, if there are enough lanes.
     """
     longest, clients = max(counts), sum(n > 0 for n in counts)
@@ -138,9 +137,7 @@ class BatchSequence:
         example = self._noise.example()
         return x, y, self._weights[t], example if self._has_lanes else example[0]
 
-    def run(
-        self, step: CompiledStep, ready: list[Tensor], moving: list[Tensor], first: int, last: int
-    ) -> list[Tensor]:
+    def run(self, step: CompiledStep, ready: list[Tensor], moving: list[Tensor], first: int, last: int) -> list[Tensor]:
         """Run the steps `first` to `last` - 1, which either all have padding or all have none."""
         weights = self._weights if self.padded[first] else None
         noise = None if self._noise is None else self._noise.draw(first, last)
@@ -188,9 +185,7 @@ class BatchedRunner:
         Their constant inputs are computed here: threads of several groups would wait for the interpreter's lock.
         """
         padded = self._batches.padded
-        self._steps = {
-            kind: maker(self.leaves, self._batches.gather(padded.index(kind))) for kind in set(padded)
-        }
+        self._steps = {kind: maker(self.leaves, self._batches.gather(padded.index(kind))) for kind in set(padded)}
         self._first_ready = self._ready(dict(enumerate(self.leaves)))
         return list(self._steps.values())
 
@@ -242,8 +237,7 @@ class BatchedRunner:
         """Compute the constant inputs of the steps from the leaves that stay; they are the same for both steps."""
         leaves = [current[i] for i in range(len(current))]
         return {
-            padded: step.precompute(*self._fixed, *step.select_constant(leaves))
-            for padded, step in self._steps.items()
+            padded: step.precompute(*self._fixed, *step.select_constant(leaves)) for padded, step in self._steps.items()
         }
 
     def _switch(

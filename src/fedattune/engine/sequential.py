@@ -25,9 +25,7 @@ class SequentialEngine(Engine):
         super().__init__(task, federation)
         self._differentiate = task.eager_gradient
 
-    def train(
-        self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining
-    ) -> ClientOutputs:
+    def train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
         """Train one client at a time."""
         results = []
         parts = self.federation.part(training.part)
@@ -70,9 +68,7 @@ class SequentialEngine(Engine):
         where = torch.as_tensor(index if len(index) > 1 else index[0], device=self.device)
         return self._batch(where, padded=bool((index < 0).any()))
 
-    def evaluate_each(
-        self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
-    ) -> list[Scores]:
+    def evaluate_each(self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:
         """Evaluate one client at a time."""
         scores = Scores.zeros(self._sizes(parts, ids))
         rows = [(part, row, client) for part in parts for row, client in enumerate(ids.tolist())]

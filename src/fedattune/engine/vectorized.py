@@ -48,9 +48,7 @@ class VectorizedEngine(Engine):
         if self.device.type == "cpu":
             keep_freed_memory()
 
-    def train(
-        self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining
-    ) -> ClientOutputs:
+    def train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
         """Train chunk by chunk."""
         parts, held_out = self.federation.part(training.part), self.federation.part("validation")
         local_states = ({k: v.rows(row) for k, v in inputs.local_state.items()} for row in range(len(ids)))
@@ -131,9 +129,7 @@ class VectorizedEngine(Engine):
 
             return vmap(one)(n, u, *tree_unflatten(start, start_spec))
 
-        carries, carry_spec = self._compiler.call(
-            (*key, "begin", repr(start_spec)), begin, [round_, *clients, *start]
-        )
+        carries, carry_spec = self._compiler.call((*key, "begin", repr(start_spec)), begin, [round_, *clients, *start])
 
         if probed and isinstance(rule, Probing):
             probe = rule.probe
@@ -203,9 +199,7 @@ class VectorizedEngine(Engine):
             # Groups that draw random numbers at the same time would not repeat. Small operations called from Python
             # would wait for the interpreter's lock.
             is_random = any(step.is_random for step in steps)
-            if at_once == 1 or (
-                not is_random and (self.is_serial or all(step.is_scripted for step in steps))
-            ):
+            if at_once == 1 or (not is_random and (self.is_serial or all(step.is_scripted for step in steps))):
                 break
             self._undivided.add(key)
         moving = {i for step in steps for i in step.moving}
@@ -238,9 +232,7 @@ class VectorizedEngine(Engine):
             ]
         clients = sorted((i for i, n in enumerate(counts) if n), key=lambda i: -counts[i])
         lines = [clients[i::at_once] for i in range(min(at_once, len(clients)))]
-        return [
-            SerialRunner(line, batches, fixed, leaves, self.federation, self.dtype, noises) for line in lines
-        ]
+        return [SerialRunner(line, batches, fixed, leaves, self.federation, self.dtype, noises) for line in lines]
 
     def _probe(
         self,
@@ -254,7 +246,6 @@ class VectorizedEngine(Engine):
 
         Args:
             probe_client: probe_client(*clients, carry, buffers, batch) -> carry, for one client.
-            probed: sample numbers (batches, 1, B) of each client.
             clients: number of local steps (C,), and `is_uploaded` (C,).
             carry: carries (C, ...).
             buffers: buffers (C, ...).
@@ -286,15 +277,11 @@ class VectorizedEngine(Engine):
         for t, batches_now in enumerate(index):
             active = counts > t
             # A finished client looks at another one's batch: a batch of padding alone would give NaN.
-            batch = self._batch(
-                torch.where(active[:, None], batches_now, batches_now[active.nonzero()[0]]), padded
-            )
+            batch = self._batch(torch.where(active[:, None], batches_now, batches_now[active.nonzero()[0]]), padded)
             carry = vmap(probe_active, randomness="different")(active, *clients, carry, buffers, batch)
         return carry
 
-    def evaluate_each(
-        self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
-    ) -> list[Scores]:
+    def evaluate_each(self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:
         """Evaluate clients with similar numbers of samples together."""
         return self._evaluator.evaluate(params, buffers, parts, ids)
 

@@ -41,7 +41,6 @@ class SplitRows:
         federation: the data without clients that join later.
         ids: numbers of the evaluated clients (E,).
         excluded: numbers of the clients that are never evaluated.
-
     """
 
     federation: "Federation"
@@ -71,15 +70,8 @@ def train_baselines(
 ) -> list[Baseline]:
     """Train the baselines of an experiment that its folder lacks, on every split.
 
-    Args:
-        plan: the experiment.
-        out: its folder.
-        should_stop: tells whether the user asked to stop.
-        show: prints a line of progress.
-
     Raises:
         StoppedError: the user asked to stop; finished baselines are kept.
-
     """
     from ..training.sampling import sample_eval_ids
     from ..training.setup import hold_out_newcomers
@@ -108,9 +100,7 @@ def train_baselines(
                 if type(one.message).__name__ == "ConvergenceWarning"
             }
             seconds = time.perf_counter() - started
-            Baseline(name, kind, split, federation.digest, seconds, predictions, tuple(sorted(notes))).save(
-                out
-            )
+            Baseline(name, kind, split, federation.digest, seconds, predictions, tuple(sorted(notes))).save(out)
     return read_baselines([out])
 
 
@@ -243,8 +233,7 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
 
     experiment, federation = plan.experiment, rows.federation
     evaluated = {
-        part: np.concatenate([rows.select(part, i) for i in range(len(rows.ids))]).astype(np.int64)
-        for part in PARTS
+        part: np.concatenate([rows.select(part, i) for i in range(len(rows.ids))]).astype(np.int64) for part in PARTS
     }
     everybody = Client("everybody", rows.pool(), evaluated["validation"], evaluated["test"])
     changed: dict[str, Any] = {

@@ -41,7 +41,6 @@ class Comparison:
         failed: a sentence for each run without a result.
         folder: the run folder; None if nothing was kept.
         rounds_to: the mean test accuracy to reach, if one was given.
-
     """
 
     verdict: Verdict
@@ -58,14 +57,11 @@ class Comparison:
 
         Raises:
             ConfigError: pandas is not installed.
-
         """
         metric = self.rows[0].metric if self.rows else None
         if clients:
             return to_pandas(build_client_table(self.results, self.baselines, metric=metric))
-        return to_pandas(
-            build_run_table(self.results, self.baselines, metric=metric, rounds_to=self.rounds_to)
-        )
+        return to_pandas(build_run_table(self.results, self.baselines, metric=metric, rounds_to=self.rounds_to))
 
     def __str__(self) -> str:
         """Return the table, the notes and the verdict as the command prints them."""
@@ -119,7 +115,6 @@ def compare(
         >>> found = fedattune.compare("digits", ["fedavg"], partition="dirichlet", clients=6, rounds=3, lr=0.1)
         >>> found.verdict.answer in ("yes", "no", "undecided"), [row.algorithm for row in found.rows]
         (True, ['local', 'fedavg', 'majority'])
-
     """
     plan, notes = plan_from_python(data, algorithms, model, options, settings, "compare")
     processes = 1 if callbacks and processes == "auto" else processes
@@ -150,11 +145,6 @@ def plan_from_python(
     """Plan an experiment on named data, a table, or a federation made in Python.
 
     Args:
-        data: the data.
-        algorithms: names of methods.
-        model: name of the model.
-        options: options of methods, models, data and partitions.
-        settings: everything else.
         command: the command whose rules on the methods hold: `compare` adds the baseline.
 
     Returns:
@@ -162,14 +152,11 @@ def plan_from_python(
 
     Raises:
         ConfigError, DataError, ModelError: options are wrong, or the data cannot be used.
-
     """
     values = {**settings, "algorithms": algorithms, "model": model, "set": options or {}}
     federation = None if isinstance(data, str | Path) else data
     if federation is not None and values.get("splits", 1) != 1:
-        raise ConfigError(
-            "splits: a federation made in Python has its parts already; give one federation per call"
-        )
+        raise ConfigError("splits: a federation made in Python has its parts already; give one federation per call")
     if federation is not None and (needless := sorted(DATA_OPTIONS & values.keys())):
         raise ConfigError(
             f"{', '.join(needless)}: a federation made in Python has its data and parts already; leave it out, or give "

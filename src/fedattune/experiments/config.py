@@ -70,17 +70,11 @@ class Experiment(Settings):
     `rounds_to` decides no number; it is a field so that it is stored with the run.
     """
 
-    data: str = Field(
-        "digits", min_length=1, description="name of a data set, or your own .csv or .parquet table"
-    )
-    data_dir: Path | None = Field(
-        None, description="folder with the files of the data sets, instead of a download"
-    )
+    data: str = Field("digits", min_length=1, description="name of a data set, or your own .csv or .parquet table")
+    data_dir: Path | None = Field(None, description="folder with the files of the data sets, instead of a download")
     client_column: str | None = Field(None, description="column of your table that names each row's client")
     target: str | None = Field(None, description="column of your table to predict")
-    drop_columns: str | None = Field(
-        None, description="columns of your table to leave out, separated by commas"
-    )
+    drop_columns: str | None = Field(None, description="columns of your table to leave out, separated by commas")
     missing: Literal["impute", "drop"] = Field(
         "impute", description="rows of your table that lack a feature: fill the gaps, or drop the rows"
     )
@@ -103,9 +97,7 @@ class Experiment(Settings):
         description="column of your table, dates or numbers, that --split time follows (default: the only date column)",
     )
     test: float = Field(0.25, gt=0, lt=1, description="share of each client's samples for the test")
-    validation: float = Field(
-        0.1, ge=0, lt=1, description="share of each client's other samples for validation"
-    )
+    validation: float = Field(0.1, ge=0, lt=1, description="share of each client's other samples for validation")
     stratify: bool | None = Field(
         None, description="same share of each class in all parts of a client (default: by the partition)"
     )
@@ -119,9 +111,7 @@ class Experiment(Settings):
         description="rows that standardise the numbers of a table: the client's own, all rows from shared means "
         "(federated), or all in one place (global); auto: client unless that erases a column",
     )
-    save_partition: str | None = Field(
-        None, description="save the partition under this name, for --partition"
-    )
+    save_partition: str | None = Field(None, description="save the partition under this name, for --partition")
     model: str = Field(
         "mlr",
         min_length=1,
@@ -131,12 +121,8 @@ class Experiment(Settings):
         ("local", "fedavg", "fedavg_ft", "fedmcsa", "attune"),
         description="methods, separated by commas, your own as file.py:factory, or all",
     )
-    set: dict[str, Any] = Field(
-        {}, description="hyper-parameter, option=value or name.option=value; repeatable"
-    )
-    seeds: Annotated[int, Field(ge=1, le=MAX_COUNT)] = Field(
-        1, description="runs with the seeds seed, seed+1, ..."
-    )
+    set: dict[str, Any] = Field({}, description="hyper-parameter, option=value or name.option=value; repeatable")
+    seeds: Annotated[int, Field(ge=1, le=MAX_COUNT)] = Field(1, description="runs with the seeds seed, seed+1, ...")
     splits: Annotated[int, Field(ge=1, le=1000)] = Field(
         1, description="random divisions of each client's samples into parts; all methods train on each"
     )

@@ -59,12 +59,7 @@ MIN_PYTHON = (3, 11)
 
 
 def examine(*, quick: bool = False) -> list[Finding]:
-    """Examine the installation.
-
-    Args:
-        quick: leave out the training run.
-
-    """
+    """Examine the installation."""
     return run_checks([check for check in CHECKS if not (quick and check.name == "training")])
 
 
@@ -190,9 +185,7 @@ def _check_data_folder() -> Finding:
         return ok("data folder", text)
     path = Path(folder).expanduser()
     if not path.is_dir():
-        return broken(
-            "data folder", f"{path}: there is no such folder", "correct FEDATTUNE_DATA, or unset it"
-        )
+        return broken("data folder", f"{path}: there is no such folder", "correct FEDATTUNE_DATA, or unset it")
     names = sorted(one.name for one in path.iterdir())
     some = f"{', '.join(names[:10])}{' and more' if len(names) > 10 else ''}" if names else "empty"
     return ok("data folder", f"{path}: {some}", folder=str(path), names=names)

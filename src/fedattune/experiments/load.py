@@ -27,7 +27,6 @@ def parse_set(items: Iterable[str]) -> dict[str, Any]:
 
     Raises:
         ConfigError: items lack a name or a value; one message names them all.
-
     """
     pairs = [(item, *item.partition("=")) for item in items]
     if wrong := [item for item, key, equals, _ in pairs if not key.strip() or not equals]:
@@ -55,14 +54,11 @@ def load_options(
 
     Args:
         path: a YAML file; it wins over the defaults.
-        overrides: the options of the command line, which win over the file.
         defaults: defaults of the command.
-        errors: mistakes found earlier, to be reported with all others.
 
     Raises:
         ConfigError: the file names code that the command line does not name; or keys are unknown, or values are wrong,
             which one message reports all.
-
     """
     problems = list(errors)
     overrides = {_canonical_key(key): value for key, value in overrides.items()}
@@ -131,9 +127,7 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     for key, value in read_yaml(path).items():
         name = _canonical_key(key)
         if name in COMMAND_LINE_ONLY:
-            problems.append(
-                f"{path}: {key} stands only on the command line: --{name} {COMMAND_LINE_ONLY[name]}"
-            )
+            problems.append(f"{path}: {key} stands only on the command line: --{name} {COMMAND_LINE_ONLY[name]}")
         elif name not in allowed_keys:
             hint = suggest_name(name, allowed_keys)
             problems.append(f"{path}: unknown key {key!r}{', ' if hint else ''}{hint}")

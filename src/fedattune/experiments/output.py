@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 def _parse_processes(value: object) -> object:
     """Read "2" as a number, and refuse other values in one phrase."""
     number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 5 else value
-    if number != "auto" and (
-        not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= 1024
-    ):
+    if number != "auto" and (not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= 1024):
         raise ValueError("expected a number of processes from 1 to 1024, or auto")
     return number
 
@@ -56,9 +54,7 @@ class OutputOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     config: Path | None = Field(None, description="YAML file with these options; the command line wins")
-    out: Path | None = Field(
-        None, description="run folder, absent or empty (default: runs/COMMAND-DATA-TIME)"
-    )
+    out: Path | None = Field(None, description="run folder, absent or empty (default: runs/COMMAND-DATA-TIME)")
     json_file: Path | None = Field(None, alias="json", description="also write the result to this file")
     resume: Path | None = Field(None, description="resume the interrupted run in this folder")
     allow_code: AllowCode = ()
@@ -67,9 +63,7 @@ class OutputOptions(BaseModel):
         description="columns of the table: all, or names with commas between (default: what fits 80 characters)",
     )
     quiet: bool = Field(False, description="show no progress, only the result")
-    tensorboard: bool = Field(
-        False, description="also write event files; show them by tensorboard --logdir RUN-FOLDER"
-    )
+    tensorboard: bool = Field(False, description="also write event files; show them by tensorboard --logdir RUN-FOLDER")
     mlflow: bool = Field(False, description="also log to MLflow, where MLFLOW_TRACKING_URI says")
     wandb: bool = Field(False, description="also log to Weights & Biases")
     processes: Processes = "auto"
@@ -79,7 +73,6 @@ class OutputOptions(BaseModel):
 
         Raises:
             ConfigError: a package is not installed.
-
         """
         if not (self.tensorboard or self.mlflow or self.wandb):
             return ()
@@ -95,12 +88,10 @@ def check_output_files(outputs: Mapping[str, Path | None], protected_files: Mapp
 
     Args:
         outputs: option -> file, or None if the option is not given.
-        protected_files: name in a message -> file that must stay.
 
     Raises:
         ConfigError: a folder is missing or not writable, or a file is a folder, belongs to a run, or would replace
             another.
-
     """
     files = dict(protected_files)
     for option, path in outputs.items():
@@ -111,9 +102,7 @@ def check_output_files(outputs: Mapping[str, Path | None], protected_files: Mapp
             raise ConfigError(f"{option} {path}: this is a file of the run in {folder}; give another file")
         for what, other in files.items():
             if _is_same_file(path, other):
-                raise ConfigError(
-                    f"{option} {path}: this is {what}, which would be overwritten; give another file"
-                )
+                raise ConfigError(f"{option} {path}: this is {what}, which would be overwritten; give another file")
         files[f"the file of {option}"] = path
 
 
@@ -143,25 +132,20 @@ def check_empty_folder(out: Path, advice: str = "") -> None:
 
     Raises:
         RunError: the folder is not empty.
-
     """
     if out.is_dir() and any(out.iterdir()):
-        raise RunError(
-            f"--out {out}: the folder is not empty, and no file is overwritten; give a new one{advice}"
-        )
+        raise RunError(f"--out {out}: the folder is not empty, and no file is overwritten; give a new one{advice}")
 
 
 def check_run_folder(out: Path, command: str | None = None) -> None:
     """Refuse a run folder that is not empty, or that cannot be made.
 
     Args:
-        out: the folder.
         command: the command that could resume a run in the folder; None if no command could.
 
     Raises:
         ConfigError: the folder cannot be made or written to.
         RunError: the folder is not empty, or a file.
-
     """
     if out.exists() and not out.is_dir():
         raise RunError(f"--out {out}: this is a file; give a new or empty folder")
@@ -173,9 +157,7 @@ def check_run_folder(out: Path, command: str | None = None) -> None:
     full = Path(os.path.realpath(out))
     nearest = next(folder for folder in (full, *full.parents) if folder.exists())
     if not nearest.is_dir():
-        raise ConfigError(
-            f"--out {out}: {nearest} is a file, in which no folder can be made; give another one"
-        )
+        raise ConfigError(f"--out {out}: {nearest} is a file, in which no folder can be made; give another one")
     if not os.access(nearest, os.W_OK):
         raise ConfigError(f"--out {out}: the folder {nearest} cannot be written to; give another one")
 

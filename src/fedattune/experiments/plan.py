@@ -40,7 +40,6 @@ class Plan:
         sources: custom method -> the reference to its factory.
         tuned: learning rate and options that tuning chose for each method; empty without tuning.
         notes: sentences for the user.
-
     """
 
     experiment: Experiment
@@ -63,16 +62,7 @@ class Plan:
         return self.federations[0]
 
     def make_job(self, name: str, seed: int, title: str, folder: Path, split: int = 0) -> Job:
-        """Make the job that trains one method with one seed on one split; it takes over what the plan has built.
-
-        Args:
-            name: the method.
-            seed: the seed of the run.
-            title: what the screen calls the run.
-            folder: the run folder.
-            split: the number of the split.
-
-        """
+        """Make the job that trains one method with one seed on one split; it takes over what the plan has built."""
         job = Job(
             title=title,
             name=name,
@@ -103,12 +93,10 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     """Build all parts of an experiment and check that they fit together; only caches are written.
 
     Args:
-        experiment: the experiment.
         federation: its data, if they are loaded already.
 
     Raises:
         ConfigError, DataError, ModelError: parts are wrong or do not fit together.
-
     """
     from ..algorithms import ALGORITHMS
     from ..algorithms.own import build_method
@@ -136,9 +124,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
             federations = [_federate(experiment, dataset, assignment, 0)]
             # All splits have the scaling of the first one, which may have been chosen by its rows.
             scaling = federations[0].partition.get("scaling", "client")
-            same = experiment.model_copy(
-                update={"scaling": scaling if dataset.encode else experiment.scaling}
-            )
+            same = experiment.model_copy(update={"scaling": scaling if dataset.encode else experiment.scaling})
             federations += [_federate(same, dataset, assignment, k) for k in range(1, experiment.splits)]
         for one in federations[:1]:
             training, _ = hold_out_newcomers(one, experiment)
@@ -156,9 +142,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     notes: list[str] = []
     if are_all and not federation.classes:
         needs = {
-            name: one.network.class_need
-            for name, one in algorithms.items()
-            if one.network and one.network.class_need
+            name: one.network.class_need for name, one in algorithms.items() if one.network and one.network.class_need
         }
         notes = [f"{name} is left out, as the target is a number: {need}." for name, need in needs.items()]
         algorithms = {name: one for name, one in algorithms.items() if name not in needs}
@@ -188,7 +172,6 @@ def settle_metric(experiment: Experiment, federation: "Federation") -> Experimen
 
     Raises:
         ConfigError: the metric, or the accuracy to reach, does not suit the target.
-
     """
     from ..data.federated import choose_metric
 
@@ -221,13 +204,10 @@ def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, l
 
     Raises:
         ConfigError: `run` was given several methods.
-
     """
     names = experiment.algorithms
     if command == "run" and (len(names) > 1 or ALL_METHODS in names):
-        raise ConfigError(
-            f"run trains one algorithm, got {', '.join(names)}; use fedattune compare for several"
-        )
+        raise ConfigError(f"run trains one algorithm, got {', '.join(names)}; use fedattune compare for several")
     if command == "run" or {BASELINE, ALL_METHODS} & set(names):
         return experiment, []
     with_baseline = experiment.model_copy(update={"algorithms": (BASELINE, *names)})
@@ -275,9 +255,7 @@ def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Datas
     if is_table(experiment.data):
         options |= {"drop_columns": experiment.drop_columns, "missing": experiment.missing}
     elif experiment.drop_columns is not None:
-        raise ConfigError(
-            f"--drop-columns goes only with a table file (.csv, .parquet), not with {experiment.data!r}"
-        )
+        raise ConfigError(f"--drop-columns goes only with a table file (.csv, .parquet), not with {experiment.data!r}")
     return load_data(
         experiment.data,
         data_dir=experiment.data_dir,

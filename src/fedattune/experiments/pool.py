@@ -62,7 +62,6 @@ def pack(thing: Any, folder: Path) -> bytes:
     of this process are mapped from it from then on, so that memory holds them once.
 
     Args:
-        thing: the object, such as a federation.
         folder: the folder of the arrays; the bytes can be unpacked as long as it exists.
 
     Returns:
@@ -124,11 +123,6 @@ def run_in_processes(
     """Train jobs in worker processes; return early, after the current rounds, when a stop is requested.
 
     Args:
-        jobs: the jobs by number.
-        n_processes: jobs to train at the same time.
-        threads: PyTorch threads of each process.
-        should_stop: returns True once the user asks to stop.
-        get_callback: returns the progress callback of a job, by its number.
         on_end: receives the number of each job that finished, or that failed with the error.
         scratch: folder for the data that the processes share.
     """

@@ -83,13 +83,10 @@ def train_all(
 
     Args:
         jobs: the runs; finished ones are read from their folders.
-        should_stop: returns True once the user asks to stop.
-        display: shows the progress.
         scratch: folder for the data that processes share.
         keep_going: train the other runs after one diverged or its process was killed.
         processes: processes to train in; `auto` begins in this process and starts more once that saves time. Runs on
             Ray follow one another, because the actors take the cores.
-        on_failure: receives every failure at once.
 
     Returns:
         The results and the failures, each in the order of the jobs.
@@ -173,9 +170,7 @@ class _JobRunner:
                     estimate.end_round(progress)
 
             try:
-                result = job.train(
-                    on_progress, lambda: self.should_stop() or bool(estimate and estimate.pays)
-                )
+                result = job.train(on_progress, lambda: self.should_stop() or bool(estimate and estimate.pays))
             except DivergedError as error:
                 self._record_failure(i, error)
                 continue

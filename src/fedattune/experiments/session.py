@@ -67,9 +67,7 @@ class InterruptHandler:
         self.stop_requested = True
 
 
-def list_input_files(
-    experiment: Experiment, *, config: Path | None = None, out: Path | None = None
-) -> dict[str, Path]:
+def list_input_files(experiment: Experiment, *, config: Path | None = None, out: Path | None = None) -> dict[str, Path]:
     """Return the files that no result may replace: the inputs, and the files from which a run is resumed."""
     from ..data import PARTITIONS, is_table
     from ..data.manifest import resolve_manifest_path
@@ -90,9 +88,7 @@ def list_input_files(
     if experiment.save_partition:
         files["the partition to be saved"] = resolve_manifest_path(experiment.save_partition)
     if out:
-        files |= {
-            f"{name} of the run": out / name for name in (COMMAND_FILE, PARTITION_FILE, EXPERIMENT_FILE)
-        }
+        files |= {f"{name} of the run": out / name for name in (COMMAND_FILE, PARTITION_FILE, EXPERIMENT_FILE)}
     return files
 
 
@@ -101,7 +97,6 @@ def create_run_folder(plan: Plan, out: Path, command: str) -> None:
 
     Raises:
         RunError: another process is at work in the folder, or has filled it.
-
     """
     from ..data.manifest import save_manifest
 
@@ -151,19 +146,12 @@ def reopen_run(
 ) -> tuple[Plan, list[str]]:
     """Plan an interrupted run again.
 
-    Args:
-        command: the command, which must be the one that began the run.
-        out: the run folder.
-        overrides: options of the experiment on the command line.
-        allow_code: references to custom code that the run may use.
-
     Returns:
         The plan, and a note about settings that changed.
 
     Raises:
         ConfigError: an option would change the numbers, or the run uses code that the user has not named.
         RunError: the folder holds no run, or the run of another command, or the data has changed.
-
     """
     from ..runs.folder import RESUMABLE_SETTINGS
 
@@ -172,9 +160,7 @@ def reopen_run(
         raise ConfigError(f"{names} cannot be given with --resume: a resumed experiment keeps its options")
     path = out / EXPERIMENT_FILE
     if not path.is_file():
-        raise RunError(
-            f"--resume {out}: there is no run of fedattune here ({path} is missing); give its folder"
-        )
+        raise RunError(f"--resume {out}: there is no run of fedattune here ({path} is missing); give its folder")
     # Parts that somebody removed are made again.
     parts = [file for file in list_parts(out) if file.exists()]
     verify_experiment(out, path, out / COMMAND_FILE, out / PARTITION_FILE, *parts)
@@ -233,7 +219,6 @@ class Outcome(NamedTuple):
         failed: the runs without a result.
         baselines: the baselines of a comparison.
         notes: how the methods were tuned, or that they were not.
-
     """
 
     results: "Sequence[Result]"
@@ -255,18 +240,9 @@ def train_plan(
 
     What is finished in the folder is taken from there.
 
-    Args:
-        plan: the experiment.
-        out: the run folder.
-        should_stop: tells whether the user asked to stop.
-        output: the number of processes and the ways to show progress.
-        is_comparison: train the other runs after one failed, and train baselines.
-        callbacks: objects that follow each run.
-
     Raises:
         StoppedError: the user asked to stop; checkpoints are kept.
         DivergedError, WorkerKilledError: a run failed, and it is no comparison.
-
     """
     from .baselines import train_baselines
     from .tuning import apply_tuning, tune_plan

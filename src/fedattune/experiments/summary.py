@@ -24,7 +24,6 @@ class Summary(NamedTuple):
         notes: what a reader of the numbers should know.
         verdict: the verdict of a comparison; None for a single method.
         report: the HTML file of a comparison, if it was written.
-
     """
 
     rows: list[MethodRow]
@@ -44,12 +43,7 @@ def write_summary(
     """Write the result files and the report.
 
     Args:
-        outcome: the runs and baselines.
-        files: JSON files to write.
         report: HTML file of a comparison, beside the folders of the runs; None if there is nothing to compare.
-        rounds_to: accuracy whose first round to report, a fraction.
-        metric: the metric of table and verdict.
-
     """
     results, failed, baselines, tuning_notes = outcome
     rows = build_rows(results, rounds_to, metric=metric, baselines=baselines)
@@ -61,9 +55,7 @@ def write_summary(
         content |= {
             "verdict": verdict,
             "table": rows_to_json(rows),
-            "failed": [
-                {"algorithm": o.algorithm, "seed": o.seed, "split": o.split, "error": o.error} for o in failed
-            ],
+            "failed": [{"algorithm": o.algorithm, "seed": o.seed, "split": o.split, "error": o.error} for o in failed],
         }
     elif len(results) == 1:
         content = content["runs"][0]

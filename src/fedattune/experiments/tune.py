@@ -33,7 +33,6 @@ class TunedMethod:
         metric: name of the metric.
         is_at_edge: whether the learning rate is the smallest or largest one tried; then tune again with another `lr`.
         trials: all trials, in the order of training: rounds, lr, options and score, None where training diverged.
-
     """
 
     algorithm: str
@@ -90,7 +89,6 @@ def tune(
         >>> chosen = fedattune.tune("digits", "local", budget=1, partition="dirichlet", clients=5, rounds=3, lr=0.1)
         >>> chosen["local"].options, len(chosen["local"].trials), 0 < chosen["local"].score <= 1
         ({}, 5, True)
-
     """
     settings["tune"] = budget
     plan, _ = plan_from_python(data, algorithms, model, options, settings, "tune")
@@ -111,9 +109,7 @@ def tune(
     return {name: _describe_choice(name, tuning, log[name], metric) for name in plan.algorithms}
 
 
-def _describe_choice(
-    name: str, tuning: Tuning, log: Sequence[Mapping[str, Any]], metric: MetricName
-) -> TunedMethod:
+def _describe_choice(name: str, tuning: Tuning, log: Sequence[Mapping[str, Any]], metric: MetricName) -> TunedMethod:
     """Put the choice of a method and its trials together."""
     chosen = tuning.choices[name]
     trials = [
@@ -126,10 +122,6 @@ def _describe_choice(
         for one in log
     ]
     own = [
-        one["score"]
-        for one in trials
-        if math.isclose(one["lr"], chosen.lr) and one["options"] == dict(chosen.options)
+        one["score"] for one in trials if math.isclose(one["lr"], chosen.lr) and one["options"] == dict(chosen.options)
     ]
-    return TunedMethod(
-        name, chosen.lr, dict(chosen.options), own[-1], metric, name in tuning.is_at_edge, trials
-    )
+    return TunedMethod(name, chosen.lr, dict(chosen.options), own[-1], metric, name in tuning.is_at_edge, trials)

@@ -60,7 +60,6 @@ class Tuning:
         choices: method -> the chosen combination.
         n_tried: method -> number of combinations tried.
         is_at_edge: methods whose learning rate is the smallest or largest one tried.
-
     """
 
     budget: int
@@ -83,20 +82,13 @@ class Tuning:
         return notes
 
 
-def list_combinations(
-    method: str, lr: float, limit: int, seed: int, fixed: Mapping[str, Any]
-) -> list[Combination]:
+def list_combinations(method: str, lr: float, limit: int, seed: int, fixed: Mapping[str, Any]) -> list[Combination]:
     """List the combinations of a method to try: first the given one, then others drawn from the grid.
 
     Learning rates take turns, so that few combinations spread over all of the grid.
 
     Args:
-        method: name of the method.
-        lr: the given learning rate, in the middle of the grid.
-        limit: most combinations.
-        seed: seed of the draw.
         fixed: options that the user gives; they are not tuned.
-
     """
     from ..algorithms.table import METHODS
 
@@ -124,9 +116,7 @@ def _get_defaults(method: str, space: Mapping[str, Any]) -> dict[str, Any]:
 
     factory = ALGORITHMS.get(method)
     return {
-        option.name: option.default
-        for option in (list_options(factory) if factory else ())
-        if option.name in space
+        option.name: option.default for option in (list_options(factory) if factory else ()) if option.name in space
     }
 
 
@@ -138,7 +128,6 @@ def plan_steps(n_combinations: int, budget: int, rounds: int) -> list[tuple[int,
         [(15, 10), (5, 30), (1, 90)]
         >>> plan_steps(9, budget=8, rounds=90)
         [(9, 10), (8, 30), (2, 90)]
-
     """
     steps: list[tuple[int, int]] = []
     n = n_combinations
@@ -153,13 +142,8 @@ def make_tuning_split(federations: "Sequence[Federation]", seed: int) -> "Federa
 
     Where time decides the parts, the newest of these rows are for validation. Clients without such rows are left out.
 
-    Args:
-        federations: the splits that are reported, of the same clients.
-        seed: seed of the division.
-
     Raises:
         RunError: fewer than two clients are left.
-
     """
     from ..data.client_index import Client, ClientIndex
 
@@ -199,16 +183,10 @@ def tune_plan(
 
     Args:
         plan: the plan; the rows that none of its splits tests are tuned on.
-        budget: full runs that each method may spend.
-        out: folder of the experiment.
-        should_stop: tells whether the user asked to stop.
-        display: shows the progress.
-        processes: processes to train in.
 
     Raises:
         StoppedError: the user asked to stop; finished runs are kept.
         RunError: no combination of a method could be trained.
-
     """
     folder = out / TUNING_FOLDER
     if (folder / "chosen.json").exists():
@@ -237,9 +215,7 @@ def tune_plan(
                 )
                 for i, one in enumerate(combinations[:n])
             ]
-        results, _ = train_all(
-            [job for *_, job in jobs], should_stop, display, scratch=out, processes=processes
-        )
+        results, _ = train_all([job for *_, job in jobs], should_stop, display, scratch=out, processes=processes)
         by_folder = {result.folder: result for result in results}
         scored: dict[str, list[tuple[float, Combination]]] = {name: [] for name in left}
         for name, one, job in jobs:
@@ -256,9 +232,7 @@ def tune_plan(
         for name, each in scored.items():
             left[name] = [one for _, one in sorted(each, key=lambda pair: -pair[0])]
             if all(math.isinf(score) for score, _ in each):
-                raise RunError(
-                    f"tuning: training diverged with every combination of {name}; give a lower --lr"
-                )
+                raise RunError(f"tuning: training diverged with every combination of {name}; give a lower --lr")
     choices = {name: combinations[0] for name, combinations in left.items()}
     edges = [LR_FACTORS[0] * experiment.training.lr, LR_FACTORS[-1] * experiment.training.lr]
     at_edge = [name for name, one in choices.items() if any(math.isclose(one.lr, edge) for edge in edges)]
@@ -274,9 +248,7 @@ def apply_tuning(plan: Plan, tuning: Tuning) -> Plan:
     return replace(plan, tuned=tuning.choices)
 
 
-def _make_job(
-    plan: Plan, federation: "Federation", name: str, one: Combination, rounds: int, folder: Path
-) -> Job:
+def _make_job(plan: Plan, federation: "Federation", name: str, one: Combination, rounds: int, folder: Path) -> Job:
     """Make the job of one combination: on the tuning split, with a seed of its own, evaluated now and then."""
     seed = (plan.experiment.seed + TUNING_STREAM) % 2**32
     options = {**plan.options[name], **one.options}

@@ -37,19 +37,15 @@ def collect_errors(problems: list[str]) -> Iterator[None]:
 
 def expand_names(names: Iterable[str], all_names: Collection[str]) -> tuple[str, ...]:
     """List each name once, with `all_names` in the place of `all`."""
-    return tuple(
-        dict.fromkeys(one for name in names for one in (all_names if name == ALL_METHODS else (name,)))
-    )
+    return tuple(dict.fromkeys(one for name in names for one in (all_names if name == ALL_METHODS else (name,))))
 
 
 def find_known_options(experiment: Experiment, *, methods: bool, problems: list[str]) -> KnownOptions:
     """Find the options of everything that the experiment names; the data need not be loaded for this.
 
     Args:
-        experiment: the experiment.
         methods: whether to look at the methods, the model and the hardware too.
         problems: receives unknown names and options, and, if there are any, wrong values of the methods' options.
-
     """
     from ..algorithms import ALGORITHMS
     from ..algorithms.own import check_distinct_names, find_method
@@ -103,18 +99,13 @@ def assign_options(
     too.
 
     Args:
-        options: the values of `--set`.
-        known_options: the options of everything in use.
         problems: receives options that nothing in use has, or that could belong to two kinds of thing.
 
     Raises:
         ConfigError: there are such options, and no list to receive them.
-
     """
     errors: list[str] = []
-    assignment: AssignedOptions = {
-        kind: {name: {} for name in names} for kind, names in known_options.items()
-    }
+    assignment: AssignedOptions = {kind: {name: {} for name in names} for kind, names in known_options.items()}
     candidates = [(kind, name, own) for kind, group in known_options.items() for name, own in group.items()]
     for key, value in sorted(options.items(), key=lambda item: "." in item[0]):
         prefix, _, option = key.rpartition(".")
@@ -148,7 +139,6 @@ def list_partition_options(name: str) -> list[str]:
 
     Raises:
         ConfigError: there is no such partition, or the custom one cannot be loaded.
-
     """
     from ..data import PARTITIONS
     from ..data.manifest import check_saved_partition

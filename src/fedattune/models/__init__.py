@@ -63,10 +63,6 @@ def make_model(
     Args:
         name: a name of `MODELS`, "file.py:factory", or "package.module:factory".
         federation: the data, which decide the input shape and the number of classes.
-        options: keywords of the factory.
-        seed: the initial weights depend on `seed` alone.
-        batch_size: samples in a batch of the check.
-        engine: the engine that will train the model.
 
     Returns:
         The model with its initial weights.
@@ -89,14 +85,11 @@ def build_seeded_model(
         return build_model(name, federation.input_shape, federation.n_outputs, options or {})
 
 
-def build_model(
-    name: str, input_shape: tuple[int, ...], n_classes: int, options: Mapping[str, Any]
-) -> nn.Module:
+def build_model(name: str, input_shape: tuple[int, ...], n_classes: int, options: Mapping[str, Any]) -> nn.Module:
     """Build a model by name.
 
     Args:
         name: a name of `MODELS`, "file.py:factory", or "package.module:factory".
-        input_shape: the shape of one sample.
         n_classes: number of classes; 1 if the target is a number.
         options: keywords of the factory. A user's factory without parameters is called without arguments.
 
@@ -124,16 +117,11 @@ def build_model(
     return model
 
 
-def check_model(
-    model: nn.Module, federation: Federation, *, batch_size: int = 20, engine: EngineName = "auto"
-) -> None:
+def check_model(model: nn.Module, federation: Federation, *, batch_size: int = 20, engine: EngineName = "auto") -> None:
     """Run the model on one batch of the federation, with the gradient that the engine will compute.
 
     Args:
-        model: the module to check.
-        federation: the data.
         batch_size: samples in the batch; the smallest client may have fewer.
-        engine: the engine that will train the model.
 
     Raises:
         ModelError: the model does not fit the data, or this engine cannot train the model.

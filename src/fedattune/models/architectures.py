@@ -28,22 +28,17 @@ def dnn(input_shape: tuple[int, ...], n_classes: int, *, hidden: Count = 100) ->
     """One hidden layer with ReLU; FedMCSA has 100 units for images and 20 for Synthetic.
 
     Args:
-        input_shape: the shape of one sample, flattened by the network.
-        n_classes: number of classes.
         hidden: units of the hidden layer.
     """
     return nn.Sequential(*_stack_linear(math.prod(input_shape), hidden, n_classes))
 
 
 @cite("zhang2023fedcp")
-def cnn(
-    input_shape: tuple[int, ...], n_classes: int, *, width: Count = 32, features: Count = 512
-) -> nn.Module:
+def cnn(input_shape: tuple[int, ...], n_classes: int, *, width: Count = 32, features: Count = 512) -> nn.Module:
     """The 4-layer CNN of FedAM, FedCP and PFLlib: two 5x5 convolutions with pooling, then two linear layers.
 
     Args:
         input_shape: channels, height and width; 16x16 at least.
-        n_classes: number of classes.
         width: channels of the first convolution; the second one has twice as many.
         features: units of the first linear layer.
     """
@@ -71,8 +66,6 @@ def lenet(
 
     Args:
         input_shape: channels, height and width; 16x16 at least.
-        n_classes: number of classes.
-        conv1: channels of the first 5x5 convolution.
         conv2: channels of the second 5x5 convolution. Linear layers of 120 and 84 units follow.
         batch_norm: normalise both convolutions over the batch, as pFedLA does for CIFAR.
     """
@@ -110,7 +103,6 @@ def mcmahan_cnn(input_shape: tuple[int, ...], n_classes: int, *, lrn: bool = Fal
 
     Args:
         input_shape: channels, height and width; 4x4 at least.
-        n_classes: number of classes.
         lrn: add the tutorial's local response normalisation, x / (1 + 0.001/9 sum x^2)^0.75 over 9 channels.
     """
     channels, *size = _check_image_shape(input_shape, smallest=4)
@@ -142,9 +134,6 @@ def reddi_cnn(
 
     Args:
         input_shape: channels, height and width; 6x6 at least.
-        n_classes: number of classes.
-        conv_dropout: dropout rate after the convolutions.
-        fc_dropout: dropout rate after the first linear layer.
     """
     channels, *size = _check_image_shape(input_shape, smallest=6)
     rows, columns = ((s - 4) // 2 for s in size)
@@ -178,7 +167,6 @@ def digit_model(
 
     Args:
         input_shape: channels, height and width; 4x4 at least.
-        n_classes: number of classes.
         batch_norm: normalise after `all` layers but the last, after convolutions only (`conv`), or nowhere.
     """
     channels, *size = _check_image_shape(input_shape, smallest=4)
@@ -212,8 +200,6 @@ def resnet18(
     He et al. (CVPR 2016, https://arxiv.org/abs/1512.03385). Parameters have torchvision's names.
 
     Args:
-        input_shape: channels, height and width.
-        n_classes: number of classes.
         stem: `7x7`, ImageNet's, leaves a quarter of each side; `3x3`, usual for images of 32x32, leaves all.
         width: channels of the first stage; the other stages have 2, 4 and 8 times as many.
     """
@@ -257,9 +243,7 @@ class _ResidualBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample: nn.Module | None = None
         if stride > 1 or channels != width:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width)
-            )
+            self.downsample = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, channels, height, width) to (B, width, height / stride, width / stride)."""
@@ -273,8 +257,7 @@ def _check_image_shape(input_shape: tuple[int, ...], smallest: int = 1) -> tuple
     """Return channels, height and width; refuse samples that are no images, or smaller ones."""
     if len(input_shape) != 3:
         raise ValueError(
-            f"the data has inputs of shape {input_shape}; expected images (channels, height, width): "
-            "take mlr or dnn"
+            f"the data has inputs of shape {input_shape}; expected images (channels, height, width): take mlr or dnn"
         )
     channels, height, width = input_shape
     if min(height, width) < smallest:
@@ -285,9 +268,7 @@ def _check_image_shape(input_shape: tuple[int, ...], smallest: int = 1) -> tuple
     return channels, height, width
 
 
-def _convolve(
-    channels: int, width: int, size: int, *, padding: int = 0, batch_norm: bool = False
-) -> list[nn.Module]:
+def _convolve(channels: int, width: int, size: int, *, padding: int = 0, batch_norm: bool = False) -> list[nn.Module]:
     """Make a convolution of `size` x `size` pixels and its ReLU, with BatchNorm in between if asked."""
     norm = [nn.BatchNorm2d(width)] if batch_norm else []
     return [nn.Conv2d(channels, width, size, padding=padding), *norm, nn.ReLU()]
@@ -323,11 +304,7 @@ def char_lstm(
 
     Args:
         input_shape: number of characters, as token numbers; see the table option `tokens=characters`.
-        n_classes: number of classes, which are the next characters.
-        embedding: size of a character's vector.
         hidden: units of an LSTM layer.
-        layers: number of LSTM layers.
-        vocabulary: number of different tokens.
 
     Source: Caldas et al., LEAF: A Benchmark for Federated Settings, 2018 (arXiv 1812.01097).
     """

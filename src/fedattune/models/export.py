@@ -82,12 +82,6 @@ def make_file_name(number: int, client: str) -> str:
 def export_model(file: Path, model: nn.Module, card: ModelCard, format: ExportFormat) -> ExportedModel:  # noqa: A002
     """Write a model and its card, and keep the file only if it predicts the same.
 
-    Args:
-        file: the file to write.
-        model: the network in evaluation mode.
-        card: the description of the model.
-        format: the format of the file.
-
     Returns:
         The file, and the result of the check.
 
@@ -214,9 +208,7 @@ def _trace_model(model: nn.Module, card: ModelCard) -> torch.export.ExportedProg
 
 def _make_export_error(form: str, error: BaseException) -> RunError:
     why = ANSI_COLOR_CODE.sub("", summarize_error(error.__cause__ or error))
-    return RunError(
-        f"the model cannot be written as {form}: {why}; export it as safetensors, which keeps its weights"
-    )
+    return RunError(f"the model cannot be written as {form}: {why}; export it as safetensors, which keeps its weights")
 
 
 def _compare_logits(logits: LogitsFunction, model: nn.Module, card: ModelCard, format: str) -> float:  # noqa: A002

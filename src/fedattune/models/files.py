@@ -109,11 +109,7 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
         "dtype": dtype,
         "input": f"{dtype} ({shape}), {preparation}",
         "output": _describe_output(dtype, card),
-        **(
-            {"reference_logits": compute_reference_logits(model, card)}
-            if has_outside_parts(card["model"])
-            else {}
-        ),
+        **({"reference_logits": compute_reference_logits(model, card)} if has_outside_parts(card["model"]) else {}),
     }
 
 
@@ -142,9 +138,7 @@ def compute_reference_logits(model: nn.Module, card: ModelCard) -> list[list[flo
 def draw_inputs(model: nn.Module, card: ModelCard, n: int, generator: torch.Generator) -> Tensor:
     """Draw n inputs (n, ...) that the network can take: token numbers if it has a vocabulary, else normal numbers."""
     shape = (n, *card["input_shape"])
-    vocabularies = [
-        int(size) for m in model.modules() if isinstance(size := getattr(m, "vocabulary", None), int)
-    ]
+    vocabularies = [int(size) for m in model.modules() if isinstance(size := getattr(m, "vocabulary", None), int)]
     if vocabularies:
         return torch.randint(0, vocabularies[0], shape, generator=generator).to(get_dtype(model))
     return torch.randn(*shape, generator=generator, dtype=get_dtype(model))
@@ -156,10 +150,7 @@ def check_reference_logits(
     """Refuse a network whose outputs have changed since training.
 
     Args:
-        model: the network with the trained weights.
-        card: the card of the network.
         before: logits of the trained network, (2, classes); None accepts any network.
-        file: the source, for the message.
 
     Raises:
         RunError: the outputs differ.
@@ -186,9 +177,7 @@ def save_model(file: Path, model: nn.Module, card: ModelCard) -> None:
     state, frozen = model.state_dict(), set[str]()
     if card["model"] in MODELS:
         frozen = {
-            name
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-            if not parameter.requires_grad
+            name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad
         }
     state = {name: value for name, value in state.items() if name not in frozen}
     save_tensors(file, copy_tensors(state), {CARD_KEY: json.dumps(describe_model(model, card))})
@@ -236,9 +225,7 @@ def confirm_code(card: ModelCard, factory: str | None, where: Path | str) -> Mod
     """Return the card of a model whose code may run: FedAttune's, or custom code that the user names.
 
     Args:
-        card: the card of the model.
         factory: the "file.py:factory" or "package.module:factory" that the user named.
-        where: the file or folder with the card, for messages.
 
     Raises:
         RunError: the card names code that the user did not name.
@@ -259,8 +246,6 @@ def fill_model(module: nn.Module | None, state: Mapping[str, Tensor], card: Mode
 
     Args:
         module: the module; None builds the module of the card.
-        state: tensors by name.
-        card: the card of the model.
 
     Returns:
         The filled copy in evaluation mode.
@@ -302,9 +287,7 @@ def rebuild_model(card: ModelCard) -> nn.Module:
         raise RunError(f"the run's model was a {card['model']} of your own; give one as `module` to fill")
     with torch.random.fork_rng():
         torch.manual_seed(card["seed"])  # also for frozen parameters, which are no part of a saved model
-        return build_model(
-            card["model"], tuple(card["input_shape"]), len(card["classes"]) or 1, card["model_options"]
-        )
+        return build_model(card["model"], tuple(card["input_shape"]), len(card["classes"]) or 1, card["model_options"])
 
 
 def is_rebuildable(card: ModelCard) -> bool:
@@ -325,10 +308,7 @@ def wrap_model(network: Network, module: nn.Module, x: Tensor, seed: int) -> nn.
     """Return the module that a method trains in place of the user's module.
 
     Args:
-        network: the change that the method makes.
-        module: the user's module, which stays as it is.
         x: inputs (B, ...).
-        seed: the seed of new weights.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)

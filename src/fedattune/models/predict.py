@@ -88,9 +88,7 @@ class Predictions:
     @property
     def n_correct(self) -> int:
         """Number of rows whose true class is the most probable one."""
-        return (
-            0 if self.target is None or not self.classes else int((self.target == self.class_indices).sum())
-        )
+        return 0 if self.target is None or not self.classes else int((self.target == self.class_indices).sum())
 
     @property
     def accuracy(self) -> float | None:
@@ -174,10 +172,7 @@ def predict(
         at_once = limit_samples(logits, at_once, x[:1].numel())
     with torch.no_grad():
         outputs = torch.cat(
-            [
-                logits(gather(x, index, shift, scale, dtype))
-                for index in torch.split(torch.arange(len(x)), at_once)
-            ]
+            [logits(gather(x, index, shift, scale, dtype)) for index in torch.split(torch.arange(len(x)), at_once)]
         )
     notes = (
         f"the model belongs to client {card.get('client')!r}: {card['algorithm']}, seed {card['seed']}",
@@ -186,9 +181,7 @@ def predict(
     if schema.classes:
         return Predictions(schema.classes, outputs.softmax(1).numpy(), rows.y, notes)
     if (target := schema.target_scale) is None:
-        raise RunError(
-            f"{file} does not say the unit of its target: target_mean or target_deviation is missing"
-        )
+        raise RunError(f"{file} does not say the unit of its target: target_mean or target_deviation is missing")
     values = outputs[:, 0].double().numpy() * target.deviation + target.mean
     return Predictions((), np.zeros((len(values), 0)), rows.y, notes, values)
 
@@ -203,9 +196,7 @@ def check_predictions_file(file: Path) -> None:
         raise ConfigError(f"{file}: predictions are written as .csv or .parquet; name the file so")
 
 
-def _open_model(
-    file: Path, module: nn.Module | None, factory: str | None
-) -> tuple[LogitsFunction, ModelCard]:
+def _open_model(file: Path, module: nn.Module | None, factory: str | None) -> tuple[LogitsFunction, ModelCard]:
     """Return the network of a file and its card."""
     suffix = file.suffix.lower()
     if suffix == ".pt2":

@@ -86,14 +86,11 @@ def hf(
         n_classes: number of classes; 1 for a number.
         id: id on the Hugging Face hub, or a folder that `save_pretrained` wrote.
         tuning: `lora` trains adapters and the head, `head` the head alone, `all` every weight.
-        rank: rank of the adapters.
-        alpha: the adapters are scaled by alpha / rank.
         targets: ends of the names of the layers that get adapters, separated by commas; by default peft's choice for
             the network, or else all its linear layers.
         dropout: rate of all dropout layers; by default the network's own.
         pixels: values of the images that come in: `unit` (0 to 1), `half` (-1 to 1), or `ready` for the network.
         size: height and width to which images are resized; by default the network's own.
-        revision: commit or tag on the hub.
 
     Raises:
         ConfigError: the id is missing, or packages are.
@@ -103,9 +100,7 @@ def hf(
         raise ConfigError("hf needs a pretrained network: give --set hf.id=ID_OR_FOLDER")
     require_transformers("the model hf", *(["peft"] if tuning == "lora" else []))
     if len(input_shape) not in (1, 3):
-        raise ModelError(
-            f"hf: got samples of shape {input_shape}, expected token numbers (length,) or images"
-        )
+        raise ModelError(f"hf: got samples of shape {input_shape}, expected token numbers (length,) or images")
     is_text = len(input_shape) == 1
     with _quiet_transformers():
         net, new = _load_network(id, revision, n_classes, is_text)
@@ -224,9 +219,7 @@ class ImageNetwork(PretrainedNetwork):
         self.pixels = pixels
         self.channels = int(getattr(config, "num_channels", 3))
         if input_shape[0] not in (1, self.channels):
-            raise ModelError(
-                f"hf: got images of {input_shape[0]} channels, and the network takes {self.channels}"
-            )
+            raise ModelError(f"hf: got images of {input_shape[0]} channels, and the network takes {self.channels}")
         self.size = _choose_size(config, normalization, input_shape, size)
         mean, deviation = (
             torch.tensor(normalization.get(key) or [default] * self.channels).view(-1, 1, 1)
@@ -294,9 +287,7 @@ def _load_network(
             f"hf: the network {name!r} cannot be loaded for {'texts' if is_text else 'images'} "
             f"({summarize_error(error)}); give an id of the Hugging Face hub or a folder that save_pretrained wrote"
         ) from error
-    return net, [
-        net.get_parameter(key) for key in report["missing_keys"] if key in dict(net.named_parameters())
-    ]
+    return net, [net.get_parameter(key) for key in report["missing_keys"] if key in dict(net.named_parameters())]
 
 
 def _count_activations(config: Any, length: int) -> int:
@@ -388,11 +379,6 @@ def _choose_trained(
     """Freeze all weights that are not trained, and add adapters.
 
     Args:
-        net: the network.
-        new: weights that were not in the pretrained network's files.
-        tuning: the weights to train.
-        rank: rank of the adapters.
-        alpha: the adapters are scaled by alpha / rank.
         targets: ends of the names of layers that get adapters; None lets peft choose.
     """
     prefix = str(cast(Any, net).base_model_prefix)
@@ -414,9 +400,7 @@ def _choose_trained(
     _freeze_buffers(net)
 
 
-def _add_adapters(
-    backbone: nn.Module, trained: set[int], rank: int, alpha: int, targets: list[str] | None
-) -> None:
+def _add_adapters(backbone: nn.Module, trained: set[int], rank: int, alpha: int, targets: list[str] | None) -> None:
     """Put LoRA adapters into a backbone, beside its frozen layers; layers with a weight of `trained` need none."""
     from peft import LoraConfig, inject_adapter_in_model
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
@@ -437,9 +421,7 @@ def _add_adapters(
     modules = [name for name in suitable if any(f".{name}".endswith(f".{end}") for end in chosen)]
     if not modules:
         ends = sorted({name.rpartition(".")[2] for name in suitable})
-        raise ConfigError(
-            f"hf.targets: no layer ends in {', '.join(chosen)}; the network has {', '.join(ends)}"
-        )
+        raise ConfigError(f"hf.targets: no layer ends in {', '.join(chosen)}; the network has {', '.join(ends)}")
     is_transposed = any(type(suitable[name]).__name__ == "Conv1D" for name in modules)
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules, fan_in_fan_out=is_transposed)
     inject_adapter_in_model(config, backbone)

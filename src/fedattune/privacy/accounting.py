@@ -74,11 +74,8 @@ def epsilon_of(
     - `none`: as `fixed`, and all steps are one Gaussian mechanism, whose epsilon is exact (Balle and Wang, ICML 2018).
 
     Args:
-        noise_multiplier: standard deviation of the noise on the sum, over C.
         sample_rate: expected share of all parts in a step, from 0 to 1; 1 with `none`.
         steps: number of steps in which a part may be drawn; with `none`, in which it takes part.
-        delta: probability with which epsilon may be exceeded.
-        sampling: how parts are drawn.
 
     Raises:
         ConfigError: a number is impossible, or the library is missing.
@@ -112,10 +109,7 @@ def noise_for(
     """Return the smallest noise multiplier, up to a thousandth, whose epsilon is at most `epsilon`.
 
     Args:
-        epsilon: the target, above 0.
-        delta: probability with which epsilon may be exceeded.
         sample_rate: expected share of all parts in a step.
-        steps: number of steps.
         sampling: how parts are drawn; see `epsilon_of`.
 
     Raises:
@@ -150,9 +144,7 @@ def _compute_epsilon(
         return _account(noise_multiplier, sample_rate, steps, delta, sampling)
 
 
-def _account(
-    noise_multiplier: float, sample_rate: float, steps: int, delta: float, sampling: Sampling
-) -> float:
+def _account(noise_multiplier: float, sample_rate: float, steps: int, delta: float, sampling: Sampling) -> float:
     import dp_accounting as dp
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 

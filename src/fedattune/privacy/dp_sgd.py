@@ -50,11 +50,7 @@ def count_steps(
 
     Args:
         steps: steps; None for epochs.
-        epochs: passes over the rows, otherwise.
-        n: number of rows.
-        batch_size: expected rows of a batch.
         per_step: batches of one step; they are counted for epochs alone.
-        passes: repetitions of the local work.
     """
     if not n:
         return 0
@@ -69,19 +65,13 @@ def make_generator(key: Sequence[int], *, is_secret: bool) -> np.random.Generato
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed)))
 
 
-def draw_poisson_batches(
-    samples: Index, batch_size: int, steps: int, per_step: int, rng: np.random.Generator
-) -> Index:
+def draw_poisson_batches(samples: Index, batch_size: int, steps: int, per_step: int, rng: np.random.Generator) -> Index:
     """Draw batches into which every sample comes by itself, with probability `batch_size` over their number.
 
     No batch is cut: all are as wide as the largest one.
 
     Args:
-        samples: sample numbers (n,).
         batch_size: expected samples of a batch; from n on, a batch has all samples.
-        steps: number of local steps.
-        per_step: batches of one step.
-        rng: the random numbers.
 
     Returns:
         Sample numbers (steps, per_step, width); -1 fills the rest of a batch.
@@ -132,9 +122,7 @@ class ClientNoise:
         if self._rng is None:
             self._rng = make_generator((*self.key, Stream.RECORD_NOISE), is_secret=False)
         kind: Any = np.float32 if dtype == torch.float32 else np.float64
-        return (
-            torch.from_numpy(self._rng.standard_normal(n, dtype=kind)).to(dtype).view(shape) * self.deviation
-        )
+        return torch.from_numpy(self._rng.standard_normal(n, dtype=kind)).to(dtype).view(shape) * self.deviation
 
 
 class StepNoise:
@@ -147,9 +135,7 @@ class StepNoise:
         device: their device.
     """
 
-    def __init__(
-        self, clients: Sequence[ClientNoise], owners: Index, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, clients: Sequence[ClientNoise], owners: Index, dtype: torch.dtype, device: torch.device) -> None:
         self._clients, self._owners, self._dtype, self._device = clients, owners, dtype, device
         any_client = clients[0]
         self._shape = (owners.shape[1], any_client.calls, any_client.n_values)

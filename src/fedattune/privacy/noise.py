@@ -74,19 +74,13 @@ def clip_and_noise(
     The difference of a client is one vector over all its tensors; it is scaled down to a norm of at most `clip`.
 
     Args:
-        uploaded: one row per client.
         anchor: what the observer knows already; rows, or one for all. Names that it lacks count as zero.
         ids: (C,) numbers of the clients.
-        clip: the norm C.
-        deviation: standard deviation of the noise on each number.
-        draw: the source of the noise.
 
     Raises:
         ConfigError: clients upload something else than real numbers.
     """
-    if odd := sorted(
-        {name for part in uploaded.parts() for name, v in part.items() if not v.is_floating_point()}
-    ):
+    if odd := sorted({name for part in uploaded.parts() for name, v in part.items() if not v.is_floating_point()}):
         raise ConfigError(
             f"clients upload {', '.join(odd)}, which are no real numbers, so no noise can hide them; choose "
             "another method"
@@ -117,6 +111,4 @@ def clip_and_noise(
 
 def limit_variances(statistics: Params) -> Params:
     """Return averaged BatchNorm statistics whose variances are positive in spite of noise."""
-    return Params(
-        {k: v.clamp_min(MIN_VARIANCE) if k.endswith("running_var") else v for k, v in statistics.items()}
-    )
+    return Params({k: v.clamp_min(MIN_VARIANCE) if k.endswith("running_var") else v for k, v in statistics.items()})

@@ -34,7 +34,6 @@ class StartedRun:
         context: the method, the settings, the federation and the numbers of the clients.
         store: scores, traffic and mixing matrices of all rounds so far.
         seconds: wall-clock time of the rounds that an interrupted run had done before.
-
     """
 
     config: Mapping[str, Any]
@@ -66,7 +65,6 @@ class Callback:
 
         Returns:
             True to stop: the run is saved and returned unfinished, and can be resumed.
-
         """
 
     def on_fit_end(self, result: "Result") -> None:
@@ -86,7 +84,6 @@ class OnRound(Callback):
         >>> result = fedattune.fit(data, "fedavg", rounds=2, lr=0.1, callbacks=[show])
         1 of 2
         2 of 2
-
     """
 
     def __init__(self, function: Callable[[Progress], bool | None]) -> None:
@@ -105,7 +102,6 @@ class EarlyStop(Callback):
     Args:
         patience: evaluations without a new minimum after which the run stops.
         min_decrease: decrease of the loss that counts.
-
     """
 
     def __init__(self, patience: int = 5, min_decrease: float = 0.0) -> None:
@@ -118,7 +114,6 @@ class EarlyStop(Callback):
 
         Raises:
             ConfigError: the federation has no validation data.
-
         """
         if not run.context.federation.sizes("validation").sum():
             raise ConfigError("EarlyStop needs validation data; make the federation with validation=0.2")
@@ -148,7 +143,6 @@ class MLflow(Callback):
 
     Raises:
         ConfigError: MLflow is not installed.
-
     """
 
     def __init__(self, experiment: str = "fedattune", **options: Any) -> None:
@@ -191,7 +185,6 @@ class WandB(Callback):
 
     Raises:
         ConfigError: Weights & Biases is not installed.
-
     """
 
     def __init__(self, project: str = "fedattune", **options: Any) -> None:
@@ -228,13 +221,10 @@ def check_installed(module: str, name: str, extra: str | None = None) -> None:
     """Check that an optional package is installed.
 
     Args:
-        module: name of its module.
-        name: its name in a sentence.
         extra: what to install, if it is not the module.
 
     Raises:
         ConfigError: it is not installed.
-
     """
     if find_spec(module) is None:
         raise ConfigError(f"{name} is not installed; pip install {extra or module}, or log without it")

@@ -36,9 +36,6 @@ def restore_tree(
 
     Args:
         template: nested mappings of tensors and stacks on disk, with the expected shapes.
-        flat: tensors of the checkpoint by path.
-        path: path of the template in the checkpoint.
-        rows: folder of the stacks on disk.
         older: tensors of the checkpoints before, the latest first. Their rows on disk stay until as many checkpoints
             have followed.
 
@@ -52,9 +49,7 @@ def restore_tree(
     slots = flat.get(name)
     if isinstance(template, DiskRows):
         before = [checkpoint[name] for checkpoint in older if name in checkpoint]
-        return (
-            template.restore(slots, before) if slots is not None else _to_disk(template, flat, path, before)
-        )
+        return template.restore(slots, before) if slots is not None else _to_disk(template, flat, path, before)
     if slots is not None and rows and isinstance(template, Params):
         row = template.rows(0)
         stored = DiskRows(row, len(slots), make_rows_path(rows, path)).restore(slots)
@@ -63,9 +58,7 @@ def restore_tree(
         tensor = flat.get(path)
         if tensor is None or tensor.shape != template.shape:
             content = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
-            raise RunError(
-                f"the checkpoint does not fit: expected {path} of {tuple(template.shape)}, got {content}"
-            )
+            raise RunError(f"the checkpoint does not fit: expected {path} of {tuple(template.shape)}, got {content}")
         # Copy to aligned memory: the last bit of a product may depend on the alignment of its factors.
         return tensor.to(template, copy=True)
     items = {k: restore_tree(v, flat, f"{path}/{k}" if path else k, rows, older) for k, v in template.items()}
@@ -134,13 +127,7 @@ class CheckpointFolder:
         return bool(self._files())
 
     def save(self, round_: int, tree: Mapping[str, Any], meta: Mapping[str, str]) -> None:
-        """Write the state after a round, and remove checkpoints older than the last `n_kept`.
-
-        Args:
-            round_: number of the round.
-            tree: nest of dicts with the tensors.
-            meta: text to store beside the tensors.
-        """
+        """Write the state after a round, and remove checkpoints older than the last `n_kept`."""
         leaves = flatten_tree(tree)
         on_disk = [leaf for leaf in leaves.values() if isinstance(leaf, DiskRows)]
         for stack in on_disk:
@@ -150,9 +137,7 @@ class CheckpointFolder:
         flat = copy_tensors(in_memory | slots)
         text = {**meta, "format": str(CHECKPOINT_FORMAT)}
         self.folder.mkdir(exist_ok=True)
-        save_tensors(
-            self.folder / f"{round_:06d}.safetensors", flat, text | {"checksum": compute_checksum(flat, text)}
-        )
+        save_tensors(self.folder / f"{round_:06d}.safetensors", flat, text | {"checksum": compute_checksum(flat, text)})
         self._prune()
         _sync_folder(self.folder)
         for stack in on_disk:

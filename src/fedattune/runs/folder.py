@@ -52,18 +52,14 @@ def read_checksums(folder: Path) -> dict[str, str] | None:
     return {match[2]: match[1] for match in matches if match}
 
 
-_ADVICE_ON_LIST = (
-    f"restore it from a copy; if you trust the files, write it again by sha256sum FILES > {CHECKSUM_FILE}"
-)
+_ADVICE_ON_LIST = f"restore it from a copy; if you trust the files, write it again by sha256sum FILES > {CHECKSUM_FILE}"
 
 
 def set_checksums(folder: Path, files: Iterable[Path], contents: Mapping[Path, str] | None = None) -> None:
     """Write the list of a folder anew.
 
     Args:
-        folder: the folder.
         files: finished files in it; missing ones are left out.
-        contents: texts of files that are written after the list.
     """
     sums = {file.relative_to(folder).as_posix(): _hash_file(file) for file in files if file.is_file()}
     for file, text in (contents or {}).items():
@@ -76,8 +72,6 @@ def verify_file(file: Path, folder: Path, remedy: str) -> None:
 
     Args:
         file: the file; it may be missing if the list does not name it.
-        folder: the folder with the list.
-        remedy: what to do, for messages.
 
     Raises:
         RunError: the file is not the one that the run wrote.
@@ -90,9 +84,7 @@ def verify_file(file: Path, folder: Path, remedy: str) -> None:
     expected = sums.get(file.relative_to(folder).as_posix())
     if expected is None:
         if COMPLETE_WITH in sums and file.exists():
-            raise RunError(
-                f"{file} is no file that the run wrote: {CHECKSUM_FILE} does not name it; remove it"
-            )
+            raise RunError(f"{file} is no file that the run wrote: {CHECKSUM_FILE} does not name it; remove it")
         return
     if not file.is_file():
         raise RunError(f"{file} is missing, and {CHECKSUM_FILE} names it; {remedy}")
@@ -225,9 +217,6 @@ class RunFolder:
 
     def read_facts(self, *, is_finished: bool) -> dict[str, Any]:
         """Read the facts: of the result if the run is finished, else those from its start.
-
-        Args:
-            is_finished: whether to read the result, which may appear at any moment.
 
         Raises:
             RunError: the file is missing or damaged.

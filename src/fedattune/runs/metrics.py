@@ -86,9 +86,7 @@ def score_clients(
     return correct / n if deviation is None else deviation * np.sqrt(loss / n)
 
 
-def measure_scores(
-    metric: MetricName, scores: NDArray[np.float64], deviation: float | None
-) -> NDArray[np.float64]:
+def measure_scores(metric: MetricName, scores: NDArray[np.float64], deviation: float | None) -> NDArray[np.float64]:
     """Compute a metric of each client (N,) from its scores; NaN for metrics that need more than scores."""
     n, correct, loss = scores
     values: NDArray[np.float64] = np.full(len(n), np.nan)
@@ -158,9 +156,7 @@ def replace_nonfinite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def build_history(
-    store: RunStore, names: Mapping[int, str], deviation: float | None = None
-) -> list[JsonDict]:
+def build_history(store: RunStore, names: Mapping[int, str], deviation: float | None = None) -> list[JsonDict]:
     """List the evaluated rounds: metrics at both points on both parts, traffic and time so far, and missing clients.
 
     `diverged` and `absent` name clients since the evaluation before. Methods with one global model also have `global`.
@@ -295,12 +291,7 @@ class RunFacts:
         return METRICS["rmse" if self.is_regression else "accuracy"]
 
     def read_curve(self, metrics: Mapping[str, float], over: str = "uniform") -> float:
-        """Return the value of a curve at one evaluation: accuracy in percent, or RMSE in the unit of the target.
-
-        Args:
-            metrics: the metrics of an evaluation.
-            over: uniform (mean over clients), pooled, or worst10.
-        """
+        """Return the value of a curve at one evaluation: accuracy in percent, or RMSE in the unit of the target."""
         name = "rmse" if self.is_regression else "acc"
         return self.curve_metric.scale * metrics[f"{name}_{over}"]
 
@@ -420,9 +411,7 @@ class RunMetrics(RunFacts):
         if self.is_regression:
             raise ConfigError("rounds_to counts the rounds to an accuracy, and the target is a number")
         if not 0 < accuracy <= 1:
-            raise ConfigError(
-                f"rounds_to needs a fraction above 0 and at most 1, such as 0.9, got {accuracy:g}"
-            )
+            raise ConfigError(f"rounds_to needs a fraction above 0 and at most 1, such as 0.9, got {accuracy:g}")
         reached = (e["round"] for e in self._scored if reaches(e[self.evaluation_point], accuracy))
         return next(reached, None)
 
@@ -438,9 +427,7 @@ class RunMetrics(RunFacts):
         if not self.history or not self.history[-1]["validation"]:
             return None
         entries = [e for e in self._scored if e["validation"] and e["validation"].get(self.evaluation_point)]
-        return self._best(
-            lambda entry: float(entry["validation"][self.evaluation_point][self._curve_key]), entries
-        )
+        return self._best(lambda entry: float(entry["validation"][self.evaluation_point][self._curve_key]), entries)
 
     @property
     def mean_last_10pct(self) -> Metrics | None:

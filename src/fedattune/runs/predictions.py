@@ -138,9 +138,7 @@ def _plan_calls(
 ) -> list[tuple[NDArray[Any], int, int]]:
     """List the samples, the row of the model and the place of the outputs of every call."""
     is_one = (
-        not buffers
-        and isinstance(models, Params)
-        and all(len(v) == 1 or v.stride(0) == 0 for v in models.values())
+        not buffers and isinstance(models, Params) and all(len(v) == 1 or v.stride(0) == 0 for v in models.values())
     )
     parts = [np.concatenate(index)] if is_one else index
     calls: list[tuple[NDArray[Any], int, int]] = []

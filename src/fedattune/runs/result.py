@@ -122,9 +122,7 @@ class Result(RunMetrics):
             )
         folder.finish(self.to_json() | {"facts": facts})
 
-    def model(
-        self, client: str | int, module: nn.Module | None = None, factory: str | None = None
-    ) -> nn.Module:
+    def model(self, client: str | int, module: nn.Module | None = None, factory: str | None = None) -> nn.Module:
         """The model that a client predicts with after the last round, at the evaluation point.
 
         Args:
@@ -138,9 +136,7 @@ class Result(RunMetrics):
             RunError: there is no such client, or it was not evaluated, or the code of the model is not named.
         """
         if isinstance(self.models, Params) and not self.models:
-            raise RunError(
-                "the models of this run are not here: each is on its client's node, in the folder `state`"
-            )
+            raise RunError("the models of this run are not here: each is on its client's node, in the folder `state`")
         names, ids = [c["id"] for c in self.facts["clients"]], self.eval_ids
         if client not in (names if isinstance(client, str) else ids):
             some = f"{len(names):,} of its {self.n_clients:,} clients were evaluated, and only their models are stored"

@@ -232,9 +232,7 @@ class SlotFile:
     def _assign_slots(self, clients: NDArray[np.int64]) -> SlotIndex:
         """Assign a slot to each client's row, without touching the slots of checkpoints."""
         old = self.slots[clients]
-        moves = (
-            np.flatnonzero((old < 0) | self._is_saved[old]) if len(self._is_saved) else np.arange(len(old))
-        )
+        moves = np.flatnonzero((old < 0) | self._is_saved[old]) if len(self._is_saved) else np.arange(len(old))
         if len(moves):
             reused = sorted(self._free.pop() for _ in range(min(len(moves), len(self._free))))
             end, more = len(self._is_saved), len(moves) - len(reused)
@@ -291,9 +289,7 @@ class SlotFile:
         """Group names whose tensors are adjacent in a row, at most MAX_BUFFERS per system call."""
         order = list(self._layout)
         numbered = enumerate(sorted(order.index(name) for name in names))
-        runs = [
-            [order[i] for _, i in group] for _, group in groupby(numbered, key=lambda pair: pair[1] - pair[0])
-        ]
+        runs = [[order[i] for _, i in group] for _, group in groupby(numbered, key=lambda pair: pair[1] - pair[0])]
         return [run[i : i + MAX_BUFFERS] for run in runs for i in range(0, len(run), MAX_BUFFERS)]
 
     @staticmethod
@@ -486,10 +482,7 @@ class RowStorage:
 
         Args:
             settings: settings of the run; `client_state` decides, or with `auto` the size.
-            n: clients.
-            row_bytes: size of all rows of one client.
             folder: folder for the files; without it, temporary files.
-            is_small: whether a round is little work for the processor.
         """
         is_on_disk = settings.execution.client_state == "disk"
         if settings.execution.client_state == "auto":
@@ -504,8 +497,6 @@ class RowStorage:
         """Make a writable stack of N rows.
 
         Args:
-            name: name of the stack, and of its file.
-            row: the value of every row.
             each: tensors (N, ...) that replace their entries in `row`.
         """
         if self.is_on_disk and row:

@@ -30,9 +30,7 @@ class Criterion(NamedTuple):
 
     def is_better_than(self, other: "Criterion") -> NDArray[np.bool_]:
         """Return True for the clients (E,) for which this round is better."""
-        better: NDArray[np.bool_] = (self.main < other.main) | (
-            (self.main == other.main) & (self.tie < other.tie)
-        )
+        better: NDArray[np.bool_] = (self.main < other.main) | ((self.main == other.main) & (self.tie < other.tie))
         return better
 
 
@@ -63,10 +61,6 @@ def pick_by_others(scores: Sequence[FloatArray], by: EarlyStopping) -> FloatArra
 
     A client's own rows flatter the round that they chose, most with methods whose rounds differ by chance. Scores at
     the round of the others are an honest measure for comparing methods.
-
-    Args:
-        scores: for each evaluated round, (3, E) as for `compute_criterion`.
-        by: what rounds are judged by.
 
     Returns:
         The scores; None if rounds are not judged, or fewer than two clients have rows.
@@ -112,7 +106,6 @@ class StoppingRule:
         """Judge an evaluated round.
 
         Args:
-            r: number of the round.
             scores: (3, E) as for `compute_criterion`; None if there are no validation data.
 
         Returns:
@@ -127,9 +120,7 @@ class StoppingRule:
             return np.ones(scores.shape[1], dtype=np.bool_)
         better = criterion.is_better_than(self.best)
         self.rounds = np.where(better, r, self.rounds)
-        self.best = Criterion(
-            *(np.where(better, new, old) for new, old in zip(criterion, self.best, strict=True))
-        )
+        self.best = Criterion(*(np.where(better, new, old) for new, old in zip(criterion, self.best, strict=True)))
         return better
 
     def add_rounds(self, scores: Iterable[tuple[int, str, FloatArray]], point: str) -> None:

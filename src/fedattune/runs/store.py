@@ -54,9 +54,7 @@ def make_store_error(what: str, path: Path | None, error: Exception) -> RunError
     code = getattr(error, "sqlite_errorcode", None)
     primary = None if code is None else code & 0xFF  # the higher bits are details
     where = path or "the metrics of the run"
-    go_on = (
-        ", then continue with --resume: all rounds to the last checkpoint are kept" if what == "write" else ""
-    )
+    go_on = ", then continue with --resume: all rounds to the last checkpoint are kept" if what == "write" else ""
     if primary in OF_THE_DISK:
         return RunError(f"cannot {what} {where}: {OF_THE_DISK[primary]}{go_on} ({error})")
     if primary in OF_OTHERS:
@@ -202,15 +200,11 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
                 (round_,),
             ).fetchall()
         if not records:
-            raise KeyError(
-                f"no mixing matrices of round {round_}; the run has matrices of rounds {list(self)}"
-            )
+            raise KeyError(f"no mixing matrices of round {round_}; the run has matrices of rounds {list(self)}")
         with explain_errors("read", self._path):
             rows, columns = (json.loads(text) for text in records[0][1:3])
             records.sort(key=lambda record: natural_key(record[0]))
-            weights = {
-                component: unpack_weights(blob, len(rows), len(columns)) for component, _, _, blob in records
-            }
+            weights = {component: unpack_weights(blob, len(rows), len(columns)) for component, _, _, blob in records}
         return RoundMixing(rows, columns, weights)
 
     def last(self) -> dict[str, NDArray[np.float32]]:
@@ -304,15 +298,11 @@ class RunStore:
                 (*numbers, json.dumps(diverged), json.dumps(absent)),
             )
 
-    def add_scores(
-        self, round_: int, point: str, part: str, scores: Scores, ids: Tensor | None = None
-    ) -> None:
+    def add_scores(self, round_: int, point: str, part: str, scores: Scores, ids: Tensor | None = None) -> None:
         """Add scores of one round.
 
         Args:
-            round_: number of the round.
             point: point of evaluation: received, trained, or global (the one global model on every client's part).
-            part: part of the data.
             scores: scores (E,).
             ids: numbers of the clients (E,); None: 0 to E - 1.
         """
@@ -399,10 +389,7 @@ class RunStore:
         with explain_errors("read", self._path):
             for way, part, count in self._db.execute("SELECT direction, part, bytes FROM traffic"):
                 total[way][part] = count
-        return {
-            way: {part: parts[part] for part in sorted(parts, key=natural_key)}
-            for way, parts in total.items()
-        }
+        return {way: {part: parts[part] for part in sorted(parts, key=natural_key)} for way, parts in total.items()}
 
     def commit(self) -> None:
         """Make everything durable, and visible to other processes.
@@ -465,10 +452,7 @@ class RunStore:
         newest: dict[str, NDArray[np.int64]] = {}  # clients of the newest evaluation at each point
         last: dict[tuple[int, str], tuple[int, int, float]] = {}
         for _, point, clients, scores in reversed(list(self._read_evaluations(part))):
-            if (
-                np.array_equal(newest.setdefault(point, clients), clients)
-                and (int(clients[0]), point) in last
-            ):
+            if np.array_equal(newest.setdefault(point, clients), clients) and (int(clients[0]), point) in last:
                 continue  # all of them are known
             for client, n, correct, loss in zip(clients.tolist(), *scores.tolist(), strict=True):
                 last.setdefault((client, point), (int(n), int(correct), loss))

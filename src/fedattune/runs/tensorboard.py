@@ -31,7 +31,6 @@ class TensorBoard(Callback):
 
     Raises:
         ConfigError: TensorBoard is not installed.
-
     """
 
     def __init__(self, folder: Path | str | None = None) -> None:
@@ -44,13 +43,10 @@ class TensorBoard(Callback):
 
         Raises:
             ConfigError: there is no folder.
-
         """
         folder = self.folder or run.folder
         if folder is None:
-            raise ConfigError(
-                "TensorBoard: give a folder, TensorBoard(folder), or a run folder, fit(..., out=folder)"
-            )
+            raise ConfigError("TensorBoard: give a folder, TensorBoard(folder), or a run folder, fit(..., out=folder)")
         self._log = _EventLog(folder, run.context, run.store, run.seconds)
 
     def on_round_end(self, progress: Progress, server_state: Any) -> None:
@@ -132,9 +128,7 @@ class _EventLog:
             return {}
         some = np.unique(np.linspace(0, len(mixed.rows) - 1, MAX_MIXING_ROWS).round().astype(int))
         rows = [mixed.rows[i] for i in some]
-        mixed = RoundMixing(
-            rows, mixed.columns, {name: matrix[some] for name, matrix in mixed.weights.items()}
-        )
+        mixed = RoundMixing(rows, mixed.columns, {name: matrix[some] for name, matrix in mixed.weights.items()})
         return {
             "mixing_own": {name: mean_own_weight(mixed, matrix) for name, matrix in mixed.weights.items()},
             "mixing_entropy": {name: mean_entropy(matrix) for name, matrix in mixed.weights.items()},

@@ -52,7 +52,6 @@ def split_rows(updates: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         How much of each class a client holds, max(a, 0) (N, C), and prototypes u (N, C, F).
-
     """
     rows = updates.flatten(0, 1)
     direction = rows[int(rows.norm(dim=1).argmax())]
@@ -69,13 +68,8 @@ def split_rows(updates: Tensor) -> tuple[Tensor, Tensor]:
 def find_class_rows(w: Params, n_axes: int = 0) -> Tensor | None:
     """Return the rows (..., C, F) of the last layer, one per class, and at most `MAX_FEATURES` of their features.
 
-    Args:
-        w: a model or an update, or a stack of these.
-        n_axes: axes before those of the model, 1 for a stack.
-
     Returns:
         The rows; None if the last matrix has one row (a number is predicted) or more than `MAX_CLASSES`.
-
     """
     matrices = [v for v in w.values() if v.dim() == n_axes + 2]
     if not matrices or not 2 <= matrices[-1].shape[-2] <= MAX_CLASSES:
@@ -92,7 +86,6 @@ def compare_classes(updates: Tensor, trust: Tensor | None = None) -> tuple[Tenso
 
     Returns:
         The likeness of each pair times its evidence (K, K), and the evidence (K, K), which is 1 at most.
-
     """
     norms = updates.flatten(1).norm(dim=1).clamp_min(1e-30)
     updates = updates / norms[:, None, None]
@@ -113,11 +106,9 @@ def group_clients(likeness: Tensor, evidence: Tensor, least: float) -> Tensor:
     Args:
         likeness: (K, K) likeness of each pair times its evidence.
         evidence: (K, K) evidence.
-        least: minimum likeness of two groups that become one.
 
     Returns:
         (K,) number of each client's group, from 0 in the order of the groups' first clients.
-
     """
     total, weight = (m.double().cpu().numpy().copy() for m in (likeness, evidence))
     n = len(total)
@@ -161,7 +152,6 @@ def join_groups(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
         likeness: (B, K) likeness to the grouped clients times its evidence.
         evidence: (B, K) evidence.
         found: (K,) number of each grouped client's group, from 0.
-
     """
     member = functional.one_hot(found).to(likeness.dtype)
     total, weight = (m @ member for m in (likeness, evidence))
@@ -178,7 +168,6 @@ def join_small(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
 
     Returns:
         (K,) numbers of the groups that remain, from 0.
-
     """
     is_large = (found.bincount() >= max(2, MIN_SHARE * len(found)))[found]
     if not is_large.any():
@@ -196,7 +185,6 @@ def measure_f(rows: Tensor, found: Tensor) -> float:
     Args:
         rows: (K, ...) one row of values per client.
         found: (K,) number of each client's group, from 0.
-
     """
     x, sizes = rows.flatten(1).double(), found.bincount().double()
     n, n_groups = len(x), len(sizes)
@@ -218,7 +206,6 @@ def place_groups(found: Tensor, old: Tensor, n_places: int) -> tuple[Tensor, Ten
 
     Returns:
         The place of every group (G,), and for every place, the place whose model it takes over (n_places,).
-
     """
     sizes = found.bincount()
     order = sizes.argsort(descending=True, stable=True).tolist()
@@ -249,13 +236,10 @@ def assign_groups(
         n_uploads: (N,) number of updates in each sum; 0 for a client that is not known.
         new: (B,) clients whose sums are new.
         group: (N,) places of the clients' groups before.
-        n_places: number of places.
-        least: minimum likeness of two groups that become one.
 
     Returns:
         The places of the clients' groups (N,); an unknown client is in the largest group. And for every place, the
         place whose model it takes over (n_places,).
-
     """
     trust = n_uploads / (n_uploads + TRUSTED_UPLOADS)
     compared = n_uploads.nonzero().flatten()[:MAX_COMPARED]

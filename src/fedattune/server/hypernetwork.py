@@ -21,15 +21,7 @@ def draw_normal(shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 def draw_linear(inputs: int, outputs: Sequence[int], like: Tensor, networks: Sequence[int] = ()) -> Params:
-    """Draw a weight (*networks, *outputs, inputs) and a bias (*networks, *outputs) from U(-1, 1) / sqrt(inputs).
-
-    Args:
-        inputs: number of inputs.
-        outputs: shape of the outputs.
-        like: gives type and device.
-        networks: shape of a stack of such layers.
-
-    """
+    """Draw a weight (*networks, *outputs, inputs) and a bias (*networks, *outputs) from U(-1, 1) / sqrt(inputs)."""
     bound = inputs**-0.5
     return Params(
         weight=draw_uniform(-bound, bound, (*networks, *outputs, inputs), like),
@@ -47,9 +39,7 @@ def draw_stack(widths: Sequence[int], heads: Params) -> Params:
     """Draw the embeddings and trunks of R networks for `apply_stack`.
 
     Args:
-        widths: of the embedding and of the linear layers.
         heads: the networks' heads: a weight (R, L, K, width) and a bias (R, L, K).
-
     """
     like = heads["bias"]
     layers = draw_trunk(widths, like, (len(like),))
@@ -93,11 +83,8 @@ def descend(networks: Params, activation: Callable[[Tensor], Tensor], gradient: 
     """Take a gradient step of R networks in place.
 
     Args:
-        networks: the networks, as for `apply_stack`.
         activation: maps their outputs (R, L, K) to values of the same shape.
         gradient: (R, L, K) gradient by these values.
-        lr: learning rate.
-
     """
     heads = networks["head.weight"].flatten(1, 2)
     small = networks.without(("head.weight", "head.bias"))
@@ -121,12 +108,7 @@ def descend_rows(
     """Take a gradient step of some networks of a stack, in memory or on disk, in place.
 
     Args:
-        stack: the networks of all clients.
         ids: (R,) the clients whose networks learn.
-        activation: see `descend`.
-        gradient: see `descend`.
-        lr: learning rate.
-
     """
     rows = as_slice(ids)
     networks = stack.rows(rows)

@@ -104,9 +104,7 @@ class UploadStore(Joinable[StoreT], Measurable, Discardable):
         in_pool = torch.cat([in_pool, in_pool.new_zeros(n_new)])
         return change(super().add_clients(state, n_new), in_pool=in_pool)
 
-    def aggregate_newcomers(
-        self, state: StoreT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> StoreT:
+    def aggregate_newcomers(self, state: StoreT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> StoreT:
         """Store the uploads of newcomers. Newcomers receive the models of others, but not the reverse."""
         pool = state["in_pool"]
         new = self.aggregate(change(state, in_pool=pool.clone()), ids, sent, uploads, n)
@@ -158,7 +156,6 @@ class Pool:
         member: (K,) whether a model is in the pool.
         allowed: (R, K) whether a receiving client may receive a model; its own model is always allowed.
         n: (K,) training samples.
-
     """
 
     models: Params
@@ -198,7 +195,6 @@ class Mixing(UploadStore[StoreState]):
         pool: clients whose last uploads are mixed: the last `cohort`, or `all` that ever uploaded. A client's own
             last upload is always allowed. A client that never uploaded receives the initial model.
         limits: limits of what enters a client's mixture.
-
     """
 
     unit: Unit = "model"
@@ -217,9 +213,7 @@ class Mixing(UploadStore[StoreState]):
         """
         return self.weights(pool), {}
 
-    def aggregate(
-        self, state: StoreState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> StoreState:
+    def aggregate(self, state: StoreState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> StoreState:
         """Store the uploads. If the pool is the cohort, empty it first."""
         if self.pool == "cohort":
             state["in_pool"].zero_()

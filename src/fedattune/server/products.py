@@ -31,13 +31,11 @@ def dots(parts: Iterable[TensorLoader], rows: Tensor | slice, size: tuple[int, i
     """Return the dot products (R, K) of some rows of a stack with all rows.
 
     Args:
-        parts: the tensors of the stack.
         rows: (R,) the rows.
         size: (R, K).
 
     Raises:
         ValueError: the stack has no tensor.
-
     """
     out: Tensor | None = None
     for part in parts:
@@ -73,10 +71,7 @@ def squared_distances(parts: Sequence[TensorLoader], like: Tensor, error: float)
     mean, the differences of all pairs do, which takes longer.
 
     Args:
-        parts: the tensors of the stack.
         like: (K,) a tensor on the device of the result.
-        error: largest error of a distance.
-
     """
     n = len(like)
     out = torch.zeros(n, n, dtype=torch.float64, device=like.device)

@@ -47,7 +47,6 @@ class RobustInputs(NamedTuple):
         n: (C,) training samples.
         share: share of the uploads that may be malicious.
         trusted: rows of the trusted clients.
-
     """
 
     n: Tensor
@@ -65,7 +64,6 @@ class RobustRule:
         apply: maps rows (C, ...) and `RobustInputs` to their aggregate; or the dot products (C, C) of the updates and
             `RobustInputs` to the weights (C,) of their sum.
         needs_trusted: whether trusted clients must be named.
-
     """
 
     name: str
@@ -78,9 +76,7 @@ ROBUST_RULES: dict[str, RobustRule] = {}
 """Name -> rule."""
 
 
-def register_robust_rule(
-    kind: Literal["values", "weights"], *, needs_trusted: bool = False
-) -> Callable[[Rule], Rule]:
+def register_robust_rule(kind: Literal["values", "weights"], *, needs_trusted: bool = False) -> Callable[[Rule], Rule]:
     """Register a function as the robust rule of its name; see `RobustRule`.
 
     A rule for `values` is applied to models, extras and statistics alike. Weights that a rule finds for the updates of
@@ -92,7 +88,6 @@ def register_robust_rule(
 
     Raises:
         ConfigError: the name is that of a rule of FedAttune.
-
     """
 
     def register(function: Rule) -> Rule:
@@ -110,11 +105,8 @@ def find_robust_rule(name: str) -> RobustRule:
 
     Raises:
         ConfigError: there is no such rule.
-
     """
-    known = (
-        load_registered(name, "robust rule", ROBUST_RULES) if is_reference(name) else ROBUST_RULES.get(name)
-    )
+    known = load_registered(name, "robust rule", ROBUST_RULES) if is_reference(name) else ROBUST_RULES.get(name)
     if known is None:
         raise ConfigError(
             f"robust: got {name!r}; {did_you_mean(name, [*ROBUST_RULES, 'off', 'rows'])}, or a custom rule as "
@@ -129,12 +121,7 @@ def aggregate_robustly(
     """Return the uploads and buffers of a round, each row replaced by their robust aggregate.
 
     Args:
-        rule: the rule.
-        sent: what the clients were sent, one row each.
-        uploads: the uploads of C clients.
-        buffers: the BatchNorm statistics that come with them.
         inputs: sample counts, assumed share of malicious uploads, and trusted rows.
-
     """
     clients = len(inputs.n)
     if rule.kind == "values":
@@ -160,7 +147,6 @@ def trim(rows: Params, cut: int) -> Params:
     Examples:
         >>> trim(Params(a=torch.tensor([[1.0], [9.0], [2.0], [-5.0]])), 1)["a"]
         tensor([1.5000])
-
     """
     return rows.map(lambda a: a.sort(0).values[cut : len(a) - cut].mean(0) if a.is_floating_point() else a[0])
 
@@ -200,9 +186,7 @@ def multi_krum(products: Tensor, inputs: RobustInputs) -> Tensor:
     squares, clients = products.diagonal(), len(products)
     distances = (squares[:, None] + squares - 2 * products).clamp_min(0)
     n_malicious = int(inputs.share * clients)
-    nearest = distances.sort(1).values[
-        :, 1 : max(2, clients - n_malicious - 1)
-    ]  # the first is the update itself
+    nearest = distances.sort(1).values[:, 1 : max(2, clients - n_malicious - 1)]  # the first is the update itself
     chosen = nearest.sum(1).sort(stable=True).indices[: clients - n_malicious]
     return torch.zeros_like(squares).index_fill_(0, chosen, 1 / len(chosen))
 

@@ -17,7 +17,6 @@ class MixtureLimits:
         max_share: largest weight of any one other client; None for no limit.
         clip: leave out models whose cosine with the own model is below 0, and clip the others to `CLIP` times the
             median distance from the own model. To clip theta_k - theta_i is to scale the weight of theta_k.
-
     """
 
     max_share: float | None = None
@@ -31,15 +30,12 @@ class MixtureLimits:
             own: (R,) column of each row's own model.
             products: (R, K) dot products of the own models with all; needed to clip.
             squares: (K,) squared norms of all; likewise.
-
         """
         columns = own[:, None]
         others = weights.scatter(1, columns, 0.0)
         if self.clip and products is not None and squares is not None:
             distances = (squares[own][:, None] + squares - 2 * products).clamp_min(0).sqrt()
-            counted = distances.masked_fill(
-                others == 0, torch.nan
-            )  # the models that have a weight set the scale
+            counted = distances.masked_fill(others == 0, torch.nan)  # the models that have a weight set the scale
             scale = CLIP * counted.nanmedian(1, keepdim=True).values.nan_to_num(0.0)
             others = others * (scale / distances.clamp_min(1e-30)).clamp_max(1).to(others.dtype)
             others = others.masked_fill(products < 0, 0.0)

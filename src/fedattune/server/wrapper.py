@@ -91,9 +91,7 @@ class ServerWrapper(
             return change(state, **self.inner.add_clients(state, n_new))
         return change(state, **append_clients(self.inner, state, self.newcomer_model(state), n_new))
 
-    def aggregate_newcomers(
-        self, state: StateT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> StateT:
+    def aggregate_newcomers(self, state: StateT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> StateT:
         """Return the state after `inner` took in newcomers; the entries of the wrapper stay."""
         if not isinstance(self.inner, Joinable):
             return state
@@ -131,9 +129,7 @@ class ServerWrapper(
     def bytes_up(self, state: StateT, ids: Tensor, uploads: Payload) -> Traffic:
         """Count as `inner` does."""
         inner = self.inner
-        return (
-            inner.bytes_up(state, ids, uploads) if isinstance(inner, TrafficCounting) else uploads.traffic()
-        )
+        return inner.bytes_up(state, ids, uploads) if isinstance(inner, TrafficCounting) else uploads.traffic()
 
     def warnings(self, state: StateT, ids: Tensor) -> tuple[str, ...]:
         """Return the warnings of `inner`."""

@@ -89,9 +89,7 @@ class Answer(NamedTuple):
         n, held = len(self.comparisons), sum(one.holds for one in self.comparisons)
         opposite = sum(one.is_opposite for one in self.comparisons)
         partly = f"holds partly ({held} of {n} comparisons)" if held else "not seen"
-        return ("holds" if held == n else partly) + (
-            f"; the opposite in {opposite} of {n}" if opposite else ""
-        )
+        return ("holds" if held == n else partly) + (f"; the opposite in {opposite} of {n}" if opposite else "")
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -121,9 +119,7 @@ def _compare(results: StudyResults, claim: Claim, better: Cell, than: Cell) -> C
     lacks, values = [], []
     for cell in (better, than):
         one = results.outcomes.get(cell)
-        shortfalls = (
-            ["not run"] if one is None else [one.not_run] if one.not_run else results.list_shortfalls(one)
-        )
+        shortfalls = ["not run"] if one is None else [one.not_run] if one.not_run else results.list_shortfalls(one)
         lacks += [f"{cell}: {shortfall}" for shortfall in shortfalls]
         values.append({} if one is None or one.not_run else results.list_values(one, claim.measure))
     seeds = tuple(sorted(values[0].keys() & values[1].keys()))
@@ -154,9 +150,7 @@ def format_answers(answers: Sequence[Answer], columns: Sequence[str]) -> list[li
         first = [answer.claim.text, answer.text]
         for better, than in answer.pairs:
             found = {
-                one.better.column: one
-                for one in answer.comparisons
-                if (one.better.row, one.than.row) == (better, than)
+                one.better.column: one for one in answer.comparisons if (one.better.row, one.than.row) == (better, than)
             }
             cells = (format_difference(found[column]) if column in found else "" for column in columns)
             lines.append([*first, f"{better} minus {than}", *cells])

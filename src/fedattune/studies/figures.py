@@ -168,11 +168,7 @@ def _draw_sweep(drawing: _Drawing) -> None:
     study = drawing.study
     (axes,) = drawing.add_panels([study.title], 8.4, 4.0)
     for row in study.rows:
-        line = [
-            (float(c), drawing.outcomes[Cell(row, c)])
-            for c in study.columns
-            if Cell(row, c) in drawing.outcomes
-        ]
+        line = [(float(c), drawing.outcomes[Cell(row, c)]) for c in study.columns if Cell(row, c) in drawing.outcomes]
         if line:
             x, y = [value for value, _ in line], [one.value.mean for _, one in line if one.value]
             axes.plot(x, y, marker="o", markersize=3, label=row, **drawing.style(row))
@@ -224,9 +220,7 @@ def _draw_weights(drawing: _Drawing) -> None:
         axes.axhline(1 / len(rows[0]), color="#7f7f7f", linewidth=0.8, linestyle=":")
         axes.set_ylabel("weight in the target's model", fontsize=8)
         axes.legend(fontsize=6)
-        axes.set_xlabel(
-            "each layer: first, middle and last third of the rounds; dotted: equal weights", fontsize=7
-        )
+        axes.set_xlabel("each layer: first, middle and last third of the rounds; dotted: equal weights", fontsize=7)
 
 
 def _draw_heat_map(drawing: _Drawing) -> None:
@@ -241,9 +235,7 @@ def _draw_heat_map(drawing: _Drawing) -> None:
         layer = drawing.study.figure.component or [key for part, key in mixing if part == "last"][-1]
         common = count_common_labels(label_counts(drawing.results, one.runs[0]))
         names = [str(i) for i in range(len(common))]
-        drawing.add_matrix(
-            next(panels), mixing["last", layer], names, "of client", f"layer {layer}, into client"
-        )
+        drawing.add_matrix(next(panels), mixing["last", layer], names, "of client", f"layer {layer}, into client")
         drawing.add_matrix(next(panels), common, names, "client", "client")
 
 

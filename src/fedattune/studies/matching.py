@@ -101,9 +101,7 @@ def _check(results: StudyResults, cell: Cell, one: Outcome) -> None:
     components = {key for _, key in mixing}
     component = study.figure.component or ("attention" if kind == "matching" else None)
     if component and component not in components:
-        raise ConfigError(
-            f"{where}: there is no component {component!r}; {did_you_mean(component, components)}"
-        )
+        raise ConfigError(f"{where}: there is no component {component!r}; {did_you_mean(component, components)}")
     n = len(next(iter(mixing.values())))
     if kind == "weights" and n < 4:
         raise ConfigError(f"{where}: weights needs four clients or more, got {n}")

@@ -91,9 +91,7 @@ class StudyResults:
     def _compute(self, cell: Cell, extent: Extent) -> Outcome | None:
         choice = choose_options(self.study, cell, self.records, extent)
         outcome = None if choice is None else self._compute_choice(cell, extent, choice, is_searched=True)
-        return outcome or self._compute_choice(
-            cell, extent, self.study.middle_choice(cell), is_searched=False
-        )
+        return outcome or self._compute_choice(cell, extent, self.study.middle_choice(cell), is_searched=False)
 
     def _compute_choice(
         self, cell: Cell, extent: Extent, choice: dict[str, Any], *, is_searched: bool
@@ -134,9 +132,7 @@ class StudyResults:
         ):
             curves = [curve for run in runs if (curve := self.records.curve(run, at)) is not None]
             if len(curves) == len(runs):
-                values = [
-                    reduce_curve(c, kind) if kind else 100 * float(c["acc_worst10"][-1]) for c in curves
-                ]
+                values = [reduce_curve(c, kind) if kind else 100 * float(c["acc_worst10"][-1]) for c in curves]
                 measures[name] = compute_mean_std(values)
                 changes = [compute_late_change(curve, own.mean) for curve in curves if name == "value"]
                 if known_changes := [change for change in changes if change is not None]:
@@ -147,11 +143,7 @@ class StudyResults:
         """Return the number of each finished run of a cell, in percent, by seed."""
         runs = {self.records.runs[run]["experiment"]["seed"]: run for run in one.runs}
         curves = {seed: self.records.curve(run, one.point) for seed, run in runs.items()}
-        return {
-            seed: reduce_curve(curve, measure or self.study.measure)
-            for seed, curve in curves.items()
-            if curve
-        }
+        return {seed: reduce_curve(curve, measure or self.study.measure) for seed, curve in curves.items() if curve}
 
     def compute_compared_value(self, one: Outcome) -> float | None:
         """Return the number to compare with the paper: the accuracy, or its gap to the row that `gap_to` names."""

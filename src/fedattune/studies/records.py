@@ -102,9 +102,6 @@ class Records:
         """Add a finished run.
 
         Args:
-            run: the run.
-            result: its metrics.
-            environment: the versions with which it was trained.
             labels: samples of each client and label, (N, K), to keep the mixing matrices too; None to drop them.
         """
         names = ("headline", "n_parameters", "n_clients", "local_steps", "bytes_up", "bytes_down", "notes")
@@ -128,8 +125,6 @@ class Records:
         """Copy missing runs from other studies.
 
         Args:
-            folders: the folders of other studies.
-            runs: the runs to look for.
             mixing: copy only runs with mixing matrices.
 
         Returns:
@@ -196,10 +191,7 @@ def _extract_curves(result: RunMetrics) -> dict[tuple[str, str], Curve]:
                     lines.setdefault((part, point), []).append(line)
     types = {"round": np.int32} | dict.fromkeys(ACCURACIES, np.float32)
     return {
-        key: {
-            name: np.array(v, dtype=types[name])
-            for name, v in zip(types, zip(*rows, strict=True), strict=True)
-        }
+        key: {name: np.array(v, dtype=types[name]) for name, v in zip(types, zip(*rows, strict=True), strict=True)}
         for key, rows in lines.items()
     }
 

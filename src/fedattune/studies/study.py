@@ -202,9 +202,7 @@ class StudyOptions(StrictSchema):
     show: bool = Field(False, description="train nothing; print the stored results")
     out: Path = Field(Path("results"), description="folder of all studies; each study has a subfolder")
     allow_code: AllowCode = ()
-    data_dir: Path | None = Field(
-        None, description="folder with the files of the data sets, instead of a download"
-    )
+    data_dir: Path | None = Field(None, description="folder with the files of the data sets, instead of a download")
     processes: Processes = "auto"
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live")
     quiet: bool = Field(False, description="show no progress, only the result")
@@ -217,9 +215,7 @@ class StudyOptions(StrictSchema):
     @property
     def overrides(self) -> dict[str, Any]:
         """Settings of all experiments that change no number of a paper: places of data, and the judged models."""
-        return {"device": self.device, "early_stopping": "off"} | (
-            {"data_dir": self.data_dir} if self.data_dir else {}
-        )
+        return {"device": self.device, "early_stopping": "off"} | ({"data_dir": self.data_dir} if self.data_dir else {})
 
 
 STUDY_FOLDER = Path(__file__).parent
@@ -274,17 +270,13 @@ class Study(BaseModel):
             if row.like and (row.like not in self.rows or self.rows[row.like].like):
                 raise ValueError(f"row {name!r}: like: {row.like!r} should be a row with an algorithm")
             if row.like and (row.point is None or row.options or row.settings or row.grid or row.grids):
-                raise ValueError(
-                    f"row {name!r}: a row that is like another one has a point, and nothing of its own"
-                )
+                raise ValueError(f"row {name!r}: a row that is like another one has a point, and nothing of its own")
             if row.algorithm:
                 from ..algorithms import ALGORITHMS
 
                 look_up("algorithm", row.algorithm, ALGORITHMS)
             if (row.grid or row.grids) and not self.tuning:
-                raise ValueError(
-                    f"row {name!r} has a grid, so the study should say how it is searched: tuning"
-                )
+                raise ValueError(f"row {name!r} has a grid, so the study should say how it is searched: tuning")
             _check_names(f"row {name!r}: columns", row.columns or (), self.columns)
             _check_names(f"row {name!r}: grids", row.grids, self.columns)
         _check_names("paper", self.paper, self.rows)
@@ -327,16 +319,12 @@ class Study(BaseModel):
     def _check_fairness(self) -> None:
         """Check that every column has the two baselines, and one number of combinations in all searches."""
         if not self.claims:
-            raise ValueError(
-                "answers_claims: the study has no claims; add claims, or leave answers_claims out"
-            )
+            raise ValueError("answers_claims: the study has no claims; add claims, or leave answers_claims out")
         for column in self.columns:
             cells = [cell for cell in self.cells() if cell.column == column and not self.rows[cell.row].like]
             for name in ("local", "fedavg_ft"):
                 if not any(self.rows[cell.row].algorithm == name for cell in cells):
-                    raise ValueError(
-                        f"answers_claims: column {column!r} has no row with algorithm {name}; add it"
-                    )
+                    raise ValueError(f"answers_claims: column {column!r} has no row with algorithm {name}; add it")
             sizes = {cell.row: len(self.choices(cell)) for cell in cells}
             if len(set(sizes.values())) > 1:
                 counts = ", ".join(f"{row} {size}" for row, size in sizes.items())
@@ -469,8 +457,7 @@ def load_study(name: str, allow_code: Sequence[str] = ()) -> Study:
         return Study(**{**content, "name": path.stem})
     except ValidationError as error:
         problems = [
-            (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, "))
-            for one in error.errors()
+            (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors()
         ]
         raise ConfigError(f"{path}: {'; '.join(': '.join(filter(None, one)) for one in problems)}") from error
 
@@ -518,7 +505,5 @@ def _check_names(where: str, names: Any, allowed_names: Mapping[str, Any]) -> No
 
 def format_options(values: Mapping[str, Any], separator: str = ", ") -> str:
     """Format options as short words, such as lr=0.02."""
-    words = (
-        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
-    )
+    words = (f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items())
     return separator.join(words)

@@ -88,9 +88,7 @@ class StudyTrainer:
     def _choose(self, cells: Sequence[Cell]) -> dict[Cell, dict[str, Any]]:
         if self.options.no_search:
             return {cell: self.study.middle_choice(cell) for cell in cells}
-        choices = {
-            cell: choose_options(self.study, cell, self.records, self.options.extent) for cell in cells
-        }
+        choices = {cell: choose_options(self.study, cell, self.records, self.options.extent) for cell in cells}
         return {cell: choice for cell, choice in choices.items() if choice is not None}
 
     def _train(self, runs: Sequence[CellRun]) -> None:
@@ -173,11 +171,7 @@ def _data_key(experiment: Experiment) -> str:
     from ..data import PARTITIONS, SOURCES
     from ..models import MODELS
 
-    names = (
-        Experiment.flat_fields().keys()
-        - Settings.flat_fields().keys()
-        - {"model", "algorithms", "set", "seeds"}
-    )
+    names = Experiment.flat_fields().keys() - Settings.flat_fields().keys() - {"model", "algorithms", "set", "seeds"}
     others = {*ALGORITHMS, *MODELS} - {*PARTITIONS, *SOURCES}
     options = {k: v for k, v in experiment.set.items() if k.rpartition(".")[0] not in others}
     return json.dumps([[str(experiment.get(name)) for name in sorted(names)], options], sort_keys=True)

@@ -35,7 +35,6 @@ class RunStatus:
         evaluated: round of that evaluation; 0 before the first.
         notes: sentences about interruptions of the run.
         repeats: rounds that may have been done twice with other noise, because the run was interrupted.
-
     """
 
     record: RoundRecord = field(default_factory=lambda: RoundRecord(0, 0.0, 0, 0, 0, [], []))
@@ -75,7 +74,6 @@ class RunCheckpoints:
         store: scores, traffic and mixing matrices of all rounds.
         uploads: the upload steps and their states.
         ledger: counts over the clients that the run reports.
-
     """
 
     folder: RunFolder
@@ -107,7 +105,6 @@ class RunCheckpoints:
 
         Raises:
             RunError: the checkpoint or the store is damaged, or of another run.
-
         """
         status = RunStatus()
         if self.folder.checkpoints.has_any:
@@ -131,9 +128,7 @@ class RunCheckpoints:
             self.server.load_fewer(saved.flat, n_before)
             self.backend.load_fewer(saved.flat, n_before, self.server.make_payload)
         else:
-            tree = restore_tree(
-                self._state_tree(), saved.flat, rows=self.folder.rows, older=saved.older_slots
-            )
+            tree = restore_tree(self._state_tree(), saved.flat, rows=self.folder.rows, older=saved.older_slots)
             self.server.state = tree["server"]
             self.backend.load_state_tree(tree["clients"])
         self.ledger.load(saved.flat)

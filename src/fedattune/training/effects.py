@@ -55,13 +55,10 @@ class MeasuredUpdate(ClientWrapper):
         norms = tuple(a + b for a, (_, b) in zip(carry.norms, measured, strict=True))
         return _Carry(self.inner.step(carry.inner, batch, grad, context), changes, norms)
 
-    def finish(
-        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload the effects (M,) alone."""
         ratios = [
-            (change / norm.clamp_min(1e-30)).sqrt()
-            for change, norm in zip(carry.changes, carry.norms, strict=True)
+            (change / norm.clamp_min(1e-30)).sqrt() for change, norm in zip(carry.changes, carry.norms, strict=True)
         ]
         return Payload(Params(effects=torch.stack(ratios))), {}
 

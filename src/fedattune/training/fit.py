@@ -175,9 +175,7 @@ def prepare_run(
     else:
         module = copy.deepcopy(model)
     if check:
-        check_model(
-            module, federation, batch_size=settings.training.batch_size, engine=settings.execution.engine
-        )
+        check_model(module, federation, batch_size=settings.training.batch_size, engine=settings.execution.engine)
     return PreparedRun(
         name or "custom",
         algorithm,

@@ -61,7 +61,6 @@ class RoundLoop:
         ledger: counts over the clients that the run reports.
         status: the last finished round, and totals and notes up to it.
         checkpoints: save and load the state; None without a folder.
-
     """
 
     def __init__(
@@ -77,14 +76,9 @@ class RoundLoop:
         """Prepare the first round, or the round after the last checkpoint in the folder.
 
         Args:
-            algorithm: the method.
             federation: the clients' data, or the facts that a server knows about data elsewhere.
-            model: the model that is trained, with its initial weights.
-            settings: settings of the run.
-            config: all that defines the run, as it is stored with the result.
             folder: where the run is stored; without it, in memory alone.
             make_backend: makes the backend; by default, clients are in this process.
-
         """
         self.config, self.folder = config, folder
         self.context = make_run_context(algorithm, federation, model, settings)
@@ -92,15 +86,11 @@ class RoundLoop:
         self.store = RunStore(folder.metrics if folder else None)
         self.status = RunStatus()
         self.stopping = StoppingRule(self.context.early_stopping)
-        self._new_scores: dict[
-            int, dict[str, Metrics]
-        ] = {}  # round -> scores of which callbacks do not know yet
+        self._new_scores: dict[int, dict[str, Metrics]] = {}  # round -> scores of which callbacks do not know yet
         if make_backend:
             self.backend = make_backend(self.context, self.server.make_payload)
         else:
-            self.backend = LocalBackend(
-                self.context, self.server.storage, make_payload=self.server.make_payload
-            )
+            self.backend = LocalBackend(self.context, self.server.storage, make_payload=self.server.make_payload)
         traits = self.backend.traits
         self.uploads = UploadPipeline(
             StepContext(
@@ -140,7 +130,6 @@ class RoundLoop:
 
         Args:
             callbacks: called after every round; if one returns True, the run is saved and returned unfinished.
-
         """
         rounds, eval_every = self.context.settings.rounds, self.context.settings.evaluation.every
         started = time.perf_counter() - self.record.seconds
@@ -180,9 +169,7 @@ class RoundLoop:
     def evaluate_arrival(self) -> None:
         """Evaluate, as round 0, the models that clients are sent before they have trained at all."""
         self.ledger.add_evaluation()
-        self._record_scores(
-            0, self.backend.evaluate_received(0, self.server.make_payload, self.server.global_model)
-        )
+        self._record_scores(0, self.backend.evaluate_received(0, self.server.make_payload, self.server.global_model))
 
     def run_round(self, r: int, *, should_evaluate: bool) -> None:
         """Sample, broadcast, train, aggregate, record."""
@@ -240,9 +227,7 @@ class RoundLoop:
         Return the reply without rejected uploads, and the mixing matrices behind the server's replies.
         """
         backend, server, n = self.backend, self.server, self.context.n_train[reply.ids]
-        received = RoundUploads(
-            r, reply.ids, reply.sent, reply.upload, reply.buffers, n, statistics=backend.statistics
-        )
+        received = RoundUploads(r, reply.ids, reply.sent, reply.upload, reply.buffers, n, statistics=backend.statistics)
         uploads = self.uploads.receive(received.from_start(server.rule))
         if uploads.rejected:
             reply = reply._replace(ids=uploads.ids, faults={**reply.faults, **uploads.rejected})
@@ -387,9 +372,7 @@ class RoundLoop:
             try:
                 effects = self._measure_effects()
             except Exception as error:  # a fault in a custom rule must not lose the run
-                notes.append(
-                    f"{name}: the effect of the mechanism could not be measured: {summarize_error(error)}"
-                )
+                notes.append(f"{name}: the effect of the mechanism could not be measured: {summarize_error(error)}")
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
         models, buffers = self.backend.evaluated_models
         if is_finished:

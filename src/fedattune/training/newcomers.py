@@ -99,9 +99,7 @@ def personalize(
     if result.trained_server:
         return train_newcomers(result.trained_server, clients, result.config, rounds)
     config = {**result.config, "device": str(find_usable_device(result.settings))}
-    return train_newcomers(
-        _load_trained_server(result, config, clients, algorithm, module), clients, config, rounds
-    )
+    return train_newcomers(_load_trained_server(result, config, clients, algorithm, module), clients, config, rounds)
 
 
 def train_newcomers(
@@ -138,9 +136,7 @@ def train_newcomers(
         notes=(),
     )
     start = {**rule.newcomer_model(state), **trained_server.statistics}
-    loop = RoundLoop(
-        method, clients, _copy_with_values(trained_server.trained_module, start), settings, config
-    )
+    loop = RoundLoop(method, clients, _copy_with_values(trained_server.trained_module, start), settings, config)
     loop.evaluate_arrival()
     joined = loop.run()
     alone = RoundLoop(local(), clients, copy.deepcopy(trained_server.module), settings, config)

@@ -107,9 +107,7 @@ def collect_notes(
     ids = sample_cohort(context.settings, context.n_clients, records[-1].round).to(context.device)
     rule: ServerWrapper[Any] = ServerWrapper(algorithm.server)
     notes = list(rule.warnings(server_state, ids))
-    if algorithm.personal not in (NoParameters(), AllParameters()) and set(personal) == set(
-        context.task.params
-    ):
+    if algorithm.personal not in (NoParameters(), AllParameters()) and set(personal) == set(context.task.params):
         notes.append("all of this model stays on the clients, so nothing is shared: this is training alone")
     if algorithm.personal == BatchNorms() and not personal:
         notes.append("this model has no BatchNorm layers, so all of it is shared")

@@ -35,7 +35,6 @@ class Server:
         rule: the method's server rule, which does nothing by the abilities that it lacks.
         state: the rule's state between rounds.
         storage: where rows of all clients are kept.
-
     """
 
     def __init__(self, context: RunContext, folder: Path | None) -> None:
@@ -43,7 +42,6 @@ class Server:
 
         Raises:
             ConfigError: client and server rule do not fit each other, or clients could not join afterwards.
-
         """
         self._context = context
         settings, task, n = context.settings, context.task, context.n_clients
@@ -63,7 +61,6 @@ class Server:
 
         Raises:
             RunError: rows of the clients are on disk.
-
         """
         context, n = self._context, self._context.n_clients
         state = init_server(context.algorithm, context.task, n_before, context.settings.seed)
@@ -75,14 +72,8 @@ class Server:
     def add_clients(self, state: ServerState, n_before: int, n_new: int) -> ServerState:
         """Return a state with more clients, after a try that the rule can send them something.
 
-        Args:
-            state: the state of the rule.
-            n_before: number of its clients.
-            n_new: number of clients to add, numbered after the others.
-
         Raises:
             RunError: the rows of so many clients go to disk.
-
         """
         algorithm, settings, task = self._context.algorithm, self._context.settings, self._context.task
         size = count_row_bytes(algorithm, task, init_server(algorithm, task, 1, settings.seed))

@@ -44,9 +44,7 @@ def make_run_context(
     """Settle everything that all rounds of a run share."""
     device, excluded = resolve_device(settings), find_excluded(settings, federation)
     algorithm = apply_settings(algorithm, settings)
-    task = Task(model, settings.execution.mixed_precision != "off").to(
-        device, getattr(torch, settings.execution.dtype)
-    )
+    task = Task(model, settings.execution.mixed_precision != "off").to(device, getattr(torch, settings.execution.dtype))
     has_shared = bool(get_shared_parameters(algorithm, task))
     if settings.defence.accept == "better" and has_shared and not isinstance(algorithm.client, AcceptBetter):
         algorithm = replace(algorithm, client=AcceptBetter(algorithm.client))
@@ -119,9 +117,7 @@ def hold_out_newcomers(federation: Federation, settings: Settings) -> tuple[Fede
     )
 
 
-def build_trained_module(
-    algorithm: Algorithm, module: nn.Module, federation: Federation, seed: int
-) -> nn.Module:
+def build_trained_module(algorithm: Algorithm, module: nn.Module, federation: Federation, seed: int) -> nn.Module:
     """Build the model that the method trains: a copy of the user's model, or another one made from it.
 
     Raises:
@@ -131,9 +127,7 @@ def build_trained_module(
     if network and network.class_need and not federation.classes:
         raise ConfigError(f"it needs classes, and the target is a number: {network.class_need}; leave it out")
     trained_module = (
-        wrap_model(network, module, take_example_inputs(federation), seed)
-        if network
-        else copy.deepcopy(module)
+        wrap_model(network, module, take_example_inputs(federation), seed) if network else copy.deepcopy(module)
     )
     algorithm.personal.names(trained_module)
     return trained_module

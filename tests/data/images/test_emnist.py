@@ -23,9 +23,7 @@ def own_home(tmp_path, monkeypatch):
 
 def idx(array):
     """An IDX file's content: 0, 0, 8 for bytes, number of dimensions, each of them in 4 bytes, the values."""
-    return (
-        bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
-    )
+    return bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
 
 
 def idx_set(folder, split="byclass", part="train", n=6, classes=62, packed=True):
@@ -72,9 +70,7 @@ def test_emnist_files_that_are_broken(tmp_path):
     with pytest.raises(DataError, match=r"no part of emnist balanced: it has label 49, but the 47 classes"):
         load_data("emnist", data_dir=tmp_path, options={"split": "balanced"})
     idx_set(folder)
-    images, labels = (
-        folder / f"emnist-byclass-train-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")
-    )
+    images, labels = (folder / f"emnist-byclass-train-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1"))
     whole = labels.read_bytes()
     labels.write_bytes(gzip.compress(idx(np.zeros(5, np.uint8))))
     with pytest.raises(DataError, match=r"holds 6 images, but .* 5 labels"):
@@ -118,9 +114,7 @@ def test_emnist_comes_from_its_repository_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     idx_set(tmp_path / "snapshot", split="balanced", classes=47)
     assert len(load_data("emnist", options={"split": "balanced"}).y) == 6
-    with pytest.raises(
-        DataError, match=r"Royc30ne/emnist-byclass on .* holds no emnist-byclass-\*-ubyte.gz files"
-    ):
+    with pytest.raises(DataError, match=r"Royc30ne/emnist-byclass on .* holds no emnist-byclass-\*-ubyte.gz files"):
         load_data("emnist")
     assert asked == [
         ("Royc30ne/emnist-balanced", "emnist-balanced-*-ubyte.gz"),
@@ -136,9 +130,7 @@ def writers_set(folder, writers, **more):
 
 
 def test_femnist_has_its_writers_as_clients(tmp_path):
-    x = writers_set(
-        tmp_path / "femnist", ["f2", "f1"] * 2 + ["f2", "f2", "f3"] * 4 + ["f1", "f1", "f3", "f3"] * 2
-    )
+    x = writers_set(tmp_path / "femnist", ["f2", "f1"] * 2 + ["f2", "f2", "f3"] * 4 + ["f1", "f1", "f3", "f3"] * 2)
     for _ in range(2):  # decoded, then from the cache
         fed = load_federation("flwrlabs/femnist", data_dir=tmp_path, small_clients="drop")
         assert fed.names == ("f1", "f2", "f3")
@@ -154,9 +146,7 @@ def test_femnist_has_its_writers_as_clients(tmp_path):
 def test_femnist_takes_some_writers_at_random(tmp_path):
     writers = [f"f{k}" for k in range(6)] * 10
     x = writers_set(tmp_path / "femnist", writers)
-    some = [
-        load_data("femnist", data_dir=tmp_path, options={"clients": 2, "seed": seed}) for seed in range(20)
-    ]
+    some = [load_data("femnist", data_dir=tmp_path, options={"clients": 2, "seed": seed}) for seed in range(20)]
     assert {name for data in some for name in data.owners} == set(writers)
     for data in some:
         rows = [i for i, name in enumerate(writers) if name in data.owners]
@@ -186,9 +176,7 @@ def test_tiny_imagenet_is_coloured_and_of_training_images(tmp_path):
     assert np.array_equal(data.x[1], coloured[0].transpose(2, 0, 1))
     assert load_data("tiny_imagenet", data_dir=tmp_path, options={"rows": "all"}).y.tolist() == [0, 199, 3]
     (folder / "train-0.parquet").rename(folder / "images-0.parquet")
-    with pytest.raises(
-        DataError, match=r"none of the 2 files of tiny_imagenet.*or set tiny_imagenet.rows=all"
-    ):
+    with pytest.raises(DataError, match=r"none of the 2 files of tiny_imagenet.*or set tiny_imagenet.rows=all"):
         load_data("tiny_imagenet", data_dir=tmp_path)
 
 

@@ -133,14 +133,10 @@ def test_hub_failure_says_what_to_do(tmp_path, monkeypatch):
         raise ConnectionError("no route\nmore")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    with pytest.raises(
-        DataError, match=r"cannot download uoft-cs/cifar10 .*\(no route\); put .*--data-dir DIR"
-    ):
+    with pytest.raises(DataError, match=r"cannot download uoft-cs/cifar10 .*\(no route\); put .*--data-dir DIR"):
         load_data("cifar10")
     monkeypatch.setenv("FEDATTUNE_DATA", str(tmp_path))
-    with pytest.raises(
-        DataError, match=f"FEDATTUNE_DATA={tmp_path} was looked at and holds no .*cannot download"
-    ):
+    with pytest.raises(DataError, match=f"FEDATTUNE_DATA={tmp_path} was looked at and holds no .*cannot download"):
         load_data("cifar10")
     with pytest.raises(DataError, match="no Parquet files of cifar10 in"):
         load_data("cifar10", data_dir=tmp_path)
@@ -150,9 +146,7 @@ def test_real_mnist_has_the_papers_sizes():
     given = REAL
     folder = Path(given) if given else Path(__file__).parents[3] / "shared" / "data"
     if not (folder / "mnist").is_dir():
-        pytest.skip(
-            "the real image files are not here; set FEDATTUNE_DATA to a folder that holds mnist/*.parquet"
-        )
+        pytest.skip("the real image files are not here; set FEDATTUNE_DATA to a folder that holds mnist/*.parquet")
     fed = load_federation("mnist", data_dir=folder, partition="two_class", clients=20)
     assert fed.label_counts().sum(axis=1).tolist() == MNIST_A
     assert ((fed.label_counts() > 0).sum(axis=1) == 2).all()

@@ -210,8 +210,7 @@ def test_scaling_keeps_what_is_constant_within_clients(tmp_path: Path, cli: Call
     for scaling in ("global", "federated"):
         np.testing.assert_allclose(data[scaling].x[:, 0], scaled, atol=1e-5)
     accuracy = {
-        name: fedattune.fit(one, "fedavg", rounds=20, lr=0.5).judged["acc_pooled"]
-        for name, one in data.items()
+        name: fedattune.fit(one, "fedavg", rounds=20, lr=0.5).judged["acc_pooled"] for name, one in data.items()
     }
     assert accuracy["auto"] > accuracy["client"] + 0.15
 

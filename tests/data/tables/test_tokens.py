@@ -41,18 +41,14 @@ def test_characters_keep_the_end_of_the_text() -> None:
 def test_a_tokenizer_keeps_the_beginning(tmp_path: Path) -> None:
     folder = make_network(tmp_path, "bert")
     out = encode_texts(texts("good ball", "the a bank price poor", None, "new"), folder, 4)
-    good, ball, the, a, bank, price, unknown = map(
-        WORDS.index, ["good", "ball", "the", "a", "bank", "price", "[UNK]"]
-    )
+    good, ball, the, a, bank, price, unknown = map(WORDS.index, ["good", "ball", "the", "a", "bank", "price", "[UNK]"])
     assert out.tolist() == [[good, ball, -1, -1], [the, a, bank, price], [-1] * 4, [unknown, -1, -1, -1]]
     with pytest.raises(ConfigError, match=r"the tokenizer '.*none' cannot be loaded"):
         encode_texts(texts("a"), str(tmp_path / "none"), 4)
 
 
 def test_a_table_is_read_as_tokens(table: Path) -> None:
-    data = load_federation(
-        table, client_column="who", target="next", options={"tokens": "characters", "max_tokens": 6}
-    )
+    data = load_federation(table, client_column="who", target="next", options={"tokens": "characters", "max_tokens": 6})
     assert data.input_shape == (6,)
     assert torch.equal(data.x, data.x.round())
     schema = infer_schema(data)
@@ -75,9 +71,7 @@ def test_characters_as_classes(tmp_path: Path) -> None:
 
 
 def test_other_features_are_refused(table: Path) -> None:
-    table.write_text(
-        "who,age,line,next\n" + "".join(f"{'ab'[i % 2]},{i},one two,{'xy'[i % 2]}\n" for i in range(20))
-    )
+    table.write_text("who,age,line,next\n" + "".join(f"{'ab'[i % 2]},{i},one two,{'xy'[i % 2]}\n" for i in range(20)))
     with pytest.raises(DataError, match="got 2 features, 'age', 'line'; give --set features=line, or --drop"):
         load_table(table, client_column="who", target="next", tokens="characters")
     data = load_table(table, client_column="who", target="next", tokens="characters", features="line")

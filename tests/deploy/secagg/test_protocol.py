@@ -192,9 +192,7 @@ def only(step: str, change: Callable[[Any], Any]) -> Callable[[str, int, Any], A
 
 
 def test_too_few_participants() -> None:
-    few = only(
-        "shares", lambda adverts: [a for a in adverts if a["id"] in {make_rules(i).id for i in (1, 2)}]
-    )
+    few = only("shares", lambda adverts: [a for a in adverts if a["id"] in {make_rules(i).id for i in (1, 2)}])
     expect(TooFewParticipantsError, "2 nodes are left, and this node demands 3", few)
     rules = [make_rules(i, least=5) for i in range(4)]
     expect(TooFewParticipantsError, "4 nodes are left, and this node demands 5", lambda *a: a[2], rules=rules)
@@ -273,9 +271,7 @@ def test_survivors_that_contradict_each_other() -> None:
     me = make_rules(1).id
     both = only("survivors", lambda lists: [lists[0], [lists[0][0]]])
     expect(SurvivorsError, "twice in the lists", both)
-    missing = only(
-        "survivors", lambda lists: [lists[0][:-1] if lists[0][-1] != me else lists[0][1:], lists[1]]
-    )
+    missing = only("survivors", lambda lists: [lists[0][:-1] if lists[0][-1] != me else lists[0][1:], lists[1]])
     expect(SurvivorsError, "other nodes than those that sent shares", missing)
     without = only("survivors", lambda lists: [[one for one in lists[0] if one != me], [me]])
     expect(SurvivorsError, "other nodes than those that sent shares", without)
@@ -291,9 +287,7 @@ def test_no_node_helps_with_two_lists_of_survivors() -> None:
     everybody = sorted(play.id(i) for i in range(5))
     others = [id_ for id_ in everybody if id_ != play.id(victim)]
     signed = {play.id(i): play.nodes[i].sign_survivors(everybody, [], play.rules[i]) for i in (0, 1)}
-    signed_others = {
-        play.id(i): play.nodes[i].sign_survivors(others, [play.id(victim)], play.rules[i]) for i in (2, 3)
-    }
+    signed_others = {play.id(i): play.nodes[i].sign_survivors(others, [play.id(victim)], play.rules[i]) for i in (2, 3)}
     for signatures, i in ((signed, 0), (signed_others, 2)):
         with pytest.raises(TooFewParticipantsError, match="2 nodes signed the survivors"):
             play.nodes[i].reveal(signatures, play.rules[i])

@@ -77,15 +77,11 @@ class Federation:
 
     def ask(self, step: str, i: int, content: Mapping[str, Any], work: WorkerMessage | None = None) -> Any:
         head = {**KEY, "kind": f"secure-{step}", "round": self.round, "number": list(self.session.number)}
-        message = WorkerMessage(
-            {**head, "session": self.session.digest, **content}, work.tensors if work else {}
-        )
+        message = WorkerMessage({**head, "session": self.session.digest, **content}, work.tensors if work else {})
 
         def train(inner: WorkerMessage) -> tuple[LocalBackend, WorkerMessage]:
             ids = inner.head["ids"]
-            reply = WorkerMessage(
-                {"kind": "trained", "ids": ids, "n_trained": len(ids), "steps": 6, "diverged": []}
-            )
+            reply = WorkerMessage({"kind": "trained", "ids": ids, "n_trained": len(ids), "steps": 6, "diverged": []})
             rows = torch.stack([W * (client + 1) / 10 for client in ids])
             reply.put("upload", Payload(Params(w=rows)))
             context = SimpleNamespace(n_train=torch.tensor([1, 2, 3, 4, 5, 6]))

@@ -104,9 +104,7 @@ def test_no_single_number_leaves_a_node(ragged: Federation, tmp_path: Path) -> N
     Recording.replies = []
     run_secure(ragged, tmp_path, algorithms="fedavg", make_grid=Recording, **RUN)
     models = load_models(tmp_path, "fedavg")
-    weights = [
-        torch.cat([v.reshape(-1) for v in state.values()]).double().numpy() for state in models.values()
-    ]
+    weights = [torch.cat([v.reshape(-1) for v in state.values()]).double().numpy() for state in models.values()]
     kinds = {reply.head["kind"] for reply in Recording.replies}
     assert kinds == {"hello", *(f"secure-{step}" for step in STEPS)}
     n_masked = 0
@@ -201,7 +199,5 @@ def test_a_node_without_a_key_or_with_another_roster(ragged: Federation, tmp_pat
 
 @pytest.mark.parametrize("name", ["fedmcsa", "fedamp", "fedfomo", "pfedla", "mocha", "igfl", "combined"])
 def test_methods_that_need_single_uploads_are_refused(name: str, ragged: Federation, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="a server that knows the weights W and the mixtures W X solves for X"
-    ):
+    with pytest.raises(ConfigError, match="a server that knows the weights W and the mixtures W X solves for X"):
         run_secure(ragged, tmp_path, algorithms=f"local,{name}", **RUN)

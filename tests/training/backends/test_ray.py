@@ -110,9 +110,7 @@ def test_a_lost_actor_ends_the_run_with_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lose_an_actor(monkeypatch, kind, round_)
-    with pytest.raises(
-        RunError, match=rf"lost the actor with clients .* {re.escape(at)}: .*--resume continues"
-    ):
+    with pytest.raises(RunError, match=rf"lost the actor with clients .* {re.escape(at)}: .*--resume continues"):
         on_ray(BY_NAME[name], ragged)
 
 
@@ -145,9 +143,7 @@ def test_a_run_goes_on_with_another_engine(
             "mlr",
             out=tmp_path / out,
             resume=(tmp_path / out).exists(),
-            callbacks=[
-                fedattune.OnRound(lambda progress: rounds.append(progress.round) or len(rounds) == stop)
-            ],
+            callbacks=[fedattune.OnRound(lambda progress: rounds.append(progress.round) or len(rounds) == stop)],
             **(RUN | {"held_out": 1, "seed": 3} | settings),
         )
 
@@ -158,9 +154,7 @@ def test_a_run_goes_on_with_another_engine(
     same_models(whole, parts)
     for one, other in zip(whole.facts["newcomers"], parts.facts["newcomers"], strict=True):
         assert one == pytest.approx(other)
-    assert torch.equal(
-        parts.model(0).state_dict()["1.weight"], Result.load(tmp_path / "parts").models["1.weight"][0]
-    )
+    assert torch.equal(parts.model(0).state_dict()["1.weight"], Result.load(tmp_path / "parts").models["1.weight"][0])
 
 
 def test_settings_of_ray_go_with_ray() -> None:

@@ -30,9 +30,7 @@ def nodes() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(
-        initialize_head=True, head_node_args={**NODE, "include_dashboard": False}, shutdown_at_exit=False
-    )
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False}, shutdown_at_exit=False)
     cluster.add_node(**NODE)
     yield cluster
     ray.shutdown()

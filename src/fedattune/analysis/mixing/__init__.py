@@ -169,8 +169,6 @@ def compute_shares(
 
     Args:
         names: of the clients looked at (N).
-        i: position of the client among them.
-        round_: the round.
         row: weights that the client was given (N,).
         total: sum of its weights over all clients; default: the sum of the row.
         marked: sum of its weights over marked clients that are not looked at.
@@ -192,9 +190,7 @@ def compute_shares(
     )
 
 
-def build_trace(
-    name: str, shares: Sequence[MixtureShares], agreement: LabelAgreement | None
-) -> ComponentTrace:
+def build_trace(name: str, shares: Sequence[MixtureShares], agreement: LabelAgreement | None) -> ComponentTrace:
     """Build the trace of a component."""
     last = shares[-1]
     before = [shares[0], shares[(len(shares) - 1) // 2]] if len(shares) > 2 else list(shares[:-1])
@@ -491,14 +487,10 @@ class MixingAnalysis:
         """Read the rows of one round; weights of clients that are not looked at are missing."""
         rows, columns, weights = self.run.mixing.among(round_)
         rows_here = [(k, self._index_of[number]) for k, number in enumerate(rows) if number in self._index_of]
-        columns_here = [
-            (k, self._index_of[number]) for k, number in enumerate(columns) if number in self._index_of
-        ]
+        columns_here = [(k, self._index_of[number]) for k, number in enumerate(columns) if number in self._index_of]
         source, receivers = [k for k, _ in rows_here], [i for _, i in rows_here]
         senders = [i for _, i in columns_here]
-        hidden = [
-            k for k, number in enumerate(columns) if number in self.marked and number not in self._index_of
-        ]
+        hidden = [k for k, number in enumerate(columns) if number in self.marked and number not in self._index_of]
         among, totals, marked = {}, {}, {}
         for component, matrix in weights.items():
             among[component] = np.zeros((len(receivers), len(self.names)))
@@ -512,7 +504,6 @@ class MixingAnalysis:
 
         Args:
             round_: the round; default: the last one with matrices.
-            back: rounds with matrices to look at.
         """
         n = len(self.names)
         last = LastRows({}, [None] * n, np.zeros((n, n), dtype=bool), np.full(n, np.nan), np.full(n, 0.0))
@@ -607,9 +598,7 @@ class MixingAnalysis:
         return [
             None
             if r is None
-            else compute_shares(
-                self.names, i, r, self.mean[i], float(self.last.totals[i]), float(self.last.marked[i])
-            )
+            else compute_shares(self.names, i, r, self.mean[i], float(self.last.totals[i]), float(self.last.marked[i]))
             for i, r in enumerate(self.last.rounds)
         ]
 

@@ -126,9 +126,7 @@ class Decisions:
         if group is None or len(self.groups or []) == 1:
             return f"{text}the shared model."
         others = [one for one in group if one != name]
-        whose = (
-            f", which it shares with {list_some(others, MAX_NAMED)}" if others else ", in which it is alone"
-        )
+        whose = f", which it shares with {list_some(others, MAX_NAMED)}" if others else ", in which it is alone"
         return f"{text}its group's model{whose}."
 
 

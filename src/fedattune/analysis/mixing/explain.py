@@ -90,20 +90,14 @@ class RunExplanation:
         self.runs = runs
         always = [] if client is None else [_find_client(runs.results[0], client)]
         first = None if algorithm else runs.verdict.method
-        names = (
-            [algorithm]
-            if algorithm
-            else [*dict.fromkeys(run.algorithm for run, _ in runs.select(None, seed))]
-        )
+        names = [algorithm] if algorithm else [*dict.fromkeys(run.algorithm for run, _ in runs.select(None, seed))]
         names.sort(key=lambda name: (name == BASELINE, name != first))
         analyses = [MixingAnalysis(runs.select(name, seed)[0][0], always) for name in names]
         self.mixing = next((one for one in analyses if one.has_mixtures), analyses[0])
         self.run = self.mixing.run
         self.choice_note: str | None = None
         if self.mixing is not analyses[0] and names[0] == first:
-            self.choice_note = (
-                f"The verdict is about {first}, which does not mix client by client; {self.method} does."
-            )
+            self.choice_note = f"The verdict is about {first}, which does not mix client by client; {self.method} does."
 
     @property
     def method(self) -> str:

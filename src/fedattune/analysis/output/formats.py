@@ -140,11 +140,7 @@ def fill_cells(rows: Sequence[MethodRow], columns: Columns) -> list[tuple[Method
     best: dict[str, str] = {}
     for title, column in columns.items():
         if pick := column.pick:
-            values = {
-                i: value
-                for i, row in enumerate(rows)
-                if row.point != "-" and (value := pick(row)) is not None
-            }
+            values = {i: value for i, row in enumerate(rows) if row.point != "-" and (value := pick(row)) is not None}
             sign = METRICS[rows[0].metric].sign if column.is_metric else 1
             shown = {i: texts[title][i].partition(" ±")[0] for i in values}
             if len(set(shown.values())) > 1:  # else none is better than another
@@ -165,14 +161,10 @@ def fill_cells(rows: Sequence[MethodRow], columns: Columns) -> list[tuple[Method
 
 
 def _join_columns(rows: Sequence[MethodRow], rounds_to: float | None, columns: str | None) -> Columns:
-    return {
-        title: cell for group in select_columns(rows, rounds_to, columns) for title, cell in group.items()
-    }
+    return {title: cell for group in select_columns(rows, rounds_to, columns) for title, cell in group.items()}
 
 
-def write_markdown(
-    rows: Sequence[MethodRow], rounds_to: float | None = None, columns: str | None = None
-) -> str:
+def write_markdown(rows: Sequence[MethodRow], rounds_to: float | None = None, columns: str | None = None) -> str:
     """Write the table of methods as Markdown, with its legend below.
 
     Raises:
@@ -183,8 +175,7 @@ def write_markdown(
     lines.append("|---|" + "".join("---|" if title in ("model", "effect") else "---:|" for title in chosen))
     for row, cells in fill_cells(rows, chosen):
         texts = [
-            f"**{_escape_markdown(cell.text)}**" if cell.is_best else _escape_markdown(cell.text)
-            for cell in cells
+            f"**{_escape_markdown(cell.text)}**" if cell.is_best else _escape_markdown(cell.text) for cell in cells
         ]
         lines.append("| " + " | ".join([_escape_markdown(row.algorithm), *texts]) + " |")
     legend = _escape_markdown(write_legend(rows, rounds_to, [chosen]))
@@ -250,9 +241,7 @@ def select_table_columns(table: "pa.Table", names: str | None) -> "pa.Table":
     wanted = [name.strip() for name in str(names).split(",") if name.strip()]
     for name in wanted:
         if name not in table.column_names:
-            raise ConfigError(
-                f"--columns {name}: no such column; {did_you_mean(name, table.column_names)}, or all"
-            )
+            raise ConfigError(f"--columns {name}: no such column; {did_you_mean(name, table.column_names)}, or all")
     return table.select(wanted)
 
 

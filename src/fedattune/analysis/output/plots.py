@@ -54,9 +54,7 @@ def check_figure_path(path: Path, option: str = "--out") -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            f"{option} {path} needs Matplotlib; install it by: pip install 'fedattune[plot]'"
-        ) from error
+        raise ConfigError(f"{option} {path} needs Matplotlib; install it by: pip install 'fedattune[plot]'") from error
 
 
 @contextmanager
@@ -69,9 +67,7 @@ def use_style() -> Iterator[None]:
         yield
 
 
-def new_figure(
-    width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained"
-) -> "Figure":
+def new_figure(width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained") -> "Figure":
     """Return an empty figure of so many inches that pyplot does not know."""
     from matplotlib.figure import Figure
 
@@ -203,9 +199,7 @@ def plot_curves(
     )
 
 
-def _average_curve(
-    runs: Sequence[RunMetrics], against: CurveAxis
-) -> tuple[FloatArray, FloatArray, FloatArray] | None:
+def _average_curve(runs: Sequence[RunMetrics], against: CurveAxis) -> tuple[FloatArray, FloatArray, FloatArray] | None:
     histories = [{e["round"]: e for e in run.history if e[run.evaluation_point]} for run in runs]
     rounds = sorted(set.intersection(*map(set, histories)))
     if not rounds:
@@ -218,10 +212,7 @@ def _average_curve(
     point = runs[0].evaluation_point
     x = np.array([[pick(history[r]) for r in rounds] for history in histories], dtype=np.float64)
     y = np.array(
-        [
-            [run.read_curve(history[r][point]) for r in rounds]
-            for run, history in zip(runs, histories, strict=True)
-        ]
+        [[run.read_curve(history[r][point]) for r in rounds] for run, history in zip(runs, histories, strict=True)]
     )
     return x.mean(0), y.mean(0), y.std(0)
 
@@ -277,9 +268,7 @@ def _draw_boxes(
 ) -> None:
     heights = [rows.index(name) for name in values]
     finite = [one[np.isfinite(one)] for one in values.values()]
-    box = axes.boxplot(
-        finite, orientation="horizontal", positions=heights, widths=0.6, whis=(5, 95), showfliers=False
-    )
+    box = axes.boxplot(finite, orientation="horizontal", positions=heights, widths=0.6, whis=(5, 95), showfliers=False)
     for line in (*box["boxes"], *box["whiskers"], *box["caps"]):
         line.set(color="#777777", linewidth=0.7)
     for line in box["medians"]:
@@ -302,9 +291,7 @@ def plot_traffic(runs: Sequence[RunMetrics], width: float | None = None) -> Capt
     """
     groups = group_by_algorithm(runs)
     traffic = {name: _average_traffic(group) for name, group in groups.items()}
-    sent = {
-        name: ways for name, ways in traffic.items() if any(sum(parts.values()) for parts in ways.values())
-    }
+    sent = {name: ways for name, ways in traffic.items() if any(sum(parts.values()) for parts in ways.values())}
     if not sent:
         raise RunError(f"nothing was sent in these runs ({', '.join(groups)}), so there are no bytes to draw")
     bars = [parts for ways in sent.values() for parts in ways.values()]
@@ -457,7 +444,6 @@ def choose_scale(weights: FloatArray, n_clients: int) -> Scale:
 
     Args:
         weights: for other clients, of whole rows in any order; NaN where not known.
-        n_clients: number of clients.
     """
     known = np.sort(weights[np.isfinite(weights)])[::-1]
     if not len(known) or known[0] <= 0:
@@ -483,7 +469,6 @@ def plot_heatmap(
     all others. Marked clients are there too, and their names have the mark.
 
     Args:
-        mixing: the matrices of a run.
         round_: the round; default: the last one stored.
         component: the component; default: all.
         width: inches; default: by the number of matrices and clients.
@@ -567,9 +552,7 @@ def _write_caption(
         "at the largest weight for another"
     )
     if scale.is_broken:
-        text += (
-            f" and is broken: three quarters of the colours end at {scale.end:.2g}, as few weights are above"
-        )
+        text += f" and is broken: three quarters of the colours end at {scale.end:.2g}, as few weights are above"
     if has_labels:
         text += "; label similarity from 0 (white) to 1 (black): 1 minus the total variation distance"
     if any(one not in (None, round_) for one in last.rounds):

@@ -48,9 +48,7 @@ def make_console(file: IO[str] | None = None, *, stderr: bool = False) -> "Conso
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(make_printable(text), **options)  # before it is measured
 
-        def render(
-            self, renderable: RenderableType, options: ConsoleOptions | None = None
-        ) -> Iterator[Segment]:
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
             for one in super().render(renderable, options):
                 # Codes of the console itself are controls, or styles that it has not written yet.
                 yield one if one.control else one._replace(text=make_printable(one.text))
@@ -138,9 +136,7 @@ class Column(NamedTuple):
 Columns = dict[str, Column]
 
 
-def _make_spread_column(
-    name: str, legend: str = "", *, is_metric: bool = False, has_best: bool = True
-) -> Column:
+def _make_spread_column(name: str, legend: str = "", *, is_metric: bool = False, has_best: bool = True) -> Column:
     def pick(row: "MethodRow") -> float | None:
         spread: MeanStd | None = getattr(row, name)
         return None if spread is None else spread.mean
@@ -151,9 +147,7 @@ def _make_spread_column(
             return "-"
         measure = METRICS[row.metric]
         if not (measure.is_percent if is_metric else measure.is_for_classes):
-            return format_number(spread.mean) + (
-                f" ±{format_number(spread.std, 2)}" if row.n_seeds > 1 else ""
-            )
+            return format_number(spread.mean) + (f" ±{format_number(spread.std, 2)}" if row.n_seeds > 1 else "")
         return format_points(spread.mean) + (f" ±{format_points(spread.std, 1)}" if row.n_seeds > 1 else "")
 
     return Column(cell, legend, pick if has_best else None, is_metric)
@@ -204,15 +198,11 @@ EXTRA_COLUMNS: Columns = {
         "differential privacy spent by a run: of one client, or of a training row of the client with least",
     ),
     "effect": Column(
-        lambda row: (
-            ", ".join(f"{part} {_format_effect(value)}" for part, value in row.effects.items()) or "-"
-        ),
+        lambda row: ", ".join(f"{part} {_format_effect(value)}" for part, value in row.effects.items()) or "-",
         "distance of what the method's mechanism changes (its weights, steps, ...) from the same without it, at the "
         "end; a note says which method an idle one is",
     ),
-    "global": _make_spread_column(
-        "global_accuracy", "the one global model on all clients' test samples together"
-    ),
+    "global": _make_spread_column("global_accuracy", "the one global model on all clients' test samples together"),
     "arrived": _make_spread_column(
         "arrived", "mean over clients that joined after training, with the model that they were sent at first"
     ),
@@ -247,9 +237,7 @@ def choose_columns(lines: Sequence["MethodRow"], rounds_to: float | None = None)
         "model": Column(lambda row: row.point),
         get_metric_title(lines): _make_spread_column("mean", is_metric=True),
     }
-    extra = {
-        title: one for title, one in EXTRA_COLUMNS.items() if any(one.format(row) != "-" for row in lines)
-    }
+    extra = {title: one for title, one in EXTRA_COLUMNS.items() if any(one.format(row) != "-" for row in lines)}
     history = ROUND_COLUMNS
     if lines and not METRICS[lines[0].metric].is_for_classes:  # they are accuracies
         history = {}
@@ -264,8 +252,6 @@ def select_columns(
     """Select columns, in groups.
 
     Args:
-        lines: one row per method.
-        rounds_to: as for `choose_columns`.
         names: `all`, or titles with commas between; without it, the columns that fit 80 characters.
 
     Raises:
@@ -287,9 +273,7 @@ def select_columns(
         wanted = []
         for name in (part.strip() for part in names.split(",") if part.strip()):
             if name not in known:
-                raise ConfigError(
-                    f"--columns {name}: no such column; {did_you_mean(name, list(columns))}, or all"
-                )
+                raise ConfigError(f"--columns {name}: no such column; {did_you_mean(name, list(columns))}, or all")
             wanted.append(known[name])
     return [{title: columns[title] for title in wanted}]
 
@@ -300,9 +284,7 @@ def write_legend(
     columns: Sequence[Columns] | None = None,
 ) -> str:
     """Explain the columns that are shown; by default all."""
-    shown = {
-        title: one for group in columns or choose_columns(lines, rounds_to) for title, one in group.items()
-    }
+    shown = {title: one for group in columns or choose_columns(lines, rounds_to) for title, one in group.items()}
     metric = f"{get_metric_title(lines)}: mean over clients on test rows"
     if any(row.n_seeds > 1 for row in lines):
         metric += ", ± over runs"

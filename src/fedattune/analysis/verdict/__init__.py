@@ -68,9 +68,7 @@ def weigh_clients(run: "RunMetrics") -> FloatArray:
     A client too small for a validation row of its own has one by chance; it then counts for all clients of its size.
     """
     clients = run.facts["clients"]
-    n_train, n_validation = (
-        np.array([one.get(key, 0) for one in clients]) for key in ("n_train", "n_validation")
-    )
+    n_train, n_validation = (np.array([one.get(key, 0) for one in clients]) for key in ("n_train", "n_validation"))
     share = run.config.get("partition", {}).get("fractions", {}).get("validation")
     if share is None:  # parts that the user made
         return (n_validation > 0).astype(np.float64)
@@ -91,9 +89,7 @@ def score_methods(
         for one in group
     )
     if not n_validated or not has_rows:
-        scores = {
-            name: measure.sign * _mean(average_clients(group, metric)) for name, group in groups.items()
-        }
+        scores = {name: measure.sign * _mean(average_clients(group, metric)) for name, group in groups.items()}
         reason = f"test {measure.label}, there being no validation data, which favours the method chosen"
         return Choice(scores, reason, False, 0)
     every = [one for group in groups.values() for one in group]
@@ -102,10 +98,7 @@ def score_methods(
         is_defined = ~np.isnan(one.measure_for_choice(metric))
         if "validation" in one.predictions and (is_defined & (weights[one.split] > 0)).any():
             shared[one.split] = shared[one.split] & is_defined
-    shared = {
-        split: one if (one & (weights[split] > 0)).any() else np.ones_like(one)
-        for split, one in shared.items()
-    }
+    shared = {split: one if (one & (weights[split] > 0)).any() else np.ones_like(one) for split, one in shared.items()}
     is_own = all(_is_defined(one, metric, weights[one.split]) for one in every)
     scores = {
         name: measure.sign
@@ -156,9 +149,7 @@ def find_excluded(groups: "Mapping[str, Sequence[RunMetrics]]") -> dict[str, str
         if not any(run.bytes_up for run in runs):
             excluded[name] = "shared nothing"
         elif steps[name] > MAX_STEPS_RATIO * steps[BASELINE]:
-            excluded[name] = (
-                f"did {steps[name]:,.0f} local steps per client where local did {steps[BASELINE]:,.0f}"
-            )
+            excluded[name] = f"did {steps[name]:,.0f} local steps per client where local did {steps[BASELINE]:,.0f}"
     return excluded
 
 
@@ -201,9 +192,7 @@ class Harm:
             return f"none of the {self.n_clients} clients would lose"
         text = f"{self.n_losing} of {self.n_clients} clients would lose"
         if self.n_sure is not None:
-            sure = {0: "none of them", self.n_losing: "all of them"}.get(
-                self.n_sure, f"{self.n_sure} of them"
-            )
+            sure = {0: "none of them", self.n_losing: "all of them"}.get(self.n_sure, f"{self.n_sure} of them")
             text += f", {sure} by more than chance explains"
         who = f"client {self.worst}" if self.n_losing == 1 else f"most of all client {self.worst}"
         return f"{text}; {who} with {self.worst_loss}{self._describe_chance()}"
@@ -225,8 +214,6 @@ def measure_harm(
     Args:
         pairs: runs of the method and of its reference with the same seed and split.
         gains: of each client (N,), in points or in the unit of the metric; NaN where not known.
-        metric: the metric.
-        ids: names of the clients.
     """
     losing = np.flatnonzero(gains < 0)
     n_clients = int(np.isfinite(gains).sum())
@@ -249,9 +236,7 @@ def measure_harm(
         for client in losing
     }
     # Any client could have lost, so all of them are tested, those with a gain with p = 1.
-    n_sure = sum(
-        p <= SURE_LOSS for p in adjust_by_holm([*chance.values(), *[1.0] * (n_clients - len(chance))])
-    )
+    n_sure = sum(p <= SURE_LOSS for p in adjust_by_holm([*chance.values(), *[1.0] * (n_clients - len(chance))]))
     if metric.name == "accuracy":
         rows = with_rows[0][0].rows(worst)
         n = rows.stop - rows.start
@@ -261,9 +246,7 @@ def measure_harm(
         ]
         is_one = len(with_rows) == 1
         loss = (
-            f"{wrong[0] - wrong[1]} of {n} test rows more wrong"
-            if is_one
-            else f"{loss} on {n} test row{'s' * (n > 1)}"
+            f"{wrong[0] - wrong[1]} of {n} test rows more wrong" if is_one else f"{loss} on {n} test row{'s' * (n > 1)}"
         )
     return Harm(n_clients, len(losing), n_sure, ids[worst], loss, chance[worst])
 
@@ -319,10 +302,8 @@ def reach_verdict(
     """Decide whether collaborating helps, with which method, and how many clients would lose.
 
     Args:
-        results: runs on the same clients.
         baselines: what clients can do alone with other tools, and what everybody's rows together give.
         metric: the metric that decides; by default accuracy, or RMSE if the target is a number.
-        has_failures: other runs of the comparison failed.
         is_final: all runs have finished; otherwise the sentence says that it may change.
     """
     groups = group_by_algorithm(results)
@@ -358,9 +339,7 @@ def choose_method(
 class Comparison:
     """Methods against the strongest thing that a client can do alone, by one metric."""
 
-    def __init__(
-        self, results: "Sequence[RunMetrics]", baselines: "Sequence[Baseline]", metric: MetricName
-    ) -> None:
+    def __init__(self, results: "Sequence[RunMetrics]", baselines: "Sequence[Baseline]", metric: MetricName) -> None:
         self.metric: Metric = METRICS[metric]
         self.groups: Mapping[str, Sequence[Contestant]] = group_by_algorithm([*results, *baselines])
         alone = [one.name for one in baselines if one.kind == "alone"]
@@ -397,9 +376,7 @@ class Comparison:
         if is_alone_better and is_sure_gain:
             reasons.append(f"{self.reference} is as good on validation data, but not on test data")
         if not is_alone_better and is_sure_loss:
-            reasons.append(
-                f"{method} is better than {self.reference} on validation data, but worse on test data"
-            )
+            reasons.append(f"{method} is better than {self.reference} on validation data, but worse on test data")
         if is_alone_better and is_sure_loss:
             answer = "no"
         elif is_sure_gain and not is_alone_better and not (rivals and not self._all_gain(rivals)):
@@ -422,27 +399,21 @@ class Comparison:
         if len(known) >= MIN_CLIENTS:
             verdict = replace(verdict, interval=bootstrap_interval(known), p_value=compute_wilcoxon_p(known))
         elif len(known) and all("test" in one.predictions for pair in pairs for one in pair) and pairs:
-            low, high = resample_rows(
-                [(a.predictions["test"], b.predictions["test"]) for a, b in pairs], name
-            )
+            low, high = resample_rows([(a.predictions["test"], b.predictions["test"]) for a, b in pairs], name)
             verdict = replace(verdict, interval=(scale * low, scale * high), interval_over="rows")
         by_split: dict[int, list[float]] = {}
         for split, mean in means:
             by_split.setdefault(split, []).append(mean)
         return replace(
             verdict,
-            split_interval=compute_split_interval(
-                [float(np.mean(one)) for one in by_split.values()], self.test_share
-            ),
+            split_interval=compute_split_interval([float(np.mean(one)) for one in by_split.values()], self.test_share),
             harm=measure_harm(pairs, gains, self.metric, self.ids),
         )
 
     def _find_rivals(self, method: str, methods: Sequence[str]) -> dict[str, float]:
         """Find the methods that are surely better than the chosen one on test data: name -> mean gain over it."""
         others = [name for name in methods if name != method]
-        gaps = {
-            name: compute_gains(self.groups[name], self.groups[method], self.metric.name) for name in others
-        }
+        gaps = {name: compute_gains(self.groups[name], self.groups[method], self.metric.name) for name in others}
         known = {name: gap[np.isfinite(gap)] for name, gap in gaps.items()}
         tested = [name for name in others if len(known[name]) >= MIN_CLIENTS]
         p_values = adjust_by_holm([compute_wilcoxon_p(known[name]) for name in tested])
@@ -490,9 +461,7 @@ class Comparison:
         else:
             conclusion = "Collaborating does not help here"
             if verdict.answer == "undecided":
-                conclusion = (
-                    "Undecided" if verdict.reasons else "No clear gain from collaborating is shown here"
-                )
+                conclusion = "Undecided" if verdict.reasons else "No clear gain from collaborating is shown here"
                 if verdict.interval is None:
                     conclusion = f"{n} clients are too few to say whether collaborating helps"
                 if self.is_merged:
@@ -517,9 +486,7 @@ class Comparison:
         pairs = pair_runs(mine, others)
         first, second = ([a for a, _ in pairs], [b for _, b in pairs]) if pairs else (mine, others)
         known = np.isfinite(gains)
-        values = [
-            metric.format(float(average_clients(runs, metric.name)[known].mean())) for runs in (first, second)
-        ]
+        values = [metric.format(float(average_clients(runs, metric.name)[known].mean())) for runs in (first, second)]
         what = "" if metric.name == "accuracy" else f"{metric.label} "
         parts = [f"{what}{values[0]} against {values[1]}"]
         if verdict.interval:

@@ -136,12 +136,8 @@ def _note_moving(results: "Sequence[RunMetrics]") -> list[str]:
             ": more rounds may be better" if is_better else ": fewer rounds are enough"
         )
         n = min(sum(bool(e.get("validation")) for e in run.history) for run in runs)
-        over = (
-            "over the last fifth of the rounds" if n >= 10 else "from the evaluation before to the last one"
-        )
-        notes.append(
-            f"{name}: validation {label} {way} ({100 * drift:+.1f}{' ' * (unit == 'points')}{unit} {over})"
-        )
+        over = "over the last fifth of the rounds" if n >= 10 else "from the evaluation before to the last one"
+        notes.append(f"{name}: validation {label} {way} ({100 * drift:+.1f}{' ' * (unit == 'points')}{unit} {over})")
     return notes
 
 
@@ -176,13 +172,9 @@ def describe_seed_differences(results: Sequence["RunMetrics"]) -> dict[str, str]
     notes = {}
     for name in groups if BASELINE in groups else ():
         common = seeds[name] & seeds[BASELINE]
-        both = (
-            f"{name} (seeds {_join_seeds(seeds[name])}) and {BASELINE} (seeds {_join_seeds(seeds[BASELINE])})"
-        )
+        both = f"{name} (seeds {_join_seeds(seeds[name])}) and {BASELINE} (seeds {_join_seeds(seeds[BASELINE])})"
         if not common:
-            notes[name] = (
-                f"{both} have no seed in common: a part of what seems to be a gain may come from other seeds"
-            )
+            notes[name] = f"{both} have no seed in common: a part of what seems to be a gain may come from other seeds"
         elif seeds[name] != seeds[BASELINE]:
             notes[name] = f"{both} are compared over seeds {_join_seeds(common)} alone, which both have"
     return notes
@@ -208,15 +200,11 @@ def write_fairness_notes(results: Sequence["RunMetrics"]) -> list[str]:
         settings = results[0].settings
         reasons = []
         if settings.participation.cohort_size(results[0].n_clients) < results[0].n_clients:
-            reasons.append(
-                "some train only the clients asked in a round (--train all or --train cohort: all alike)"
-            )
+            reasons.append("some train only the clients asked in a round (--train all or --train cohort: all alike)")
         if settings.training.epochs:
             reasons.append("with --epochs, a step of several batches is counted once")
         why = f": {'; '.join(reasons)}" if reasons else ""
-        notes.append(
-            f"the methods did different numbers of local steps per client ({_group_names(counts)}){why}"
-        )
+        notes.append(f"the methods did different numbers of local steps per client ({_group_names(counts)}){why}")
     decay = {name: f"{runs[0].facts['weight_decay']:g}" for name, runs in groups.items()}
     if len(set(decay.values())) > 1:
         notes.append(
@@ -255,9 +243,7 @@ def merge_notes(
         for note in result.notes:
             text = note.removeprefix(name)
             methods_of.setdefault(text, []).extend([result.algorithm] * (text != note))
-    notes = [
-        f"{', '.join(dict.fromkeys(names))}: {note}" if names else note for note, names in methods_of.items()
-    ]
+    notes = [f"{', '.join(dict.fromkeys(names))}: {note}" if names else note for note, names in methods_of.items()]
     notes += [note for baseline in baselines for note in baseline.notes]
     return [*notes, *write_prediction_notes(results, baselines, metric), *write_fairness_notes(results)]
 

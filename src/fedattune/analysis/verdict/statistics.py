@@ -79,9 +79,7 @@ def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def resample_rows(
-    pairs: "Sequence[tuple[RowPredictions, RowPredictions]]", metric: str
-) -> tuple[float, float]:
+def resample_rows(pairs: "Sequence[tuple[RowPredictions, RowPredictions]]", metric: str) -> tuple[float, float]:
     """Compute the 95% bootstrap interval of the mean gain of *these* clients over new test rows.
 
     Rows are drawn within each client. A row that is in the test part of several splits counts in all of them as often
@@ -89,13 +87,10 @@ def resample_rows(
 
     Args:
         pairs: for each seed and split, the predictions of the method and of its reference for the same rows.
-        metric: name of the metric.
     """
     measure = METRICS[metric]
     is_mean = metric in ("accuracy", "log_loss", "mae", "rmse")
-    draws, max_rows = (
-        (N_ROW_RESAMPLES, MAX_DRAWN_ROWS) if is_mean else (N_ROW_RESAMPLES // 5, MAX_DRAWN_ROWS // 5)
-    )
+    draws, max_rows = (N_ROW_RESAMPLES, MAX_DRAWN_ROWS) if is_mean else (N_ROW_RESAMPLES // 5, MAX_DRAWN_ROWS // 5)
     n_rows = max(int(np.bincount(one.client).max(initial=1)) for pair in pairs for one in pair[:1])
     draws = max(100, min(draws, max_rows // n_rows))  # many rows need few draws for their interval
     gap = _measure_means if is_mean else _measure_whole
@@ -188,9 +183,7 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
         error = float(np.sqrt((influence**2).sum())) / max(1, len(influence))
         if np.isfinite(gap) and error > 0:
             return float(t.cdf(gap / error, max(1, len(influence) - 1)))
-    losses = [
-        compute_row_losses(one.y[rows], one.outputs[rows].astype(np.float64), metric) for one in (mine, other)
-    ]
+    losses = [compute_row_losses(one.y[rows], one.outputs[rows].astype(np.float64), metric) for one in (mine, other)]
     difference = losses[0] - losses[1]
     difference = difference[difference != 0]
     if not len(difference):
@@ -232,13 +225,7 @@ def _compute_swap_p(y: NDArray[np.int64], mine: FloatArray, other: FloatArray, m
 
 
 def compute_influences(y: NDArray[np.int64], outputs: FloatArray, metric: str) -> FloatArray:
-    """Compute how much each row moves a metric that is a mean over classes (n,): its variance is their mean square / n.
-
-    Args:
-        y: class numbers (n,).
-        outputs: logits (n, classes).
-        metric: auc, balanced_accuracy or f1.
-    """
+    """Compute how much each row (n,) moves a mean over classes; the variance of the mean is their mean square / n."""
     n, predicted = len(y), outputs.argmax(axis=1)
     total, n_counted = np.zeros(n), 0
     for label in range(outputs.shape[1]):

@@ -175,8 +175,6 @@ def femnist(
     Args:
         data_dir: folder to look in; by default FEDATTUNE_DATA and the hub.
         clients: number of writers to draw; by default all.
-        seed: seed of the draw.
-        label: column of the label.
         scaling: scaling of the bytes.
 
     Source: Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.

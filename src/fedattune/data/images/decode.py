@@ -45,7 +45,6 @@ def read_images(
     """Decode all images of Parquet files, in order, or read them from the cache.
 
     Args:
-        files: the files.
         label: column of the label; by default the label column with most classes.
         owner: column that names each image's natural client, if the files have one.
         mode: make all images grey or coloured; by default they become like the first one.
@@ -63,11 +62,6 @@ def read_images(
 
 def read_cached(files: Sequence[Path], options: Sequence[Any], make: Callable[[], Images]) -> Images:
     """Return the images that `make` reads from files, from the cache if it has them.
-
-    Args:
-        files: the files.
-        options: everything beside the files that the images depend on.
-        make: reads the images.
 
     Raises:
         DataError: a file cannot be read.
@@ -112,9 +106,7 @@ def decode_images(
     for path, file in zip(files, opened, strict=True):
         for name in column_names:
             if name not in file.schema_arrow.names:
-                raise DataError(
-                    f"{path} has no column {name!r}; {did_you_mean(name, file.schema_arrow.names)}"
-                )
+                raise DataError(f"{path} has no column {name!r}; {did_you_mean(name, file.schema_arrow.names)}")
         for batch in file.iter_batches(batch_size=4096, columns=column_names):
             labels.append(_read_labels(batch.column(columns.label), f"{path}: column {columns.label!r}"))
             if owner:
@@ -160,10 +152,8 @@ def decode_image(data: bytes | None, like: Array | None, mode: ColourMode, where
     """Decode one image as (channels, height, width).
 
     Args:
-        data: the encoded image.
         like: images (n, channels, height, width) that it must be like, if there are any.
         mode: grey or coloured; ignored if `like` is given.
-        where: name of the image in messages.
 
     Raises:
         DataError: the bytes are missing or no image, or the image differs in shape from `like`.
@@ -204,13 +194,9 @@ def _find_columns(schema: Any, label: str | None, where: str) -> _ImageColumns:
     if not rivals:
         return _ImageColumns(images[0], largest, classes[largest], ())
     if not classes[largest]:
-        raise DataError(
-            f"{where}: several columns could be the label; choose one with label: {', '.join(classes)}"
-        )
+        raise DataError(f"{where}: several columns could be the label; choose one with label: {', '.join(classes)}")
     others = ", ".join(f"{name} ({len(classes[name])} classes)" for name in rivals)
-    note = (
-        f"Labels are {largest} ({len(classes[largest])} classes); there is also {others}, see option label."
-    )
+    note = f"Labels are {largest} ({len(classes[largest])} classes); there is also {others}, see option label."
     return _ImageColumns(images[0], largest, classes[largest], (note,))
 
 
@@ -219,9 +205,7 @@ def find_image_columns(schema: Any) -> list[str]:
     from pyarrow import types
 
     images = [name for name, feature in _read_hub_features(schema).items() if feature.get("_type") == "Image"]
-    return images or [
-        f.name for f in schema if types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0
-    ]
+    return images or [f.name for f in schema if types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0]
 
 
 def find_label_columns(schema: Any) -> dict[str, tuple[str, ...]]:

@@ -33,9 +33,7 @@ IMAGE_SETS = {
     "cifar100": ImageSet("uoft-cs/cifar100", (3, 32, 32), (100, 20)),
     "emnist": ImageSet("Royc30ne/emnist-byclass", (1, 28, 28), (62, 47)),
     "femnist": ImageSet("flwrlabs/femnist", (1, 28, 28), (62,), "L"),
-    "tiny_imagenet": ImageSet(
-        "zh-plus/tiny-imagenet", (3, 64, 64), (200,), "RGB"
-    ),  # some of its files are grey
+    "tiny_imagenet": ImageSet("zh-plus/tiny-imagenet", (3, 64, 64), (200,), "RGB"),  # some of its files are grey
 }
 HUB_IDS = {name: one.hub_id for name, one in IMAGE_SETS.items()}
 MNIST_CLASSES = tuple("0123456789")
@@ -47,10 +45,8 @@ def read_known_images(
     """Read the images of a set, and check that they are what the name says.
 
     Args:
-        name: name of the set.
         data_dir: folder to look in; by default FEDATTUNE_DATA and the hub.
         label: column of the label; by default the label column with most classes.
-        rows: the rows to read.
         owner: column that names each image's natural client, if the set has one.
 
     Raises:
@@ -149,11 +145,7 @@ def _download(name: str, repo: str, pattern: str, kind: str, searched: str | Non
         return Path(snapshot_download(repo, repo_type="dataset", allow_patterns=pattern))
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        tried = (
-            f"FEDATTUNE_DATA={searched} was looked at and holds no {kind} files of {name}, and "
-            if searched
-            else ""
-        )
+        tried = f"FEDATTUNE_DATA={searched} was looked at and holds no {kind} files of {name}, and " if searched else ""
         raise DataError(
             f"{tried}cannot download {repo} from the Hugging Face hub ({reason}); put its {kind} files in a "
             f"folder DIR/{name} and give --data-dir DIR or set FEDATTUNE_DATA=DIR"
@@ -179,9 +171,7 @@ def read_emnist(split: EmnistSplit, data_dir: Path | None, rows: RowSet) -> Imag
     The IDX files hold every image transposed, so they are turned upright; Parquet files are taken as they are.
 
     Args:
-        split: the division.
         data_dir: folder to look in; by default FEDATTUNE_DATA and the hub.
-        rows: the rows to read.
 
     Raises:
         DataError: the images cannot be found or read, or they are images of another set.
@@ -193,9 +183,7 @@ def read_emnist(split: EmnistSplit, data_dir: Path | None, rows: RowSet) -> Imag
         images = read_images(files, mode="L")
     else:
         images = read_cached(files, ["idx", split], lambda: _read_idx_files(files, split))
-    _check_images(
-        "emnist", files[0], images, IMAGE_SETS["emnist"]._replace(n_classes=(len(EMNIST_CLASSES[split]),))
-    )
+    _check_images("emnist", files[0], images, IMAGE_SETS["emnist"]._replace(n_classes=(len(EMNIST_CLASSES[split]),)))
     return images
 
 

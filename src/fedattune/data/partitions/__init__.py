@@ -27,9 +27,7 @@ def iid(labels: Array, n_clients: int, seed: int) -> list[Index]:
         DataError: more clients than samples.
     """
     if n_clients > len(labels):
-        raise DataError(
-            f"{len(labels)} samples cannot be divided among {n_clients} clients; take fewer clients"
-        )
+        raise DataError(f"{len(labels)} samples cannot be divided among {n_clients} clients; take fewer clients")
     order = np.random.default_rng(seed).permutation(len(labels))
     return np.array_split(order, n_clients)
 
@@ -73,22 +71,11 @@ def find_partition(name: str) -> Callable[..., Any]:
     Raises:
         ConfigError: there is none.
     """
-    return (
-        load_function(name, "the partition") if is_reference(name) else look_up("partition", name, PARTITIONS)
-    )
+    return load_function(name, "the partition") if is_reference(name) else look_up("partition", name, PARTITIONS)
 
 
-def divide_samples(
-    name: str, labels: Array, n_clients: int, seed: int, options: Mapping[str, Any]
-) -> list[Index]:
+def divide_samples(name: str, labels: Array, n_clients: int, seed: int, options: Mapping[str, Any]) -> list[Index]:
     """Divide samples among clients.
-
-    Args:
-        name: name of a partition, or reference to a custom one.
-        labels: label of each sample (n,).
-        n_clients: number of clients.
-        seed: seed of the division.
-        options: keywords of the partition, checked.
 
     Returns:
         Sample numbers of each client.
@@ -120,13 +107,9 @@ def _check_rows(name: str, client: int, part: object, n: int) -> Index:
     """
     where, rows = f"the partition {name}, client {client}:", np.asarray(part)
     if rows.ndim != 1 or (len(rows) and not np.issubdtype(rows.dtype, np.integer)):
-        raise DataError(
-            f"{where} got an array {rows.shape} of {rows.dtype}, expected sample numbers (m,) of int"
-        )
+        raise DataError(f"{where} got an array {rows.shape} of {rows.dtype}, expected sample numbers (m,) of int")
     if len(rows) and (rows.min() < 0 or rows.max() >= n):
-        raise DataError(
-            f"{where} sample numbers should be from 0 to {n - 1}, got {rows.min()} to {rows.max()}"
-        )
+        raise DataError(f"{where} sample numbers should be from 0 to {n - 1}, got {rows.min()} to {rows.max()}")
     unique = np.unique(rows).astype(np.int64)
     if len(unique) < len(rows):
         raise DataError(f"{where} {len(rows) - len(unique)} samples are there twice; name each sample once")

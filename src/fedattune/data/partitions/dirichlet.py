@@ -36,13 +36,8 @@ def dirichlet(
     client has `min_size` samples.
 
     Args:
-        labels: class numbers (n,), from 0.
-        n_clients: number of clients N.
-        seed: seed of the random stream.
-        beta: concentration of the distribution.
         min_size: minimum number of samples per client, by default min(40, n/N/2). Here 40 is batch size 10 over a test
             quarter, so FedAM's and FedCP's rule for another batch size B is `min_size` = 4 B.
-        max_tries: largest number of draws.
 
     Source: Li et al., Federated Learning on Non-IID Data Silos, ICDE 2022; PFLlib, dataset_utils.
 
@@ -77,9 +72,7 @@ def dirichlet(
     return [np.concatenate(pieces) for pieces in zip(*dealt, strict=True)]
 
 
-def _dirichlet_counts(
-    totals: list[int], n_clients: int, beta: float, random: np.random.Generator
-) -> Array | None:
+def _dirichlet_counts(totals: list[int], n_clients: int, beta: float, random: np.random.Generator) -> Array | None:
     """Draw samples per class and client, (classes, N); None when all shares of a class fall on full clients."""
     full = sum(totals) / n_clients
     counts = np.zeros((len(totals), n_clients), dtype=np.int64)
@@ -111,10 +104,6 @@ def dirichlet_clients(
     the prior.
 
     Args:
-        labels: class numbers (n,), from 0.
-        n_clients: number of clients N.
-        seed: seed of the random stream.
-        rho: concentration of the distribution.
         convention: "symmetric" uses rho for each of the K classes. "prior" uses rho times the uniform prior, rho/K,
             which is IGFL's text read by the letter.
 
@@ -126,9 +115,7 @@ def dirichlet_clients(
     """
     size = len(labels) // n_clients
     if not size:
-        raise DataError(
-            f"{len(labels)} samples cannot be divided among {n_clients} clients; take fewer clients"
-        )
+        raise DataError(f"{len(labels)} samples cannot be divided among {n_clients} clients; take fewer clients")
     random = np.random.default_rng(seed)
     by_class = [random.permutation(rows) for rows in group_rows(labels)]
     n_classes = len(by_class)
@@ -138,9 +125,7 @@ def dirichlet_clients(
     clients = []
     for u in range(n_clients):
         counts = _draw_counts(q[u], stock, size, random)
-        clients.append(
-            np.concatenate([by_class[c][starts[c] : starts[c] + counts[c]] for c in range(n_classes)])
-        )
+        clients.append(np.concatenate([by_class[c][starts[c] : starts[c] + counts[c]] for c in range(n_classes)]))
         starts += counts
         stock -= counts
     return clients

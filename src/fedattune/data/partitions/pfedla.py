@@ -39,9 +39,6 @@ def pfedla(
     are equally large, so its size is rounded down to a multiple.
 
     Args:
-        labels: class numbers (n,), from 0.
-        n_clients: number of clients N.
-        seed: seed of the random stream.
         setting: 1 for a few classes, 2 for all classes with a few dominant ones.
         classes: number of classes of a client (setting 1), or of dominant classes (setting 2). The default is 4 or 2,
             and 12 or 6 for data of 100 classes or more.
@@ -94,14 +91,9 @@ def pfedla_similarity(
     """Clients of known similarity, to see whether a method finds it: 8 clients with 4 classes each.
 
     Args:
-        labels: class numbers (n,), from 0.
-        n_clients: number of clients N.
-        seed: seed of the random stream.
         study: "heat_map" gives client u the classes u, u+1, u+2, u+3, counted round, so neighbours share three.
             "weights" makes client 0 the target with random classes. Client 1 has the same classes, client 2 all but
             one of them, and every other client random classes that the target lacks.
-        classes: number of classes of each client.
-        size: number of samples per client, as in `pfedla`.
 
     Source: Ma et al., pFedLA, CVPR 2022, section 4.3, figures 6 (heat map) and 5 (weights).
 

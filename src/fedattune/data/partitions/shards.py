@@ -29,11 +29,6 @@ def shards(
     random.
 
     Args:
-        labels: class numbers (n,), from 0.
-        n_clients: number of clients N.
-        seed: seed of the random stream.
-        shards_per_client: number of shards of each client.
-        distinct: swap shards until no client has two of one label.
         deal: "random" deals without replacement. "paired" gives the clients neighbouring labels in order, so that
             the clients of a group hold the same labels: (0,1), (0,1), (2,3), (2,3), ...
 
@@ -92,7 +87,6 @@ def make_distinct(dealt: Array, own: Array, random: np.random.Generator) -> Arra
     Args:
         dealt: the k numbers of each of the N clients, (N, k).
         own: label of each number; no label may occur more than N times.
-        random: the random stream.
 
     Returns:
         The numbers after the swaps, (N, k).

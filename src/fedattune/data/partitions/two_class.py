@@ -21,9 +21,6 @@ def two_class(labels: Array, n_clients: int, seed: int, *, protocol: Literal["A"
     every class counts first, then the second of every class, and so on.
 
     Args:
-        labels: class numbers (n,), from 0.
-        n_clients: number of clients N.
-        seed: seed of the random stream.
         protocol: "A" (the code of FedMCSA) hands out disjoint slices of the classes. "B" (the first public pFedMe
             generator) gives client u the classes u and u+1 and starts every slice near the first sample, so clients
             overlap.
@@ -35,9 +32,7 @@ def two_class(labels: Array, n_clients: int, seed: int, *, protocol: Literal["A"
             is too large.
     """
     if not 0 <= seed < LEGACY_SEEDS:
-        raise DataError(
-            f"two_class needs a seed of at least 0 and below 2**32, got {seed}; take another seed"
-        )
+        raise DataError(f"two_class needs a seed of at least 0 and below 2**32, got {seed}; take another seed")
     by_class = group_rows(labels)
     n_classes = len(by_class)
     n_chunks, rest = divmod(2 * n_clients, n_classes)
@@ -79,7 +74,6 @@ def _chunk_sizes(totals: list[int], n_chunks: int, seed: int) -> Array:
         sizes[c, -1] = rest
         if sizes[c].min() < 1:
             raise DataError(
-                f"two_class cannot cut class {c} with {total} samples into {n_chunks} chunks; "
-                "take fewer clients"
+                f"two_class cannot cut class {c} with {total} samples into {n_chunks} chunks; take fewer clients"
             )
     return sizes

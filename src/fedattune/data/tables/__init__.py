@@ -61,23 +61,18 @@ def load_table(
     hashed words. Columns that count or name the rows are left out, unless `features` names them.
 
     Args:
-        path: the file.
         schema: columns, categories and classes that all tables of a federation share. Without a schema, the
             content of this table decides.
         client_column: column that names each row's client; None if the rows have no clients of their own.
-        target: column of the class.
         features: columns of numbers or categories, in a list or with commas between; by default all other
             columns except an index that pandas stored.
         target_type: `class` or `number`; `auto` takes fractions, and more than 20 different numbers, as numbers.
-        drop_columns: columns to leave out, in a list or with commas between.
         missing: `impute` fills missing numbers with the median and gives missing text a category; `drop` leaves out
             rows that lack a feature.
         text_columns: columns of free text, in a list or with commas between; by default those with many different
             texts of three words and more.
-        text_features: inputs that the words of a text column are hashed to.
         max_categories: categories of a column above which the rare ones are grouped.
         tokens: read the one text column as token numbers, by the tokenizer with this id or folder, or `characters`.
-        max_tokens: token numbers of a row.
 
     Raises:
         DataError: the file cannot be read, or a column cannot be used; the message names it.
@@ -154,14 +149,10 @@ def _read_names(given: list[str] | str | None, table: TableFile, option: str) ->
     if given is None:
         return []
     if isinstance(given, str):  # one column whose name may hold a comma, or several columns
-        given = (
-            [given] if given in table.names else [name.strip() for name in given.split(",") if name.strip()]
-        )
+        given = [given] if given in table.names else [name.strip() for name in given.split(",") if name.strip()]
     for name in given:
         if name not in table.names:
-            raise DataError(
-                f"{table.path} has no column {name!r} of {option}; {did_you_mean(name, table.names)}"
-            )
+            raise DataError(f"{table.path} has no column {name!r} of {option}; {did_you_mean(name, table.names)}")
     return given
 
 
@@ -201,14 +192,10 @@ def _drop_rows_with_gaps(table: TableFile, names: Sequence[str], notes: list[str
         if is_valid.any():
             is_whole &= is_valid
     if not is_whole.any():
-        raise DataError(
-            f"{table.path}: every row lacks a feature; give --missing impute, or leave columns out"
-        )
+        raise DataError(f"{table.path}: every row lacks a feature; give --missing impute, or leave columns out")
     if is_whole.all():
         return table
-    notes.append(
-        f"{(~is_whole).sum()} of {table.n_rows} rows lack a feature and are left out (--missing drop)."
-    )
+    notes.append(f"{(~is_whole).sum()} of {table.n_rows} rows lack a feature and are left out (--missing drop).")
     return table.select(is_whole)
 
 
@@ -305,13 +292,6 @@ def encode_features(
     x: Array, n_numbers: int, train: Sequence[Index], rows: Sequence[Index], scaling: Scaling = "auto"
 ) -> tuple[Array, list[Array], Scaling]:
     """Fill and standardise the columns of numbers client by client.
-
-    Args:
-        x: features (n, F), NaN where numbers are missing.
-        n_numbers: number K of columns of numbers, which come first.
-        train: training rows of each client.
-        rows: all rows of each client.
-        scaling: rows whose constants standardise the numbers.
 
     Returns:
         The features, float32 (n, F), each client's constants, float64 (3, K), and the scaling, which `auto` chose. A

@@ -19,12 +19,6 @@ MEND_OR_EXTEND = "correct the cell, or give all nodes a schema with it"
 def read_labels(path: Path, name: str, values: Array, classes: Names) -> Array:
     """Return the number of each row's class in a schema, int64 (n,); without classes, the target, float32 (n,).
 
-    Args:
-        path: file of the table, for messages.
-        name: name of the target column.
-        values: text or numbers (n,), complete.
-        classes: names of the schema's classes.
-
     Raises:
         DataError: a value is no class of the schema.
     """
@@ -35,15 +29,10 @@ def read_labels(path: Path, name: str, values: Array, classes: Names) -> Array:
     return number_values(labels, classes)
 
 
-def check_schema_columns(
-    table: TableFile, schema: Schema, target: str, features: list[str] | str | None
-) -> list[str]:
+def check_schema_columns(table: TableFile, schema: Schema, target: str, features: list[str] | str | None) -> list[str]:
     """Return the feature columns that a schema asks for.
 
     Args:
-        table: the table.
-        schema: the schema.
-        target: column of the class that the user names.
         features: columns that the user names; must be None.
 
     Raises:
@@ -51,15 +40,11 @@ def check_schema_columns(
         DataError: a column is missing.
     """
     if not schema.columns:
-        raise ConfigError(
-            f"{table.path}: the schema names no columns; a table needs one with numbers or categories"
-        )
+        raise ConfigError(f"{table.path}: the schema names no columns; a table needs one with numbers or categories")
     if features is not None:
         raise ConfigError("features: the schema names the features already; leave this option out")
     if target != schema.target:
-        raise ConfigError(
-            f"target is {target!r}, but the schema says {schema.target!r}; give the target of the schema"
-        )
+        raise ConfigError(f"target is {target!r}, but the schema says {schema.target!r}; give the target of the schema")
     for column in (*schema.columns, target):
         if column not in table.names:
             raise DataError(
@@ -73,8 +58,6 @@ def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: boo
     """Read the features that a schema asks for.
 
     Args:
-        table: a table that has the schema's columns.
-        schema: the schema.
         is_prediction: take what training did not have, with a note: missing numbers in columns that the schema does
             not flag, and unknown categories.
 
@@ -104,17 +87,13 @@ def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: boo
         texts = raw = _read_schema_texts(table, name, categories)
         if OTHER_CATEGORY in categories:
             known = {*categories, *([None] if MISSING_CATEGORY in categories else [])}
-            texts = np.array(
-                [one if one in known else OTHER_CATEGORY for one in texts.tolist()], dtype=object
-            )
+            texts = np.array([one if one in known else OTHER_CATEGORY for one in texts.tolist()], dtype=object)
         if is_prediction:
             texts, notes = _take_unknown(name, raw, texts, categories)
             columns.notes += notes
         columns.add_text(name, texts, categories)
         if not is_prediction:
-            _check_values(
-                table.path, f"column {name!r}", columns.texts[name], categories, "category", MEND_OR_EXTEND
-            )
+            _check_values(table.path, f"column {name!r}", columns.texts[name], categories, "category", MEND_OR_EXTEND)
     return columns
 
 
@@ -201,10 +180,8 @@ def _take_unknown(name: str, raw: Array, texts: Array, categories: Names) -> tup
     other column they stay as they are, and all inputs of the column become 0.
 
     Args:
-        name: name of the column.
         raw: text (n,), None where missing.
         texts: the text (n,) with `other` in place of unknown categories, if training had that.
-        categories: the categories of training.
 
     Returns:
         The text (n,), and notes.
@@ -238,10 +215,7 @@ def find_table_problems(path: Path, schema: Schema, *, client_column: str | None
     """Compare every column of a table with a schema.
 
     Args:
-        path: the table.
-        schema: the schema.
         client_column: column with the client of each row; None if the table has one client.
-        target: column of the class.
 
     Returns:
         One sentence for each problem, which says what to do.

@@ -25,11 +25,6 @@ MAX_EXAMPLE_COLUMNS = 6
 def read_complete_column(table: TableFile, name: str, role: str) -> Array:
     """Read a column that may not lack values; an empty text is a missing value, "NA" is not.
 
-    Args:
-        table: the table.
-        name: name of the column.
-        role: use of the column in messages, such as "target".
-
     Returns:
         Text or numbers (n,).
 
@@ -38,9 +33,7 @@ def read_complete_column(table: TableFile, name: str, role: str) -> Array:
     """
     column = table.column(name)
     if not (is_categorical(column.type) or is_numeric(column.type) or column.null_count == len(column)):
-        raise DataError(
-            f"{table.path}: {role} column {name!r} has the type {column.type}; expected text or numbers"
-        )
+        raise DataError(f"{table.path}: {role} column {name!r} has the type {column.type}; expected text or numbers")
     values = table.values(name)
     gaps = np.flatnonzero(find_missing(values) | (values == "" if values.dtype == object else False))
     if len(gaps):
@@ -61,15 +54,10 @@ def find_missing(values: Array) -> Array:
 TargetType = Literal["auto", "class", "number"]
 
 
-def read_target(
-    path: Path, name: str, values: Array, kind: TargetType = "auto"
-) -> tuple[Array, tuple[str, ...]]:
+def read_target(path: Path, name: str, values: Array, kind: TargetType = "auto") -> tuple[Array, tuple[str, ...]]:
     """Turn the values (n,) of the target into class numbers, or into numbers to predict.
 
     Args:
-        path: file of the table, for messages.
-        name: name of the target column.
-        values: text or numbers (n,), complete.
         kind: `auto` takes fractions, and more than MAX_NUMBER_CLASSES different numbers, as numbers to predict.
 
     Returns:
@@ -125,9 +113,7 @@ def encode_values(values: Array) -> tuple[Array, tuple[str, ...]]:
 
 def _find_numbers(texts: Array) -> Array:
     """Mark the texts (n,) that are numbers with a decimal point or comma."""
-    is_number = {
-        text: NUMBER_PATTERN.fullmatch(text.replace(",", ".", 1)) is not None for text in set(texts.tolist())
-    }
+    is_number = {text: NUMBER_PATTERN.fullmatch(text.replace(",", ".", 1)) is not None for text in set(texts.tolist())}
     return np.array([is_number[text] for text in texts.tolist()], dtype=bool)
 
 
@@ -135,10 +121,7 @@ def check_text_column(table: TableFile, name: str, values: Array, features: Sequ
     """Refuse a text column whose cells are nearly all numbers, unless the file declares categories.
 
     Args:
-        table: the table.
-        name: name of the column.
         values: text (n,), None where missing.
-        features: all feature columns, for the advice.
 
     Raises:
         DataError: nearly all cells are numbers.
@@ -186,8 +169,7 @@ def suggest_features(name: str, features: Sequence[str]) -> str:
     if not others:
         return "take another column"
     examples = [
-        other if re.fullmatch(r"[A-Za-z_]\w*", other) else json.dumps(other)
-        for other in others[:MAX_EXAMPLE_COLUMNS]
+        other if re.fullmatch(r"[A-Za-z_]\w*", other) else json.dumps(other) for other in others[:MAX_EXAMPLE_COLUMNS]
     ]
     among = " (and so on)" if len(others) > MAX_EXAMPLE_COLUMNS else ""
     return f"leave it out by naming the features to use: --set 'features=[{','.join(examples)}]'{among}"

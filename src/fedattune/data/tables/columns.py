@@ -32,27 +32,14 @@ class FeatureColumns:
     notes: list[str] = field(default_factory=list)
 
     def add_numbers(self, name: str, values: Array, is_flagged: bool) -> None:
-        """Add a column of numbers.
-
-        Args:
-            name: name of the column.
-            values: numbers (n,), NaN where missing.
-            is_flagged: whether a further column marks the missing values.
-        """
+        """Add a column of numbers."""
         self.numbers[name] = values
         if is_flagged:
             self.flagged.append(name)
         self._count_gaps(name, np.isnan(values))
 
     def add_date(self, name: str, days: Array, format_: str, is_flagged: bool) -> None:
-        """Add a column of dates.
-
-        Args:
-            name: name of the column.
-            days: days since 1970 (n,), NaN where missing.
-            format_: format of the dates.
-            is_flagged: whether a further column marks the missing dates.
-        """
+        """Add a column of dates."""
         self.dates[name] = format_
         self.add_numbers(name, days, is_flagged)
 
@@ -64,10 +51,7 @@ class FeatureColumns:
         """Add a column whose text is read as token numbers.
 
         Args:
-            name: name of the column.
             values: text (n,), None where missing.
-            tokenizer: id or folder of a tokenizer, or `characters`.
-            length: number of tokens of a row.
         """
         self.tokens[name], self.tokenizer, self.max_tokens = values, tokenizer, length
 
@@ -87,7 +71,6 @@ class FeatureColumns:
         """Add a column of text.
 
         Args:
-            name: name of the column.
             values: text (n,), None where missing.
             categories: all categories; by default the values that occur.
         """
@@ -103,11 +86,7 @@ class FeatureColumns:
     def describe_gaps(self) -> list[str]:
         """Say which columns lack values, and what they become."""
         numbers, texts = (
-            [
-                f"{name!r} ({count})"
-                for name, count in self.gaps.items()
-                if (name in self.numbers) == is_number
-            ]
+            [f"{name!r} ({count})" for name, count in self.gaps.items() if (name in self.numbers) == is_number]
             for is_number in (True, False)
         )
         notes = []
@@ -161,9 +140,7 @@ class FeatureColumns:
         ]
         waves = [make_date_inputs(self.numbers[name], format_) for name, format_ in self.dates.items()]
         hashed = [hash_texts(values, self.hashed[name]) for name, values in self.free_texts.items()]
-        tokens = [
-            encode_texts(values, self.tokenizer, self.max_tokens or 1) for values in self.tokens.values()
-        ]
+        tokens = [encode_texts(values, self.tokenizer, self.max_tokens or 1) for values in self.tokens.values()]
         parts = [*self.numbers.values(), *flags, *one_hot, *waves, *hashed, *tokens]
         return np.column_stack(parts).astype(np.float64, copy=False)
 

@@ -38,10 +38,6 @@ def _is_dated(kind: Any) -> bool:
 def find_date_format(table: TableFile, name: str) -> str | None:
     """Return the format of a column of dates; None if the column holds no dates.
 
-    Args:
-        table: the table.
-        name: a column of text, dates or timestamps that holds a value.
-
     Returns:
         A format of `DATE_FORMATS`, with `TIME_SUFFIX` at its end if a cell has a time of day.
     """
@@ -85,7 +81,6 @@ def read_times(table: TableFile, column: str | None) -> Times:
     """Read how old the rows of a table are.
 
     Args:
-        table: the table.
         column: a column of dates or numbers; None for the only column of dates.
 
     Raises:
@@ -106,9 +101,7 @@ def read_times(table: TableFile, column: str | None) -> Times:
             )
         column = dated[0]
     elif column not in table.names:
-        raise DataError(
-            f"{table.path} has no column {column!r} of --time-column; {did_you_mean(column, table.names)}"
-        )
+        raise DataError(f"{table.path} has no column {column!r} of --time-column; {did_you_mean(column, table.names)}")
     kind = table.column(column).type
     if is_numeric(kind):
         return Times(column, np.asarray(table.values(column), dtype=np.float64), are_dates=False)

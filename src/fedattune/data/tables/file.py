@@ -123,9 +123,7 @@ def read_table(path: Path, client_column: str, target: str) -> TableFile:
     """Read a CSV or Parquet file.
 
     Args:
-        path: the file.
         client_column: column that names each row's client. CSV has it as text, so that the names 007 and NA stay.
-        target: column to predict. A target of text may hold NA, too.
 
     Raises:
         DataError: the file is missing, empty or unreadable, or two columns have one name.

@@ -44,8 +44,6 @@ def read_rows(path: Path, schema: Schema, constants: Array | None) -> NewRows:
     column of numbers per value of a sample, in their order. A Parquet table may have one column of encoded images.
 
     Args:
-        path: the table.
-        schema: the model's schema.
         constants: the client's constants (3, K), which standardise the numbers; None if the schema has no columns.
 
     Raises:
@@ -153,13 +151,6 @@ def _read_classes(
     """Return the number of each row's class (n,), -1 where it is missing or none of the model's.
 
     Without classes, the target is a number: return the numbers (n,), NaN where missing.
-
-    Args:
-        table: the table.
-        target: column of the class.
-        classes: the model's classes.
-        notes: list that takes a note on unknown classes.
-        names: names of the classes where the column holds their numbers.
     """
     kind = table.column(target).type
     if not classes:

@@ -32,16 +32,10 @@ def choose_scaling(x: Array, train: Sequence[Index]) -> Literal["client", "feder
 
     A column that is constant within a client becomes 0 when the client scales it. If a column is constant within at
     least half of the clients, and not the same in all, `federated` keeps it.
-
-    Args:
-        x: numbers (n, K), NaN where missing.
-        train: training rows of each client.
     """
     if not x.shape[1]:
         return "client"
-    low, high = (
-        np.stack([reduce(x[rows], axis=0) for rows in train]) for reduce in (np.fmin.reduce, np.fmax.reduce)
-    )
+    low, high = (np.stack([reduce(x[rows], axis=0) for rows in train]) for reduce in (np.fmin.reduce, np.fmax.reduce))
     is_constant = (low == high).mean(axis=0) >= CONSTANT_SHARE
     differs = np.fmin.reduce(low, axis=0) < np.fmax.reduce(high, axis=0)
     return "federated" if bool((is_constant & differs).any()) else "client"
@@ -51,8 +45,6 @@ def fit_all_constants(x: Array, train: Sequence[Index], scaling: Scaling) -> lis
     """Fit the constants (3, K) of each client.
 
     Args:
-        x: numbers (n, K), NaN where missing.
-        train: training rows of each client.
         scaling: `client`, `global` or `federated`; the last two give all clients the same constants.
     """
     if scaling == "client":
@@ -94,9 +86,7 @@ def _fit_constants(x: Array) -> Array:
     columns = np.flatnonzero(~np.isnan(x).all(axis=0))
     if len(columns):
         imputer, scaler = SimpleImputer(strategy="median"), StandardScaler()
-        rows = x[
-            np.ix_(np.arange(len(x)), columns)
-        ]  # row by row in memory: the last bits of sums depend on it
+        rows = x[np.ix_(np.arange(len(x)), columns)]  # row by row in memory: the last bits of sums depend on it
         scaler.fit(imputer.fit_transform(rows))
         constants[:, columns] = imputer.statistics_, scaler.mean_, scaler.scale_
     return constants

@@ -35,9 +35,7 @@ def hash_texts(values: Array, n_features: int) -> Array:
     from sklearn.feature_extraction.text import HashingVectorizer
 
     vectorizer = HashingVectorizer(n_features=n_features, ngram_range=(1, 2), dtype=np.float32)
-    hashed: Array = vectorizer.transform(
-        ["" if value is None else str(value) for value in values.tolist()]
-    ).toarray()
+    hashed: Array = vectorizer.transform(["" if value is None else str(value) for value in values.tolist()]).toarray()
     return hashed
 
 
@@ -64,11 +62,6 @@ def encode_texts(values: Array, tokenizer: str, length: int) -> Array:
     Of a text that is too long, a tokenizer keeps the beginning. Characters keep the end, and stand at the end of the
     row, because a recurrent network predicts from the last one.
 
-    Args:
-        values: the texts.
-        tokenizer: id or folder of a tokenizer, or `characters`.
-        length: number of tokens of a row.
-
     Raises:
         ConfigError: transformers is missing, or the tokenizer cannot be loaded.
         DataError: the tokenizer has more tokens than float32 can number.
@@ -93,10 +86,6 @@ def encode_texts(values: Array, tokenizer: str, length: int) -> Array:
 
 def require_transformers(why: str, *more: str) -> None:
     """Check that the packages for pretrained models are installed.
-
-    Args:
-        why: what needs them, for the message.
-        more: packages besides transformers.
 
     Raises:
         ConfigError: a package is missing.

@@ -44,7 +44,6 @@ def _log_failure(
 
     Returns:
         The reply, which names only the kind of the error.
-
     """
     unreadable = WorkerMessage({"kind": "unreadable"})
     head = (asked or unreadable).head

@@ -32,7 +32,6 @@ def read_node_file(file: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: the file cannot be read, or is not TOML.
-
     """
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -49,7 +48,6 @@ def find_base(file: Path) -> Path:
 
     Args:
         file: the node's configuration. The scripts of a deployment run in the folder above `nodes`.
-
     """
     inside = file.absolute().parent
     return inside.parent if inside.name == "nodes" else Path()
@@ -63,7 +61,6 @@ def find_state(node: Path | None) -> Path:
 
     Raises:
         ConfigError: the configuration cannot be read.
-
     """
     if node is None:
         return Path(os.environ.get("FEDATTUNE_STATE", "state"))
@@ -166,7 +163,6 @@ class NodeState:
         Returns:
             The state, and the last of the rounds that the node still has. An older state replaces a lost one; None
             and 0 if there is no state at all.
-
         """
         # A client whose uploads are refused continues from an ever older round.
         self._checkpoints = replace(self._checkpoints, needed=frozenset(rounds))

@@ -51,7 +51,6 @@ class NodeRuntime:
             default the environment's FEDATTUNE_STATE.
         run_config: configuration of the run, the same for all nodes.
         custom_algorithms: your own methods by name.
-
     """
 
     def __init__(
@@ -104,9 +103,7 @@ class NodeRuntime:
                 other_keys=OTHER_KEYS,
             )
         except Exception as error:
-            raise self.policy.hide_problem(
-                self.folder, schema.to_json() if schema else None, error
-            ) from error
+            raise self.policy.hide_problem(self.folder, schema.to_json() if schema else None, error) from error
         self.federation, self.numbers = data.federation, data.numbers
         self.schema = schema or infer_schema(data.federation)
 
@@ -197,9 +194,7 @@ class NodeRuntime:
         if head.get("replies_immediately") and loaded != last and set(head.get("pending", ())) < set(names):
             raise LostStateError("the server expects a state that this node does not have")
         self._count_spending(backend, state.folder, parts)
-        uploads = sum(
-            not set(part.head.get("cohort", ())).isdisjoint(part.head.get("ids", ())) for part in parts
-        )
+        uploads = sum(not set(part.head.get("cohort", ())).isdisjoint(part.head.get("ids", ())) for part in parts)
         noise = find_noise(backend.upload_steps)
         if uploads and noise and backend.context.has_shared_parameters:
             self.policy.count_uploads(state.folder, uploads, noise.accounting)
@@ -244,9 +239,7 @@ class NodeRuntime:
             most = backend.planned_evaluations
             self.policy.count_trained(folder / "fine-tuned", tuned, most)
 
-    def _save_models(
-        self, backend: LocalBackend, names: Mapping[int, str], folder: Path, card: dict[str, Any]
-    ) -> None:
+    def _save_models(self, backend: LocalBackend, names: Mapping[int, str], folder: Path, card: dict[str, Any]) -> None:
         """Save the model of each client that was evaluated now, for predictions."""
         models, buffers = (load_rows(stack) for stack in backend.evaluated_models)
         if not models:
@@ -273,7 +266,5 @@ def hash_model(module: nn.Module) -> str:
     """Compute sixteen hex digits of all weights and buffers."""
     hasher = hashlib.sha256()
     for name, value in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
-        hasher.update(
-            name.encode() + value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        )
+        hasher.update(name.encode() + value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return hasher.hexdigest()[:16]

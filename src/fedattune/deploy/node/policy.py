@@ -75,9 +75,7 @@ class NodePolicy(StrictSchema):
         "1e-3 at most)",
     )
     methods: str | None = Field(None, description="methods that the node trains, with commas between")
-    log_format: LogFormat = Field(
-        "text", description="format of the node's log: text, or one JSON object per line"
-    )
+    log_format: LogFormat = Field("text", description="format of the node's log: text, or one JSON object per line")
     secure_aggregation: Literal["allowed", "required"] = Field(
         "allowed", description="required: the node trains for sums over nodes only, whatever the server asks"
     )
@@ -96,7 +94,6 @@ class NodePolicy(StrictSchema):
 
         Raises:
             ConfigError: a value is impossible; the message names them all.
-
         """
         try:
             return cls.model_validate(dict(config))
@@ -110,7 +107,6 @@ class NodePolicy(StrictSchema):
         Raises:
             MethodNotAllowedError: a method is not allowed.
             MaxRoundsError: these are too many rounds.
-
         """
         if self.methods is not None:
             allowed = [name for name in re.split(r"[\s,]+", self.methods) if name]
@@ -130,7 +126,6 @@ class NodePolicy(StrictSchema):
 
         Raises:
             PrivacyRequiredError: the node would add too little noise, or none.
-
         """
         delta, client, record = settings.privacy.delta, settings.privacy.client, settings.privacy.record
         most, epsilon = self.max_record_epsilon, None if record is None else record.epsilon
@@ -160,7 +155,6 @@ class NodePolicy(StrictSchema):
 
         Raises:
             PrivacyBudgetError: these are too many; nothing is counted then.
-
         """
         folder.mkdir(parents=True, exist_ok=True)
         file, target = folder / "uploads.json", accounting.noise.epsilon
@@ -180,7 +174,6 @@ class NodePolicy(StrictSchema):
 
         Raises:
             MaxRoundsError, PrivacyBudgetError: these are too many; nothing is counted then.
-
         """
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "trained.json"
@@ -204,7 +197,6 @@ class NodePolicy(StrictSchema):
 
         Raises:
             MaxBytesError: the run would have sent too much; nothing is counted then.
-
         """
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "sent.json"
@@ -224,7 +216,6 @@ class NodePolicy(StrictSchema):
 
         Raises:
             NotApprovedError: `consent` is `ask`, and this content is not approved.
-
         """
         folder.mkdir(parents=True, exist_ok=True)
         file, text = folder / SHARED_NAME, format_shared(shared)
@@ -272,7 +263,6 @@ def read_shared(folder: Path) -> tuple[str, str]:
 
     Raises:
         RunError: there is nothing to approve.
-
     """
     file = folder / SHARED_NAME
     try:

@@ -72,14 +72,11 @@ class AuditLog:
         """Add a message, and return when the line is on the disk.
 
         Args:
-            direction: `in` for a message of the server, `out` for a reply.
-            message: the message.
             request: head of the server's message, which says to which run a reply belongs.
             n_bytes: bytes that came, if `message` only stands for a message that cannot be read.
 
         Raises:
             AuditLogError: the log was changed or shortened.
-
         """
         entry = describe_message(direction, message, request)
         if n_bytes is not None:
@@ -118,9 +115,7 @@ class AuditLog:
                 log.truncate(end["bytes"])
                 return end
         if planned is None or _hash_line(rest) != planned:
-            raise AuditLogError(
-                f"{self.file}: line {end['lines'] + 1} was not written by the node; {EVIDENCE}"
-            )
+            raise AuditLogError(f"{self.file}: line {end['lines'] + 1} was not written by the node; {EVIDENCE}")
         return _add_line(end, rest)
 
     def _write_end(self, end: Mapping[str, Any]) -> None:
@@ -131,7 +126,6 @@ class AuditLog:
 
         Raises:
             RunError: there is no log.
-
         """
         return [_read_line(line) for line in self._read_lines()]
 
@@ -143,7 +137,6 @@ class AuditLog:
 
         Raises:
             RunError: there is no log, or this user may not lock it.
-
         """
         self._read_lines()  # a lock would make the folder of a log that is not there
         try:
@@ -170,9 +163,7 @@ class AuditLog:
             before = _hash_line(line)
             hashes.append(before)
         if end is None:
-            return (
-                f"{END_NAME} is missing, so nothing shows whether lines were cut off after line {len(lines)}"
-            )
+            return f"{END_NAME} is missing, so nothing shows whether lines were cut off after line {len(lines)}"
         known = end["lines"]
         if known > len(lines):
             return f"lines {len(lines) + 1} to {known} were cut off the end"
@@ -192,9 +183,7 @@ class AuditLog:
             ) from error
 
 
-def describe_message(
-    direction: Direction, message: WorkerMessage, request: Mapping[str, Any]
-) -> dict[str, Any]:
+def describe_message(direction: Direction, message: WorkerMessage, request: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a message for the log, without the values of its tensors. No message makes it fail.
 
     Texts and lists in the server's message are cut, so that the server cannot fill the node's disk by them.
@@ -285,8 +274,6 @@ def _read_end(file: Path) -> dict[str, Any] | None:
         return None
     end = _read_line(file.read_bytes())
     counts, hashes = [end.get("lines"), end.get("bytes")], [end.get("sha256"), end.get("next", START)]
-    if not all(isinstance(one, int) and one >= 0 for one in counts) or not all(
-        isinstance(one, str) for one in hashes
-    ):
+    if not all(isinstance(one, int) and one >= 0 for one in counts) or not all(isinstance(one, str) for one in hashes):
         raise AuditLogError(f"{file} is damaged; {EVIDENCE}")
     return end

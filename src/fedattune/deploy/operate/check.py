@@ -70,13 +70,9 @@ TLS_ADVICE = {
 def check_kit(folder: Path) -> list[Finding]:
     """Check the folder that `fedattune deploy write` wrote.
 
-    Args:
-        folder: the folder.
-
     Raises:
         RunError: the folder holds no deployment.
         ConfigError: its Flower app is not valid TOML.
-
     """
     app = read_app(folder)
     certificates = folder / "certificates"
@@ -118,7 +114,6 @@ def check_node(
     """Check a node, and find everything that is wrong at once.
 
     Args:
-        file: the node's configuration.
         superlink: address of the server, `HOST:PORT`; None leaves the connection out.
         certificates: file of the authority that the node trusts; by default the deployment's.
         key: file of the node's private key; by default the deployment's.
@@ -126,7 +121,6 @@ def check_node(
 
     Raises:
         ConfigError: the configuration or the schema cannot be read.
-
     """
     config, base = read_node_file(file), find_base(file)
     app = base / APP_FILE
@@ -156,9 +150,7 @@ def _check_run(app: dict[str, Any]) -> Iterator[Finding]:
     try:
         config = find_run_config(app, Path(APP_FILE))
         if not config:
-            yield broken(
-                "configuration", f"no table [{'.'.join(CONFIG_KEYS)}] in {APP_FILE}", "write the folder anew"
-            )
+            yield broken("configuration", f"no table [{'.'.join(CONFIG_KEYS)}] in {APP_FILE}", "write the folder anew")
             return
         plan = DeploymentPlan(config)
     except FedAttuneError as error:
@@ -220,17 +212,13 @@ def _check_certificates(folder: Path) -> Iterator[Finding]:
     advice = "make a new authority, and send its ca.crt to all nodes first"
     yield _check_dates("authority", "the latest authority in ca.crt", latest, advice)
     if missing := sorted({"localhost", "127.0.0.1"} - _list_names(server)):
-        yield broken(
-            "names", f"the certificate lacks {', '.join(missing)}", "sign one that is also valid for these"
-        )
+        yield broken("names", f"the certificate lacks {', '.join(missing)}", "sign one that is also valid for these")
     else:
         yield ok("names", ", ".join(sorted(_list_names(server))))
     if signers:
         yield ok("chain", f"signed by {latest.subject.rfc4514_string()}")
     else:
-        yield broken(
-            "chain", "no authority in ca.crt signed server.pem", "put the authority of server.pem into ca.crt"
-        )
+        yield broken("chain", "no authority in ca.crt signed server.pem", "put the authority of server.pem into ca.crt")
     form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     if key.public_key().public_bytes(*form) == server.public_key().public_bytes(*form):
         yield ok("server key", "fits the certificate")
@@ -321,9 +309,7 @@ def _check_keys(folder: Path, n_nodes: int | None, n_registered: int) -> Iterato
         except Exception:  # the text of a file can fail in any way
             is_curve = False
         if not is_curve:
-            yield broken(
-                f"keys/{file.name}", "no public key that Flower accepts", "use ./certificates.sh key N"
-            )
+            yield broken(f"keys/{file.name}", "no public key that Flower accepts", "use ./certificates.sh key N")
         elif (other := owners.setdefault(b" ".join(text.split()[:2]), file.name)) != file.name:
             yield broken(f"keys/{file.name}", f"the same key as {other}", "each node needs a key of its own")
         else:
@@ -526,7 +512,6 @@ class ServerAnswer:
         date: its clock, if it tells it; whole seconds.
         certificate_end: end of its certificate.
         sent, received: this machine's clock when the question left and when the answer came, seconds since 1970.
-
     """
 
     date: datetime | None
@@ -562,9 +547,7 @@ def _check_server(superlink: str | None, authority: Path) -> Iterator[Finding]:
         text = str(error) or type(error).__name__
         if "CERTIFICATE_VERIFY_FAILED" in text:
             reason = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or text
-            advice = next(
-                (one for words, one in TLS_ADVICE.items() if words in reason), "ask the server's operators"
-            )
+            advice = next((one for words, one in TLS_ADVICE.items() if words in reason), "ask the server's operators")
             yield broken("server", f"{superlink} answers, but its certificate: {reason}", advice)
             return
         advice = "see that the address is right, that the server runs, and that no firewall is between"

@@ -68,20 +68,16 @@ def write_kit(
         folder: made if missing; its files are never overwritten.
         config: configuration of the run. Server and clients read it as `context.run_config`.
         nodes: one configuration per node. The node's client reads it as `context.node_config`.
-        port: port of the SuperLink, with the control API, on loopback.
         proxy_port: port of the proxy, without the control API, for nodes on other machines.
         node_port: node `n` talks to its own client processes at `node_port + n`, on loopback.
-        name: name of the Flower app.
         results: the server's folder of results, relative to `folder`, to name it to the user.
         server_app: the ServerApp, as `module:attribute`; the module must be installed where the app runs.
-        client_app: the ClientApp, likewise.
 
     Returns:
         The written files.
 
     Raises:
         ConfigError: Flower cannot carry a value, ports clash, there is no node, or a file exists already.
-
     """
     _check_ports(port, proxy_port, node_port, len(nodes))
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
@@ -182,13 +178,10 @@ def read_app(folder: Path) -> dict[str, Any]:
     Raises:
         RunError: the folder holds no deployment.
         ConfigError: the file is damaged.
-
     """
     file = folder / APP_FILE
     if not file.is_file():
-        raise RunError(
-            f"{folder} holds no deployment: no {file}; give the folder that fedattune deploy write wrote"
-        )
+        raise RunError(f"{folder} holds no deployment: no {file}; give the folder that fedattune deploy write wrote")
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -208,7 +201,6 @@ def find_run_config(app: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: a key on the way holds no table.
-
     """
     found: Any = app
     for depth, key in enumerate(CONFIG_KEYS, start=1):
@@ -229,7 +221,6 @@ class KnownNode(NamedTuple):
         name: the name under which the node was registered; empty if it has none.
         status: registered, online or offline.
         since: when the status began; None if Flower does not say.
-
     """
 
     id: int
@@ -243,13 +234,10 @@ def read_port(folder: Path) -> int:
 
     Raises:
         RunError: the folder holds no deployment, or the port is no number.
-
     """
     file = folder / "common.sh"
     if not file.is_file():
-        raise RunError(
-            f"{folder} holds no deployment: no {file}; give the folder that fedattune deploy write wrote"
-        )
+        raise RunError(f"{folder} holds no deployment: no {file}; give the folder that fedattune deploy write wrote")
     found = re.search(r"FEDATTUNE_PORT:=(\d+)", file.read_text(encoding="utf-8"))
     text = os.environ.get("FEDATTUNE_PORT") or (found[1] if found else "")
     if not re.fullmatch(r"\d{1,5}", text, re.ASCII):
@@ -262,7 +250,6 @@ def list_nodes(folder: Path) -> list[KnownNode]:
 
     Raises:
         RunError: the folder holds no deployment, or its SuperLink does not answer.
-
     """
     import httpx
     from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
@@ -298,8 +285,6 @@ def list_nodes(folder: Path) -> list[KnownNode]:
         if node.status in since:
             text = since[node.status]
             known.append(
-                KnownNode(
-                    node.node_id, node.name, node.status, datetime.fromisoformat(text) if text else None
-                )
+                KnownNode(node.node_id, node.name, node.status, datetime.fromisoformat(text) if text else None)
             )
     return sorted(known, key=lambda one: (one.name, one.id))

@@ -67,12 +67,8 @@ CAUSES = (
 def explain_end(lines: Iterable[str]) -> str:
     """Explain why a node's program ended.
 
-    Args:
-        lines: its last messages.
-
     Returns:
         A sentence with the cure; empty if the messages say nothing known.
-
     """
     text = "\n".join(lines)
     for signs, sentence in CAUSES:
@@ -145,13 +141,8 @@ UPLOAD_TTL_S = 60
 def main(command: str, arguments: Sequence[str]) -> Any:
     """Run one of Flower's commands in this process.
 
-    Args:
-        command: a key of `COMMANDS`.
-        arguments: the command's own arguments.
-
     Raises:
         ConfigError: a variable of the environment is not valid.
-
     """
     sys.argv = [command, *arguments]
     if command == "flower-superlink":
@@ -232,9 +223,7 @@ def _fork(arguments: Sequence[str], stdout: int | None = None, stderr: int | Non
     command, *rest = arguments
     importlib.import_module(COMMANDS[command][0])
     if not os.fork():
-        _run_fork(
-            command, rest, [number for number, to in ((1, stdout), (2, stderr)) if to == subprocess.DEVNULL]
-        )
+        _run_fork(command, rest, [number for number, to in ((1, stdout), (2, stderr)) if to == subprocess.DEVNULL])
 
 
 def _run_fork(command: str, arguments: Sequence[str], silent: Sequence[int]) -> NoReturn:

@@ -51,7 +51,6 @@ def decode(text: object, n_bytes: int | None = None) -> bytes:
 
     Raises:
         SessionMismatchError: it is no such text.
-
     """
     try:
         content = base64.b64decode(str(text), validate=True)
@@ -78,9 +77,7 @@ def load_node_key(file: Path) -> ec.EllipticCurvePrivateKey:
     except OSError as error:
         raise ConfigError(f"key: cannot read {file}: {error.strerror or error}; {advice}") from error
     except Exception as error:  # bytes from outside can fail in any way
-        raise ConfigError(
-            f"key: {file} is no private key without a password in OpenSSH's format; {advice}"
-        ) from error
+        raise ConfigError(f"key: {file} is no private key without a password in OpenSSH's format; {advice}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"key: {file} is not on a NIST curve; make one: ./certificates.sh key N")
     return key
@@ -99,7 +96,6 @@ def read_roster(file: Path) -> dict[str, Member]:
 
     Raises:
         ConfigError: the file is missing or damaged, or has a key or a name twice.
-
     """
     advice = "it has one line of a keys/node-N.pub for each node of the federation"
     try:
@@ -136,7 +132,6 @@ def verify(member: Member, signature: object, content: bytes) -> None:
 
     Raises:
         BadSignatureError: it does not fit.
-
     """
     try:
         member.key.verify(decode(signature), PREFIX + content, ec.ECDSA(hashes.SHA384()))
@@ -167,9 +162,7 @@ def find_public(private: bytes) -> bytes:
 def agree(private: bytes, public: bytes) -> bytes:
     """Return the secret that two nodes share, by X25519."""
     try:
-        return X25519PrivateKey.from_private_bytes(private).exchange(
-            X25519PublicKey.from_public_bytes(public)
-        )
+        return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
         raise SessionMismatchError("a node's ephemeral key is no usable point") from error
 
@@ -185,15 +178,12 @@ def decrypt(key: bytes, text: object, about: bytes) -> bytes:
 
     Raises:
         TamperedShareError: the content, the key or `about` is another one.
-
     """
     content = decode(text)
     try:
         return AESGCM(key).decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], PREFIX + about)
     except (InvalidTag, ValueError) as error:
-        raise TamperedShareError(
-            "an encrypted share was changed on its way, or is for another node"
-        ) from error
+        raise TamperedShareError("an encrypted share was changed on its way, or is for another node") from error
 
 
 def split_secret(secret: bytes, threshold: int, n: int) -> list[bytes]:

@@ -55,7 +55,6 @@ class UploadSum(NamedTuple):
         counts: the sums of `COUNTS`.
         upload: one row: for each tensor the mean, or what `sum` asks for.
         buffers: one row: the means of the BatchNorm statistics.
-
     """
 
     counts: dict[str, int]
@@ -126,7 +125,6 @@ def pack_upload(
     Raises:
         ClipRangeError: a value or a weight is too large.
         SessionMismatchError: the block has another length.
-
     """
     head = reply.head
     samples = n_train[torch.tensor(head["ids"], dtype=torch.int64)].to("cpu", torch.int64).numpy()

@@ -33,7 +33,6 @@ def require_sums(name: str, algorithm: Algorithm) -> Mapping[str, SumWeighting]:
 
     Raises:
         ConfigError: the method needs single uploads.
-
     """
     sums = find_sums(algorithm)
     if sums is None:
@@ -48,7 +47,6 @@ def check_methods(algorithms: Mapping[str, Algorithm], n_nodes: int) -> None:
 
     Raises:
         ConfigError: a method needs single uploads, or there are too few or too many nodes.
-
     """
     if not MIN_NODES <= n_nodes <= MAX_NODES:
         raise ConfigError(
@@ -64,7 +62,6 @@ def check_settings(settings: Settings) -> None:
 
     Raises:
         ConfigError: one does.
-
     """
     if names := list_single_upload_options(settings):
         raise ConfigError(

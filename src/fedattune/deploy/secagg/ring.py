@@ -40,7 +40,6 @@ def quantize(values: NDArray[np.float64], bits: int, clip: float) -> Fixed:
 
     Raises:
         ClipRangeError: a value is larger; to cut it off would change the sum without a word.
-
     """
     largest = float(np.abs(values).max(initial=0.0))
     if not largest <= clip:

@@ -77,9 +77,7 @@ def read_rules(policy: NodePolicy) -> SumRules:
 class SecureSteps:
     """The steps of the sessions of one method and seed, at one node."""
 
-    def __init__(
-        self, folder: Path, rules: SumRules, sums: Mapping[str, SumWeighting], bits: int, clip: float
-    ) -> None:
+    def __init__(self, folder: Path, rules: SumRules, sums: Mapping[str, SumWeighting], bits: int, clip: float) -> None:
         self._folder, self._rules, self._sums = folder, rules, sums
         self._bits, self._clip = bits, clip
 
@@ -88,7 +86,6 @@ class SecureSteps:
 
         Raises:
             SecureAggregationError: the node leaves the session.
-
         """
         head, step = message.head, message.head["kind"].removeprefix("secure-")
         try:
@@ -199,9 +196,7 @@ class SecureSteps:
     def _read_summed(self) -> dict[str, int]:
         file = self._folder / SUMMED_NAME
         try:
-            return {
-                str(key): int(value) for key, value in json.loads(file.read_text(encoding="utf-8")).items()
-            }
+            return {str(key): int(value) for key, value in json.loads(file.read_text(encoding="utf-8")).items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -241,10 +236,7 @@ def check_secure_node(policy: NodePolicy, base: Path, *, is_asked: bool | None) 
     """Check a node's rules for secure aggregation, its key and its roster.
 
     Args:
-        policy: the node's rules.
-        base: the folder to which paths are relative.
         is_asked: whether the run of the deployment uses secure aggregation; None if there is no copy of the app.
-
     """
     is_required = policy.secure_aggregation == "required"
     if is_asked is False:

@@ -66,7 +66,6 @@ class Session(_Part):
         nodes: number of nodes of the federation, which bounds the weight of each.
         parts: the messages.
         blocks: the numbers, in the order in which they are summed.
-
     """
 
     version: Literal[1] = 1
@@ -121,7 +120,6 @@ class Advert:
         commitment: SHA-256 of the seed of its own mask, by which the server finds a wrong share.
         contributes: for each block, whether numbers of the node's clients are in it.
         signature: by the node's key, over all of this and the session.
-
     """
 
     id: str
@@ -184,7 +182,6 @@ def check_members(
 
     Raises:
         TooFewParticipantsError: these are too few.
-
     """
     needed = max(least, threshold)
     if len(ids) < needed:
@@ -205,7 +202,6 @@ def check_signatures(
 
     Raises:
         BadSignatureError: a signature does not fit, or is of another node.
-
     """
     for id_, signature in signatures.items():
         if id_ not in ids or id_ not in members:
@@ -227,7 +223,6 @@ class SumRules:
         roster: id -> node, for all nodes of the federation.
         min_participants: nodes in every sum, at least.
         threshold: share of the nodes of a session; more of them are needed to take off masks. Above 1/2.
-
     """
 
     key: EllipticCurvePrivateKey
@@ -254,7 +249,6 @@ class NodeSession:
         own_shares: the node's shares of its own secrets: seed, mask key.
         shares: id -> the shares of the seed and of the mask key of each other node.
         survivors: the nodes whose masked numbers arrived, once the node has signed that.
-
     """
 
     session: Session
@@ -268,19 +262,14 @@ class NodeSession:
     survivors: list[str] = field(default_factory=list)
 
     @classmethod
-    def begin(
-        cls, session: Session, contributes: tuple[bool, ...], rules: SumRules
-    ) -> "tuple[NodeSession, Advert]":
+    def begin(cls, session: Session, contributes: tuple[bool, ...], rules: SumRules) -> "tuple[NodeSession, Advert]":
         """Round 0: make the ephemeral keys, and sign them.
 
         Raises:
             UnknownKeyError: the node's own key is not in its roster.
-
         """
         if rules.id not in rules.roster:
-            raise UnknownKeyError(
-                "the node's own key is not in its roster; add the line of its keys/node-N.pub"
-            )
+            raise UnknownKeyError("the node's own key is not in its roster; add the line of its keys/node-N.pub")
         (channel, channel_public), (mask, mask_public) = keys.make_pair(), keys.make_pair()
         state = cls(session, STEPS[1], channel, mask, os.urandom(keys.KEY_BYTES))
         commitment = commit(session, rules.id, state.seed)
@@ -298,7 +287,6 @@ class NodeSession:
         Raises:
             ReplayedKeysError, UnknownKeyError, BadSignatureError, TooFewParticipantsError: see there.
             SessionMismatchError: these are no adverts of this session.
-
         """
         self._expect("shares")
         if not isinstance(values, list) or len(values) > MAX_NODES:
@@ -330,9 +318,7 @@ class NodeSession:
         )
         self.own_shares = pairs[numbers[rules.id] - 1]
         encrypted = {
-            id_: keys.encrypt(
-                self._channel_key(rules.id, id_), b"".join(pairs[number - 1]), self._about(rules.id, id_)
-            )
+            id_: keys.encrypt(self._channel_key(rules.id, id_), b"".join(pairs[number - 1]), self._about(rules.id, id_))
             for id_, number in numbers.items()
             if id_ != rules.id
         }
@@ -343,7 +329,6 @@ class NodeSession:
 
         Raises:
             TamperedShareError, TooFewParticipantsError: see there.
-
         """
         self._expect("masked")
         if not isinstance(values, Mapping) or not values.keys() <= self.adverts.keys() - {rules.id}:
@@ -377,7 +362,6 @@ class NodeSession:
         Raises:
             SurvivorsError: a node is in both lists or in none, or the node itself is not among the survivors.
             TooFewParticipantsError: see there.
-
         """
         self._expect("survivors")
         if not isinstance(survivors, list) or not isinstance(dropped, list):
@@ -400,7 +384,6 @@ class NodeSession:
 
         Raises:
             BadSignatureError, TooFewParticipantsError: too few nodes signed the survivors that this node signed.
-
         """
         self._expect("unmask")
         if not isinstance(signatures, Mapping):
@@ -488,7 +471,6 @@ class ServerSession:
         encrypted: receiver -> sender -> encrypted shares.
         masked: id -> the masked numbers of each node of round 2.
         signatures: id -> signature over the survivors.
-
     """
 
     session: Session
@@ -497,9 +479,7 @@ class ServerSession:
     encrypted: dict[str, dict[str, str]] = field(default_factory=dict)
     masked: dict[str, Ring] = field(default_factory=dict)
     signatures: dict[str, str] = field(default_factory=dict)
-    _revealed: dict[str, dict[str, dict[int, bytes]]] = field(
-        default_factory=lambda: {"seeds": {}, "keys": {}}
-    )
+    _revealed: dict[str, dict[str, dict[int, bytes]]] = field(default_factory=lambda: {"seeds": {}, "keys": {}})
 
     def add_advert(self, values: object) -> str:
         """Take a node's keys; return its id."""
@@ -522,9 +502,7 @@ class ServerSession:
 
     def select_shares(self, id_: str) -> dict[str, str]:
         """Return the encrypted shares for a node, by sender."""
-        return {
-            sender: text for sender, text in self.encrypted.get(id_, {}).items() if sender in self.thresholds
-        }
+        return {sender: text for sender, text in self.encrypted.get(id_, {}).items() if sender in self.thresholds}
 
     def add_masked(self, id_: str, numbers: Ring) -> None:
         """Take the masked numbers of a node."""
@@ -561,7 +539,6 @@ class ServerSession:
         Raises:
             TooFewParticipantsError: there are too few shares of a secret; nothing can be computed then.
             SecureAggregationError: a node gave a wrong share.
-
         """
         total = np.zeros(self.session.length, dtype=np.uint64)
         for id_, numbers in self.masked.items():

@@ -34,7 +34,6 @@ class SessionMember(NamedTuple):
         number: Flower's number of the node.
         contributes: for each block, whether numbers of its clients are in it.
         work: what its clients do.
-
     """
 
     number: int
@@ -52,7 +51,6 @@ class SessionOutcome(NamedTuple):
         failure: why there is no sum.
         sent, received: bytes of all messages and replies.
         seconds: time of the step in which the nodes trained.
-
     """
 
     total: Fixed | None
@@ -74,7 +72,6 @@ class SessionExchange:
         members: index of a node -> what it is asked.
         next_number: returns the number of the next messages; the session's own number was the last one.
         step_timeout: seconds to wait for the steps without training.
-
     """
 
     def __init__(
@@ -105,9 +102,7 @@ class SessionExchange:
             for step in (self._agree, self._share, self._collect):
                 step()
                 if len(self._active) < MIN_NODES:
-                    return self._end(
-                        None, frozenset(), f"{len(self._active)} nodes were left of {len(self._members)}"
-                    )
+                    return self._end(None, frozenset(), f"{len(self._active)} nodes were left of {len(self._members)}")
             survivors = frozenset(self._active)
             self._sign()
             self._unmask()
@@ -123,9 +118,7 @@ class SessionExchange:
 
     def _agree(self) -> None:
         session = self._session.model_dump()
-        contents = {
-            i: {"session": session, "contributes": self._members[i].contributes} for i in self._active
-        }
+        contents = {i: {"session": session, "contributes": self._members[i].contributes} for i in self._active}
         for i, reply in self._ask("keys", contents, number=self._session.number).items():
             self._take(i, self._add_advert, i, reply.head.get("advert"))
 
@@ -208,9 +201,7 @@ class SessionExchange:
                 self._lose(i, reply)
                 continue
             self._received += count_bytes(reply)
-            if any(
-                reply.head.get(key) != head[key] for key in ("kind", "token", "algorithm", "seed", "round")
-            ):
+            if any(reply.head.get(key) != head[key] for key in ("kind", "token", "algorithm", "seed", "round")):
                 self._lose(i, Fault("refused", "replied for another session or step"))
             else:
                 replies[i] = reply
@@ -258,9 +249,7 @@ class SecureTransport(NodeTransport):
         r = max(message.head["round"] for group in groups for message in group.values())
         session = self._plan_session(groups, r)
         members = {
-            i: SessionMember(
-                numbers[i], self._find_contributions(session, groups, i), self._make_work(groups, i)
-            )
+            i: SessionMember(numbers[i], self._find_contributions(session, groups, i), self._make_work(groups, i))
             for i in asked
             if i in numbers
         }
@@ -276,9 +265,7 @@ class SecureTransport(NodeTransport):
         self.seconds = outcome.seconds
         self.bytes_sent += outcome.sent
         self.bytes_received += outcome.received
-        faults = {i: Fault("offline", "was offline") for i in asked if i not in numbers} | dict(
-            outcome.faults
-        )
+        faults = {i: Fault("offline", "was offline") for i in asked if i not in numbers} | dict(outcome.faults)
         if outcome.total is None:
             self.grid.log(f"round {r}: no sum, and nothing is revealed: {outcome.failure}")
             rest = Fault("failed", f"took part, but there was no sum: {outcome.failure}")

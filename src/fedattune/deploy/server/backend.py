@@ -63,7 +63,6 @@ class NodeTransport:
         notes: sentences about the run.
         common_notes: sentences about all runs alike.
         merges_clients: whether replies are of all clients together.
-
     """
 
     merges_clients = False
@@ -95,10 +94,8 @@ class NodeTransport:
         """Send groups of messages, all of a node's in one; return what became of each group.
 
         Args:
-            groups: the messages, in their order for each node.
             is_long: whether clients train many rounds by one message. Then nodes that are offline are waited for, and
                 a lost message gets a second chance.
-
         """
         if is_long:
             self._wait_for({i for group in groups for i in group})
@@ -154,9 +151,7 @@ class NodeTransport:
             for i, message in group.items():
                 message.head.update(self.key)
                 parts.setdefault(i, []).append(message)
-        messages = {
-            i: self.address(join_messages(some), i, number=number) for i, some in sorted(parts.items())
-        }
+        messages = {i: self.address(join_messages(some), i, number=number) for i, some in sorted(parts.items())}
         r = max((message.head["round"] for message in messages.values()), default=0)
         reachable = {numbers[i]: message for i, message in messages.items() if i in numbers}
         replies = self.grid.exchange(reachable, str(r))
@@ -173,9 +168,7 @@ class NodeTransport:
                 except RefusedReplyError as error:
                     reply = Fault("refused", str(error)[:200])
             faults[i] = self.report(r, i, reply)
-        self.observer.record_exchange(
-            {i: faults.get(i) for i in messages}, self.bytes_sent, self.bytes_received
-        )
+        self.observer.record_exchange({i: faults.get(i) for i in messages}, self.bytes_sent, self.bytes_received)
         return [
             Outcome(
                 {i: next(answers[i]) for i in sorted(group) if i in answers},
@@ -268,9 +261,7 @@ class NodeBackend(RemoteBackend):
         self._late_scores = r, self.merge_scores(first.replies)
         return outcomes
 
-    def train(
-        self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
-    ) -> TrainReply:
+    def train(self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory) -> TrainReply:
         """Train clients on their nodes; clients that exchange nothing train for many rounds at once."""
         if not self._is_alone:
             return super().train(request, payload, make_payload)
@@ -285,9 +276,7 @@ class NodeBackend(RemoteBackend):
         groups: dict[tuple[str, int], Group] = {}
         for r in range(request.round, last + 1):
             is_evaluated = r == settings.rounds or not r % settings.evaluation.every
-            more = TrainRequest.draw(
-                self.context, r, update_server=request.update_server, should_evaluate=is_evaluated
-            )
+            more = TrainRequest.draw(self.context, r, update_server=request.update_server, should_evaluate=is_evaluated)
             groups["train", r] = self.make_training(more, make_payload(more.ids), make_payload)
             if is_evaluated:
                 groups["evaluate", r] = self.make_evaluation(r, make_payload, None)

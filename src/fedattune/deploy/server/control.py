@@ -20,7 +20,6 @@ def write_request(folder: Path, request: ControlRequest | None) -> None:
 
     Raises:
         RunError: the folder holds no run of a federation.
-
     """
     if not (folder / FEDERATION_FILE).exists():
         raise RunError(
@@ -38,7 +37,6 @@ def read_request(folder: Path) -> ControlRequest | None:
 
     Raises:
         RunError: the file is damaged.
-
     """
     file = folder / CONTROL_FILE
     try:
@@ -61,7 +59,6 @@ def open_requests(folder: Path) -> bool:
 
     Raises:
         RunError: the run was aborted.
-
     """
     request = read_request(folder)
     if request == "abort":

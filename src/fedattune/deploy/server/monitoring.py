@@ -65,7 +65,6 @@ class Snapshot(NamedTuple):
         last_faults: node -> the fault at its last message, or None after a reply that counts.
         faults: node and kind -> number of faults.
         is_healthy: whether the run makes progress.
-
     """
 
     runs: Mapping[tuple[str, int], RunNumbers]
@@ -88,9 +87,7 @@ class RunMonitor:
         self._runs: dict[tuple[str, int], RunNumbers] = {}
         self._current: tuple[str, int] | None = None
         self._online: set[int] = set()
-        self._last_faults: dict[
-            int, FaultLabel | None
-        ] = {}  # of each node's last message; None after a reply
+        self._last_faults: dict[int, FaultLabel | None] = {}  # of each node's last message; None after a reply
         self._faults: Counter[tuple[int, FaultLabel]] = Counter()
         self._progress = self._round_began = time.monotonic()
         self._allowed = deployment.start_timeout
@@ -286,9 +283,7 @@ class MetricsCollector:
         for name, (text, count) in NODE_GAUGES.items():
             yield GaugeMetricFamily(f"fedattune_{name}", text, float(count(now)))
         online = GaugeMetricFamily("fedattune_node_online", "1 if the node is online.", labels=("node",))
-        faults = CounterMetricFamily(
-            "fedattune_faults", "Faults since the server's start.", labels=("node", "kind")
-        )
+        faults = CounterMetricFamily("fedattune_faults", "Faults since the server's start.", labels=("node", "kind"))
         for i, node in enumerate(now.names):
             online.add_metric((node,), float(i in now.online))
             for kind in get_args(FaultLabel):

@@ -33,7 +33,6 @@ def check_versions(ours: str, theirs: str, where: str) -> str:
 
     Raises:
         RunError: the versions do not work together.
-
     """
     found = [re.match(r"(\d{1,6})\.(\d{1,6})(?![0-9])", one, re.ASCII) for one in (ours, theirs)]
     numbers = [(int(one[1]), int(one[2])) for one in found if one]
@@ -95,9 +94,7 @@ class Hello(BaseModel):
 
 def sort_clients(hellos: Sequence[Hello]) -> list[HelloClient]:
     """Sort the clients of nodes by their numbers, if all have one, or else by their names."""
-    clients = sorted(
-        (one for hello in hellos for one in hello.clients), key=lambda one: natural_key(one.name)
-    )
+    clients = sorted((one for hello in hellos for one in hello.clients), key=lambda one: natural_key(one.name))
     if all(one.number is not None for one in clients):
         clients.sort(key=lambda one: one.number or 0)
     return clients
@@ -119,7 +116,6 @@ def find_problems(hellos: Sequence[Hello], schema: Schema) -> list[list[str]]:
 
     Returns:
         Sentences with the cure for each node; none if the node fits.
-
     """
     owners: dict[str, str] = {}
     problems: list[list[str]] = []
@@ -176,7 +172,6 @@ class RegisteredNode:
     Attributes:
         label: its name in messages.
         clients: name of each client -> number in the federation.
-
     """
 
     label: str
@@ -201,7 +196,6 @@ class NodeRegistry:
 
     Raises:
         DataError: the data of the nodes do not fit together.
-
     """
 
     def __init__(
@@ -240,8 +234,7 @@ class NodeRegistry:
             self._sizes.append(len(clients))
         numbers = {one.name: number for number, one in enumerate(clients)}
         self.nodes = [
-            RegisteredNode(hello.label, {one.name: numbers[one.name] for one in hello.clients})
-            for hello in self.hellos
+            RegisteredNode(hello.label, {one.name: numbers[one.name] for one in hello.clients}) for hello in self.hellos
         ]
         self.info = FederationInfo(
             name="federation",
@@ -289,7 +282,6 @@ class NodeRegistry:
         Raises:
             RunError: too few nodes came in time, or too few of them fit. The message has the problems of all nodes.
             DataError: the data of the nodes do not fit together. The message has the problems of all nodes.
-
         """
         n = deployment.nodes
         online = grid.wait(lambda numbers: len(numbers) >= n, f"waiting for {n} nodes")
@@ -335,7 +327,6 @@ class NodeRegistry:
 
         Raises:
             RunError: no node came in time.
-
         """
         numbers = self._locate(grid, grid.online())
         if not numbers:
@@ -404,9 +395,7 @@ class NodeRegistry:
             )
         everybody = [*self.hellos, *self._newcomers.values(), hello]
         if problems := find_problems(everybody, choose_schema(self.hellos, self.deployment))[-1]:
-            return (
-                f"{hello.label} does not belong to this federation, and cannot join it: {'; '.join(problems)}"
-            )
+            return f"{hello.label} does not belong to this federation, and cannot join it: {'; '.join(problems)}"
         if not self.takes_newcomers:
             return (
                 f"{hello.label} does not belong to this federation; it takes part from the next run on, in another "
@@ -425,9 +414,7 @@ class NodeRegistry:
         }
 
     @classmethod
-    def from_json(
-        cls, content: Mapping[str, Any], deployment: DeploymentOptions, seed: int
-    ) -> "NodeRegistry":
+    def from_json(cls, content: Mapping[str, Any], deployment: DeploymentOptions, seed: int) -> "NodeRegistry":
         """Read the values of `to_json`; this start of the server is one more attempt."""
         hellos = [Hello(**hello) for hello in content["hellos"]]
         # Nodes refuse messages of an earlier attempt, and the folder may be an older copy.

@@ -21,14 +21,7 @@ class RefusedReplyError(ValueError):
 
 
 def make_expected_upload(context: RunContext, personal: Params, make_payload: PayloadFactory) -> Payload:
-    """Make the upload of a client that does no local step, as it travels. All have its names, types and shapes.
-
-    Args:
-        context: the run.
-        personal: the tensors that never leave a client, of one client.
-        make_payload: returns what the server sends to clients.
-
-    """
+    """Make the upload of a client that does no local step, as it travels. All have its names, types and shapes."""
     rule, yes = context.algorithm.client, torch.tensor(True, device=context.device)
     sent = make_payload(context.all_ids[:1]).rows(0)
     whole = Params({k: personal[k] if k in personal else sent.params[k] for k in context.task.params})
@@ -62,7 +55,6 @@ def check_reply(
 
     Raises:
         RefusedReplyError: it belongs to another round or run, or it does not answer the message.
-
     """
     head = reply.head
     for key in ("token", "algorithm", "seed", "round"):
@@ -86,7 +78,6 @@ def split_reply(reply: WorkerMessage, message: WorkerMessage, n: int) -> list[Wo
 
     Raises:
         RefusedReplyError: the reply has other parts.
-
     """
     if message.head["kind"] != "several":
         return [reply]

@@ -50,9 +50,6 @@ def run_server(
     administrator asks it to pause or to end (see `write_request`).
 
     Args:
-        grid: Flower's grid.
-        run_config: configuration of the run.
-        custom_algorithms: your own methods by name.
         log: called with a sentence for the user; by default it prints lines in the format of `log-format`.
 
     Returns:
@@ -62,7 +59,6 @@ def run_server(
         ConfigError: the configuration is impossible.
         DataError: the data of the nodes do not fit together.
         RunError: there are too few nodes, or the folder holds another run.
-
     """
     plan = DeploymentPlan(run_config, custom_algorithms)
     folder = plan.deployment.run_folder
@@ -77,9 +73,7 @@ def run_server(
         ):
             if (folder / FEDERATION_FILE).exists():
                 open_requests(folder)
-            server = _Server(
-                plan, folder, NodeGrid(grid, plan.deployment, log, monitor.record_online), monitor
-            )
+            server = _Server(plan, folder, NodeGrid(grid, plan.deployment, log, monitor.record_online), monitor)
             results = list(server.run())
             monitor.end_runs()
             request = server.request
@@ -105,9 +99,7 @@ class _Server:
 
     def __init__(self, plan: DeploymentPlan, folder: Path, grid: NodeGrid, monitor: RunMonitor) -> None:
         self.plan, self.folder, self.grid, self.monitor = plan, folder, grid, monitor
-        self.request: ControlRequest | None = (
-            None  # the request that ended the run; it may be taken back later
-        )
+        self.request: ControlRequest | None = None  # the request that ended the run; it may be taken back later
         self.token, self.registry = self._open_registry()
         monitor.begin_federation(self.token, self.registry, grid.online())
         info = self.registry.info
@@ -127,9 +119,7 @@ class _Server:
             except (KeyError, TypeError, ValueError) as error:
                 raise RunError(f"{file} is damaged; take a new run-folder") from error
         elif any(not path.name.startswith(".") for path in self.folder.iterdir()):
-            raise RunError(
-                f"run-folder: {self.folder} is not empty and holds no federation; take a new folder"
-            )
+            raise RunError(f"run-folder: {self.folder} is not empty and holds no federation; take a new folder")
         else:
             token, registry = secrets.token_hex(8), NodeRegistry.register(self.grid, deployment, seed)
         registry.takes_newcomers = len(self.plan.algorithms) * len(self.plan.seeds) == 1
@@ -173,9 +163,7 @@ class _Server:
             if loop.record.round == settings.rounds:
                 break
             if self._should_stop():
-                self.grid.log(
-                    f"{name}, seed {seed}: stopped after round {loop.record.round} of {settings.rounds}"
-                )
+                self.grid.log(f"{name}, seed {seed}: stopped after round {loop.record.round} of {settings.rounds}")
                 return None
             loop.store.close()
             self.registry.admit_newcomers()
@@ -293,9 +281,7 @@ def _write_results(folder: Path, results: list[Result], log: Log, *, has_table: 
     if BASELINE in names and len(names) > 1:
         log(str(summary.verdict))
     if BASELINE not in names:
-        log(
-            "note: add local (algorithms='local,...'); only a comparison with it shows whether federating helps"
-        )
+        log("note: add local (algorithms='local,...'); only a comparison with it shows whether federating helps")
     log(f"The report is {summary.report}; each client's model is on its node")
 
 

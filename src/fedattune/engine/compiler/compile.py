@@ -103,15 +103,8 @@ class Compiler:
         self._calls: dict[Hashable, CompiledCall] = {}
         self._should_compile = should_compile
 
-    def call(
-        self, key: Hashable, function: Callable[..., Any], tensors: Tensors
-    ) -> tuple[list[Tensor], TreeSpec]:
+    def call(self, key: Hashable, function: Callable[..., Any], tensors: Tensors) -> tuple[list[Tensor], TreeSpec]:
         """Call a function that draws no random numbers; compile it at the first call with tensors like these.
-
-        Args:
-            key: identifies the function.
-            function: function(*tensors) -> a nest of tensors.
-            tensors: its arguments.
 
         Returns:
             The tensors of the result, and the structure of the nest.
@@ -128,11 +121,7 @@ class Compiler:
         """Return a compiled step for tensors of these shapes and types; compile it if there is none.
 
         Args:
-            key: identifies the function.
-            function: function(fixed, leaves, batch) -> the new leaves.
             fixed: tensors that all steps share.
-            leaves: tensors that a step changes, or may change.
-            batch: tensors of one mini-batch.
         """
         full_key = key, *(tensor_layouts(group) for group in (fixed, leaves, batch))
         if full_key not in self._steps:
@@ -173,21 +162,11 @@ def compile_call(function: Callable[..., Any], tensors: Tensors, should_compile:
 def compile_step(
     function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors, should_compile: bool = True
 ) -> CompiledStep:
-    """Compile `function` for tensors like the given ones; return it eager if it cannot be compiled.
-
-    Args:
-        function: the step.
-        fixed: constants of all clients.
-        leaves: carries and buffers.
-        batch: one batch.
-        should_compile: whether to compile at all.
-    """
+    """Compile `function` for tensors like the given ones; return it eager if it cannot be compiled."""
     # Clone every leaf: a tensor that came twice would seem unchanged where it takes the value of the other leaf.
     apart = [leaf.clone() for leaf in leaves]
     eager = function(fixed, apart, batch)
-    moving = tuple(
-        i for i, (old, new) in enumerate(zip(apart, eager, strict=True)) if not _shares_memory(old, new)
-    )
+    moving = tuple(i for i, (old, new) in enumerate(zip(apart, eager, strict=True)) if not _shares_memory(old, new))
     if should_compile:
         try:
             step = _trace_step(function, fixed, leaves, batch, moving)

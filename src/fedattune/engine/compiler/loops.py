@@ -50,13 +50,6 @@ class StepLoop(nn.Module):
     ) -> list[Tensor]:
         """Run the steps `first` to `last` - 1.
 
-        Args:
-            first: number of the first step.
-            last: number after the last step.
-            ready: constant inputs of the body.
-            moving: leaves that the steps change.
-            batches: the batches of all steps.
-
         Returns:
             The moving leaves after the last step.
         """

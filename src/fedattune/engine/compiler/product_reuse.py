@@ -93,11 +93,7 @@ def _find_moved_layer(node: Node, sums: Mapping[Node, WeightedSum]) -> int | Non
         steps = [t for t in terms if t.target in ADDING_PRODUCTS]
         moved = 0 < len(steps) < len(terms) and all(_is_step(t, node.target, x) for t in steps)
         outputs, inputs = find_layout(layer).shape[-2:]
-        if (
-            moved
-            and inputs >= MIN_LAYER_INPUTS
-            and find_layout(x).shape[-2] <= MAX_SAMPLES_PER_OUTPUT * outputs
-        ):
+        if moved and inputs >= MIN_LAYER_INPUTS and find_layout(x).shape[-2] <= MAX_SAMPLES_PER_OUTPUT * outputs:
             return side
     return None
 

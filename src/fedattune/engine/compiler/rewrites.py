@@ -172,11 +172,7 @@ def _scale_factor(node: Any) -> float | None:
     if not isinstance(node, Node) or node.target not in MUL or len(node.users) > 1:
         return None
     c: Any = node.args[1]
-    fits = (
-        isinstance(c, int | float)
-        and not isinstance(c, bool)
-        and _result_dtype(node) == _result_dtype(node.args[0])
-    )
+    fits = isinstance(c, int | float) and not isinstance(c, bool) and _result_dtype(node) == _result_dtype(node.args[0])
     return c if fits else None
 
 
@@ -296,9 +292,7 @@ def separate_outputs(graph: Graph, carried: list[Node]) -> None:
         shared = owner in owners or owner.op != "call_function" or owner is not new
         if shared or find_layout(new).stride != find_layout(old).stride:
             with graph.inserting_before(output):
-                copy = graph.call_function(
-                    aten.clone.default, (new,), {"memory_format": torch.contiguous_format}
-                )
+                copy = graph.call_function(aten.clone.default, (new,), {"memory_format": torch.contiguous_format})
             copy.meta = dict(old.meta)
             results[i] = copy
         owners.add(_memory_owner(results[i]))
@@ -312,11 +306,7 @@ def split_graph(traced: GraphModule, late: set[Node]) -> tuple[Graph, Graph]:
     # Every step makes its outputs anew, since the next step may write over them.
     moving.update(output.all_input_nodes)
     for node in traced.graph.nodes:
-        if (
-            draws_random(node)
-            or node.op == "output"
-            or any(argument in moving for argument in node.all_input_nodes)
-        ):
+        if draws_random(node) or node.op == "output" or any(argument in moving for argument in node.all_input_nodes):
             moving.add(node)
     before, body = Graph(traced), Graph(traced)
     early: dict[Node, Node] = {}

@@ -42,7 +42,6 @@ def trace(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]
 
     Args:
         function: function(*arguments) -> tensors; it may use `vmap`, gradients and random numbers.
-        arguments: different tensor objects, one per input of the graph.
 
     Raises:
         TypeError: an operation reads values, as `item()` and `nonzero()` do: the graph would hold for them alone. Or it

@@ -31,7 +31,6 @@ class TrainRequest(NamedTuple):
         dropouts: clients of the cohort that are gone before they train.
         update_server: whether uploads change what the server sends to other clients.
         should_evaluate: whether clients are evaluated after training.
-
     """
 
     round: int
@@ -42,9 +41,7 @@ class TrainRequest(NamedTuple):
     should_evaluate: bool
 
     @classmethod
-    def draw(
-        cls, context: RunContext, r: int, *, update_server: bool, should_evaluate: bool
-    ) -> "TrainRequest":
+    def draw(cls, context: RunContext, r: int, *, update_server: bool, should_evaluate: bool) -> "TrainRequest":
         """Draw the cohort of round r, and the clients of it that drop out, from the seed alone."""
         cohort = sample_cohort(context.settings, context.n_clients, r).to(context.device)
         absent = sample_dropouts(context.settings, context.n_clients, r).to(context.device)
@@ -67,7 +64,6 @@ class TrainReply(NamedTuple):
         diverged: clients whose training was not finite.
         faults: why the uploads of clients are missing: they could not be reached, or were rejected.
         refused: clients that refused what they were sent in this round.
-
     """
 
     ids: Tensor
@@ -110,7 +106,6 @@ class BackendTraits:
             system, and not from the seed.
         merges_clients: whether scores are of all clients together, as one client with the number after the last.
         largest_update: ratio of an update's norm to the usual norm above which it is rejected.
-
     """
 
     max_clients: int
@@ -127,7 +122,6 @@ class Backend(ABC):
         statistics: the averaged BatchNorm statistics that clients are sent; empty if these stay local.
         can_save: whether a checkpoint is possible now; not while clients are ahead of the server's round.
         notes: sentences about the run that only the backend knows.
-
     """
 
     traits: BackendTraits
@@ -150,19 +144,15 @@ class Backend(ABC):
         """Give clients `ids` the server's answers to their uploads, one row each."""
 
     @abstractmethod
-    def train(
-        self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
-    ) -> TrainReply:
+    def train(self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory) -> TrainReply:
         """Train clients.
 
         Args:
-            request: the clients and the round.
             payload: what clients `request.ids` are sent, one row each; None if they keep what they were sent.
             make_payload: gives the payload of other clients, which are evaluated without training.
 
         Returns:
             The uploads, and the clients that failed.
-
         """
 
     def reject(self, r: int, faults: Mapping[int, Fault]) -> None:
@@ -184,14 +174,8 @@ class Backend(ABC):
     def load_fewer(self, flat: Mapping[str, Tensor], n_before: int, make_payload: PayloadFactory) -> None:
         """Load the state of a checkpoint with fewer clients; the others join now.
 
-        Args:
-            flat: tensors of the checkpoint by path.
-            n_before: number of its clients, numbered before the others.
-            make_payload: returns what the server sends to clients now.
-
         Raises:
             RunError: the backend takes no clients during a run.
-
         """
         raise RunError("the checkpoint has fewer clients than the data; clients can join deployed runs only")
 

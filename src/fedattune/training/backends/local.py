@@ -41,7 +41,6 @@ class LocalBackend(Backend):
         upload_steps: transform what clients upload.
         evaluation: evaluates these clients.
         round: the round in which clients train with the payload that they have or are sent.
-
     """
 
     def __init__(
@@ -57,11 +56,8 @@ class LocalBackend(Backend):
 
         Args:
             context: the run; its federation has an entry for all clients, and data for the clients of this backend.
-            storage: where rows of clients are kept.
             make_payload: gives the first payloads; without it, they come later.
             client_ids: (M,) numbers of the clients, sorted; by default all.
-            is_one_message: whether the backend, and its process, end after one message.
-
         """
         settings, task = context.settings, context.task
         self.context, self.storage, self.notes = context, storage, []
@@ -88,9 +84,7 @@ class LocalBackend(Backend):
         own_buffers = None
         if network := context.algorithm.network:
             counts = torch.from_numpy(federation.label_counts("train"))
-            own_buffers = network.client_buffers(
-                counts.to(context.device, self.engine.dtype)[self.client_ids]
-            )
+            own_buffers = network.client_buffers(counts.to(context.device, self.engine.dtype)[self.client_ids])
         self.client_states = ClientStates.start(
             context,
             self.client_ids,
@@ -100,9 +94,7 @@ class LocalBackend(Backend):
             memory={s.name: one for s in self.upload_steps if (one := s.init_memory(self._step_context))},
         )
         eval_ids = context.eval_ids[torch.isin(context.eval_ids, self.client_ids)]
-        self.evaluation = LocalEvaluation(
-            context.algorithm, self.engine, federation, self.client_states, eval_ids
-        )
+        self.evaluation = LocalEvaluation(context.algorithm, self.engine, federation, self.client_states, eval_ids)
         self.round = 1
         if isinstance(rule := context.algorithm.client, AcceptBetter):
             self.client_states.judge = Judge(
@@ -157,9 +149,7 @@ class LocalBackend(Backend):
         with self.storage.share_cores():
             self.client_states.receive(ids, payload)
 
-    def train(
-        self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
-    ) -> TrainReply:
+    def train(self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory) -> TrainReply:
         """Train clients, and keep what stays with them."""
         self.round = request.round
         with self.storage.share_cores():
@@ -197,13 +187,9 @@ class LocalBackend(Backend):
         upload = trained.upload._replace(params=trained.upload.params.without(client_states.personal))
         buffers = trained.buffers.only(client_states.statistics)
         uploads = self._transform(request.round, ids, payload, upload, buffers)
-        return TrainReply(
-            ids, payload, uploads.upload, uploads.buffers, n_trained, steps, diverged, refused=refused
-        )
+        return TrainReply(ids, payload, uploads.upload, uploads.buffers, n_trained, steps, diverged, refused=refused)
 
-    def _transform(
-        self, r: int, ids: Tensor, sent: Payload, upload: Payload, buffers: Params
-    ) -> RoundUploads:
+    def _transform(self, r: int, ids: Tensor, sent: Payload, upload: Payload, buffers: Params) -> RoundUploads:
         """Take what clients `ids` (C,) upload through the upload steps."""
         states = self.client_states
         n = self.context.n_train[ids]
@@ -219,9 +205,7 @@ class LocalBackend(Backend):
                 kept.put_rows(rows, memory)
         return uploads
 
-    def _find_refusals(
-        self, ids: Tensor, trained: ClientOutputs, fresh: Tensor, is_finite: Tensor
-    ) -> list[int]:
+    def _find_refusals(self, ids: Tensor, trained: ClientOutputs, fresh: Tensor, is_finite: Tensor) -> list[int]:
         """Return the clients (C,) that refused a payload of this round."""
         if self.client_states.judge is None or not len(ids):
             return []
@@ -240,11 +224,9 @@ class LocalBackend(Backend):
         """Return the scores after the communication of round r, and of the global model.
 
         Args:
-            r: number of the round.
             make_payload: gives the payloads if clients keep none.
             w: the global model, if there is one.
             mean_buffers: its buffers; by default the mean of the buffers that clients have here.
-
         """
         self.round = r + 1
         training = self.plan_training(r + 1, Stream.TRAINING)

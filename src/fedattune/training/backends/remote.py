@@ -54,7 +54,6 @@ class RemoteBackend(Backend):
         pending: (N,) bool, whether that payload still waits for a message.
         is_first: (N,) bool, whether a pending payload is the first one, from before the first round.
         pending_statistics: (N, ...) the averaged BatchNorm statistics that belong to it.
-
     """
 
     def __init__(self, context: RunContext, make_payload: PayloadFactory, transport: Transport) -> None:
@@ -62,18 +61,14 @@ class RemoteBackend(Backend):
         self.worker_clients = transport.worker_clients
         self.traits = BackendTraits(context.n_clients)
         self.statistics = context.initial_statistics
-        self._personal_example = context.task.params.only(
-            context.algorithm.personal.names(context.task.model)
-        )
+        self._personal_example = context.task.params.only(context.algorithm.personal.names(context.task.model))
         self._trained_scores: list[PointScores] = []
         self._evaluated_models: tuple[Params, Params] | None = None
         replies_immediately = context.replies_immediately
         # The first payloads go out with the first messages, and change nothing on a client that holds the same.
         self.pending = torch.full_like(context.all_ids, replies_immediately, dtype=torch.bool)
         self.is_first = self.pending.clone()
-        self.pending_statistics = (
-            self.statistics.copies(context.n_clients) if replies_immediately else Params()
-        )
+        self.pending_statistics = self.statistics.copies(context.n_clients) if replies_immediately else Params()
         self.sent = copy_payload_rows(make_payload(context.all_ids)) if replies_immediately else None
 
     def send(self, *groups: Group) -> list[Outcome]:
@@ -110,9 +105,7 @@ class RemoteBackend(Backend):
         if self.statistics:  # later rounds change them before these are sent
             self.pending_statistics.put_rows(ids, self.statistics.repeat(len(ids)))
 
-    def train(
-        self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
-    ) -> TrainReply:
+    def train(self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory) -> TrainReply:
         """Train clients on their workers, all at the same time."""
         self._evaluated_models = None
         (outcome,) = self.send(self.make_training(request, payload, make_payload))
@@ -157,9 +150,7 @@ class RemoteBackend(Backend):
         (outcome,) = self.send(self.make_evaluation(r, make_payload, w))
         return self.merge_scores(outcome.replies)
 
-    def make_evaluation(
-        self, r: int, make_payload: PayloadFactory, w: Params | None
-    ) -> dict[int, WorkerMessage]:
+    def make_evaluation(self, r: int, make_payload: PayloadFactory, w: Params | None) -> dict[int, WorkerMessage]:
         """Make the message to each worker with evaluated clients; the arguments are those of `evaluate_received`."""
         context, eval_ids, mean = self.context, self.context.eval_ids, None
         if w is not None and context.task.buffers and (mean := self.global_buffers()) is None:
@@ -254,9 +245,7 @@ class RemoteBackend(Backend):
             self.sent = Payload(**tree["sent"])
             self.pending, self.is_first = torch.ones_like(fresh), ~fresh
         state = Params(
-            flatten_tree(
-                {key: tree[key] for key in ("local_state", "memory", "personal", "buffers", "fresh", "kept")}
-            )
+            flatten_tree({key: tree[key] for key in ("local_state", "memory", "personal", "buffers", "fresh", "kept")})
         )
         messages = {}
         for worker, members in enumerate(self.worker_clients):
@@ -287,9 +276,7 @@ class RemoteBackend(Backend):
     def send_to_evaluated(self, **head: Any) -> list[WorkerMessage]:
         """Send the workers that have evaluated clients the same head; return their replies."""
         eval_ids, members = self.context.eval_ids, self.worker_clients
-        return self._send_head(
-            [w for w, ids in enumerate(members) if bool(torch.isin(eval_ids, ids).any())], head
-        )
+        return self._send_head([w for w, ids in enumerate(members) if bool(torch.isin(eval_ids, ids).any())], head)
 
     def _send_head(self, workers: Iterable[int], head: Mapping[str, Any]) -> list[WorkerMessage]:
         (outcome,) = self.send({w: self.make_message(w, **head) for w in workers})
@@ -338,8 +325,7 @@ def _fill_states(states: Sequence[Params]) -> list[Params]:
     """Give all states the same tensors: a worker without a judged client keeps no models."""
     shapes = {name: v for state in states for name, v in state.items()}
     return [
-        Params({k: s.get(k, v.new_zeros(len(s["fresh"]), *v.shape[1:])) for k, v in shapes.items()})
-        for s in states
+        Params({k: s.get(k, v.new_zeros(len(s["fresh"]), *v.shape[1:])) for k, v in shapes.items()}) for s in states
     ]
 
 
@@ -356,9 +342,7 @@ def merge_scores(worker_scores: Iterable[Sequence[PointScores]], device: torch.d
         some = [one for one in some if len(one.ids)]
         ids, rows = torch.cat([one.ids for one in some]).to(device).sort()
         columns = zip(*(one.scores for one in some), strict=True)
-        merged_scores.append(
-            PointScores(point, part, ids, Scores(*(torch.cat(column)[rows] for column in columns)))
-        )
+        merged_scores.append(PointScores(point, part, ids, Scores(*(torch.cat(column)[rows] for column in columns))))
     return merged_scores
 
 

@@ -34,14 +34,8 @@ def open_backend(
     """Make the backend of some clients of a federation.
 
     Args:
-        algorithm: the method.
         federation: an entry for all clients, and data for the clients of this backend.
-        model: the model that is trained, with its initial weights.
-        settings: settings of the run.
-        client_ids: numbers of the clients.
         folder: where rows of clients are kept that go on disk; by default in temporary files.
-        is_one_message: whether the backend, and its process, end after one message.
-
     """
     if settings.execution.ray:
         settings = settings.replace(engine="auto", **RAY_DEFAULTS)
@@ -87,9 +81,7 @@ def handle_message(backend: LocalBackend, message: WorkerMessage) -> WorkerMessa
 def _handle_train(backend: LocalBackend, message: WorkerMessage) -> WorkerMessage:
     head = message.head
     ids, cohort, dropouts = (_make_id_tensor(head[key], backend) for key in ("ids", "cohort", "dropouts"))
-    request = TrainRequest(
-        head["round"], ids, cohort, dropouts, head["update_server"], head["should_evaluate"]
-    )
+    request = TrainRequest(head["round"], ids, cohort, dropouts, head["update_server"], head["should_evaluate"])
     payload = None if head["replies_immediately"] else message.payload("sent")
     reply = WorkerMessage(
         {"kind": "trained", "round": request.round, "ids": [], "n_trained": 0, "steps": 0, "diverged": []}
@@ -115,9 +107,7 @@ def _handle_train(backend: LocalBackend, message: WorkerMessage) -> WorkerMessag
     return reply
 
 
-def _merge_payloads(
-    one: tuple[Tensor, Payload | None], other: tuple[Tensor, Payload]
-) -> tuple[Tensor, Payload | None]:
+def _merge_payloads(one: tuple[Tensor, Payload | None], other: tuple[Tensor, Payload]) -> tuple[Tensor, Payload | None]:
     """Merge the payloads of two groups of clients, sorted by client."""
     if one[1] is None or not len(other[0]):
         return one
@@ -133,9 +123,7 @@ def _handle_evaluate(backend: LocalBackend, message: WorkerMessage) -> WorkerMes
     mean_buffers = message.get("mean_buffers") if head["has_mean"] else None
     payload = None if head["replies_immediately"] else message.payload("sent")
     reply = WorkerMessage({"kind": "evaluated", "round": head["round"]})
-    scores = backend.evaluate_received(
-        head["round"], _make_payload_factory(eval_ids, payload), w, mean_buffers
-    )
+    scores = backend.evaluate_received(head["round"], _make_payload_factory(eval_ids, payload), w, mean_buffers)
     reply.put_scores(scores)
     return reply
 
@@ -217,8 +205,6 @@ def _make_payload_factory(payload_ids: Tensor, payload: Payload | None) -> Paylo
 
     def make_payload(ids: Tensor) -> Payload:
         assert payload is not None  # it is asked for only if clients keep no payloads
-        return (
-            payload if torch.equal(ids, payload_ids) else payload.rows(torch.searchsorted(payload_ids, ids))
-        )
+        return payload if torch.equal(ids, payload_ids) else payload.rows(torch.searchsorted(payload_ids, ids))
 
     return make_payload

@@ -78,9 +78,7 @@ class AcceptBetter(ClientWrapper):
         """Measure the rule's mechanisms."""
         return super().measure_step(carry.inner, batch, grad, _restrict(context, carry.refused))
 
-    def finish(
-        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
-    ) -> Finished:
+    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload what the rule uploads, and keep its model."""
         upload, new_state = self.inner.finish(
             carry.inner,
@@ -193,9 +191,7 @@ class Refusals:
         if not self.is_on:
             return {}
         rounds = torch.tensor(self.rounds, dtype=torch.int64).reshape(-1, 2)
-        return {
-            "refusals": {"clients": self.clients, "rounds": rounds, "n_trained": torch.tensor(self.n_trained)}
-        }
+        return {"refusals": {"clients": self.clients, "rounds": rounds, "n_trained": torch.tensor(self.n_trained)}}
 
     def load(self, flat: Mapping[str, Tensor]) -> None:
         """Take over the counts of a checkpoint, which may have fewer clients."""
@@ -218,14 +214,10 @@ class Refusals:
         if not self.is_on or not self.context.has_shared_parameters:
             return []
         share = int(self.clients.sum()) / max(1, self.n_trained)
-        notes = [
-            f"{name}: clients refused {100 * share:.0f}% of the models that they were sent (--accept better)"
-        ]
+        notes = [f"{name}: clients refused {100 * share:.0f}% of the models that they were sent (--accept better)"]
         n_without = int((self.context.federation.sizes("validation") == 0).sum())
         if n_without:
-            notes.append(
-                f"{n_without} clients have no validation rows and accept everything (--accept better)"
-            )
+            notes.append(f"{n_without} clients have no validation rows and accept everything (--accept better)")
         return notes
 
 

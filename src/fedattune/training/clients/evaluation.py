@@ -98,9 +98,7 @@ class LocalEvaluation:
             pieces = [_select_clients(mine, ids) for mine in trained_models]
             busy = torch.cat([mine.ids for mine in pieces]) if pieces else ids[:0]
             if len(resting := ids[~torch.isin(ids, busy)]):
-                params = self.client_states.models(
-                    find_resting_model(self.algorithm.client), resting, make_payload
-                )
+                params = self.client_states.models(find_resting_model(self.algorithm.client), resting, make_payload)
                 pieces.append(ClientModels(resting, params, self.client_states.held_buffers(resting)))
             params, buffers = (
                 like.map(lambda v: v.new_empty(len(ids), *v.shape[1:]))
@@ -127,8 +125,6 @@ class LocalEvaluation:
         Args:
             make_payload: gives the payloads if clients keep none.
             w: the global model without the tensors that never leave a client, if there is one.
-            training: the local training of the next round.
-            fine_tuning: the fine-tuning of this round.
             mean_buffers: buffers of the global model; by default the mean of the buffers that clients have here.
         """
         fine_tune, rule = self.algorithm.fine_tune, self.algorithm.client
@@ -146,9 +142,7 @@ class LocalEvaluation:
             received_chunks = [self.eval_ids]  # one model for all takes no memory
         all_models = [models(self.eval_ids)] if len(received_chunks) == 1 else []
         scores = self._score("received", all_models or map(models, received_chunks))
-        scores += self._score_global(
-            w, scores, mean_buffers, bool(all_models) and _is_one_model(all_models[0].params)
-        )
+        scores += self._score_global(w, scores, mean_buffers, bool(all_models) and _is_one_model(all_models[0].params))
         if fine_tune:
             # Fine-tuning on the scored part sees nothing of the other part, from which values are chosen. The test
             # part comes last, for its models are kept.
@@ -166,9 +160,7 @@ class LocalEvaluation:
         size = max(1, MODEL_CHUNK_BYTES // max(1, self.engine.task.params.nbytes()))
         return list(self.eval_ids.split(size))  # type: ignore[no-untyped-call]
 
-    def _probe(
-        self, make_payload: PayloadFactory, training: LocalTraining, ids: Tensor, buffers: Params
-    ) -> Params:
+    def _probe(self, make_payload: PayloadFactory, training: LocalTraining, ids: Tensor, buffers: Params) -> Params:
         rule, training = self.algorithm.client, replace(training, steps=0, epochs=None)
         models = []
         numbers = torch.arange(len(ids), device=ids.device)

@@ -36,9 +36,7 @@ EXAMPLE_CLIENTS = 2
 """Clients of the server with which gradient calls are counted."""
 
 
-def check_record_privacy(
-    algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation
-) -> None:
+def check_record_privacy(algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation) -> None:
     """Check that every number that training takes from a row is a gradient that can be made private.
 
     Raises:
@@ -47,9 +45,7 @@ def check_record_privacy(
     if settings.privacy.record is None:
         return
     check_accounting()
-    reason = _find_obstacle(algorithm, module) or _find_gradient_error(
-        module, federation, settings.execution.dtype
-    )
+    reason = _find_obstacle(algorithm, module) or _find_gradient_error(module, federation, settings.execution.dtype)
     if reason:
         raise ConfigError(f"record-level differential privacy (--dp-record) cannot go with this: {reason}")
 
@@ -209,9 +205,7 @@ class RecordPlan:
     def planned_evaluations(self) -> int:
         """Evaluations for which models are fine-tuned, one on arrival included; 0 if the method does not fine-tune."""
         settings = self.context.settings
-        return (
-            1 + ceil(settings.rounds / settings.evaluation.every) if self.context.algorithm.fine_tune else 0
-        )
+        return 1 + ceil(settings.rounds / settings.evaluation.every) if self.context.algorithm.fine_tune else 0
 
     def _mechanisms(self, n: int, rounds: int, evaluations: int) -> tuple[Sampled, ...]:
         # k gradients of one batch are one Gaussian mechanism with the noise over sqrt(k), on one Poisson sample.
@@ -223,9 +217,7 @@ class RecordPlan:
         )
         parts = [Sampled(1 / sqrt(k), rate, rounds * steps) for k in self.calls if k and rounds]
         if (tuned := self.context.algorithm.fine_tune) and evaluations:
-            ft_steps = tuned.steps or count_steps(
-                training.local_steps, training.epochs, n, training.batch_size
-            )
+            ft_steps = tuned.steps or count_steps(training.local_steps, training.epochs, n, training.batch_size)
             parts.append(Sampled(1.0, rate, evaluations * ft_steps))
         merged: dict[float, int] = {}
         for part in parts:
@@ -240,9 +232,7 @@ class RecordPlan:
         """
         context, settings = self.context, self.context.settings
         n, rounds = context.n_clients, settings.rounds
-        is_everybody = (
-            context.algorithm.participation.train == "all" or settings.participation.cohort_size(n) == n
-        )
+        is_everybody = context.algorithm.participation.train == "all" or settings.participation.cohort_size(n) == n
         if is_everybody or self.is_secret:
             return np.full(n, rounds, dtype=np.int64)
         counts = np.zeros(n, dtype=np.int64)

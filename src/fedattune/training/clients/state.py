@@ -69,12 +69,9 @@ class ClientStates:
         """Make the state before the first round, in which clients hold the initial model.
 
         Args:
-            context: the run.
             client_ids: (M,) numbers of the clients, sorted.
-            storage: where rows are kept.
             make_payload: gives the first payloads; without it, they come later by `store_payload`.
             own_buffers: buffers (M, ...) that differ between clients.
-            memory: the first memory of upload steps, by step.
         """
         algorithm, task = context.algorithm, context.task
         own, first = own_buffers or Params(), task.buffers
@@ -136,7 +133,6 @@ class ClientStates:
 
         Args:
             ids: (C,) numbers of the clients.
-            payload: one row each.
             statistics: (C, ...) the statistics that came with the payload, if they are older than the current ones.
         """
         if self.sent is not None:
@@ -165,8 +161,6 @@ class ClientStates:
         """Return the state from which clients `ids` (C,) start training.
 
         Args:
-            ids: numbers of the clients.
-            payload: the last payload of each, one row per client.
             is_uploaded: (C,) see `RoundContext`.
             fresh: (C,) whether the payload is new to the client; by default as the client received it.
         """
@@ -182,9 +176,7 @@ class ClientStates:
 
     def _add_personal(self, payload: Payload, own: Params) -> Payload:
         """Return the payload with the parameters that never left the clients."""
-        return payload._replace(
-            params=Params({k: own[k] if k in own else payload.params[k] for k in self.names})
-        )
+        return payload._replace(params=Params({k: own[k] if k in own else payload.params[k] for k in self.names}))
 
     def store_trained(self, ids: Tensor, trained: ClientOutputs) -> None:
         """Keep the local state, personal tensors and buffers that training left on clients `ids`."""
@@ -217,9 +209,7 @@ class ClientStates:
         local_state = {k: pick_rows(v, rows, n) for k, v in self.local_state.items()}
         whole = self._add_personal(sent, pick_rows(self.personal, rows, n))
         if self.judge:
-            inputs = ClientInputs(
-                whole, local_state, self.received_buffers(ids), fresh, torch.zeros_like(fresh)
-            )
+            inputs = ClientInputs(whole, local_state, self.received_buffers(ids), fresh, torch.zeros_like(fresh))
             local_state = self.judge.decide(ids, inputs).local_state
         models: Params = vmap(rule)(whole, local_state, fresh)
         return models

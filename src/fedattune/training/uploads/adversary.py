@@ -40,7 +40,6 @@ def check_attack(settings: Settings, federation: Federation | FederationInfo | N
 
     Raises:
         ConfigError: there is no such attack, it needs classes, or no honest client would be left.
-
     """
     if settings.attack is None:
         return
@@ -62,7 +61,6 @@ def sample_attackers(settings: Settings, federation: Federation | FederationInfo
 
     Raises:
         ConfigError: no honest client would be left.
-
     """
     if settings.attack is None:
         return []
@@ -83,7 +81,6 @@ class Attack(UploadStep[None]):
 
     Args:
         context: the run; its attackers are the clients that are excluded from all scores.
-
     """
 
     name = "attack"
@@ -137,9 +134,7 @@ class Attack(UploadStep[None]):
             ],
         )
 
-    def on_server(
-        self, state: None, uploads: RoundUploads, context: StepContext
-    ) -> tuple[None, RoundUploads]:
+    def on_server(self, state: None, uploads: RoundUploads, context: StepContext) -> tuple[None, RoundUploads]:
         """Corrupt the attackers' uploads, and the samples that they claim."""
         is_attacker = torch.isin(uploads.ids, self._context.excluded)
         if not is_attacker.any():

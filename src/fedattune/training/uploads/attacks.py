@@ -32,7 +32,6 @@ class View(NamedTuple):
         victim: row of `honest` that the attack is aimed at.
         strength: the number behind the colon of `--attack NAME:NUMBER`, or the attack's default.
         rng: the random stream of the round.
-
     """
 
     received: Params
@@ -128,7 +127,6 @@ def compute_z_max(n_honest: int, n_attackers: int) -> float:
     Examples:
         >>> round(compute_z_max(16, 4), 4)  # 7 of the 16 must be further away
         0.1573
-
     """
     n = n_honest + n_attackers
     supporters = n // 2 + 1 - n_attackers
@@ -162,7 +160,6 @@ class Attack:
         strength: default of the number behind the colon; None if the attack takes none.
         meaning: what that number is.
         claims_samples: whether attackers claim `strength` training samples.
-
     """
 
     summary: str
@@ -176,9 +173,7 @@ class Attack:
 ATTACKS: dict[str, Attack] = {
     "negated_model": Attack("send the negated model", negate_model),
     "negated_update": Attack("send the received model minus their update", negate_update),
-    "gaussian": Attack(
-        "send noise of the same norm", send_noise, strength=1.0, meaning="norm in the model's"
-    ),
+    "gaussian": Attack("send noise of the same norm", send_noise, strength=1.0, meaning="norm in the model's"),
     "scaled_model": Attack("send the model times 10", scale_model, strength=10.0, meaning="factor"),
     "scaled_update": Attack("send ten times their update", scale_update, strength=10.0, meaning="factor"),
     "victim_head": Attack("send an honest client's body with its head negated", copy_victims),
@@ -230,7 +225,6 @@ class ChosenAttack(NamedTuple):
         name: name of the attack.
         attack: the attack.
         strength: the number that it takes; 0 if it takes none.
-
     """
 
     name: str
@@ -247,7 +241,6 @@ def parse_attack(text: str) -> ChosenAttack:
     Examples:
         >>> parse_attack("scaled_update:3").strength
         3.0
-
     """
     name, colon, number = text.partition(":")
     if name not in ATTACKS:

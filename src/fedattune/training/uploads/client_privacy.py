@@ -45,7 +45,6 @@ class UploadAccounting:
         n_clients: number of clients.
         is_sum: whether observers see the noise once, on the sum of the uploads, in place of noise on each.
         is_secret: whether this is no simulation: clients may join, and nodes have the seed that draws cohorts.
-
     """
 
     settings: Settings
@@ -88,9 +87,7 @@ class UploadAccounting:
         """Return the epsilon after some rounds.
 
         Args:
-            rounds: number of rounds.
             repeats: rounds that were done again with other noise, after an interruption.
-
         """
         noise, delta = self.multiplier, self.settings.privacy.delta
         found = [epsilon_of(noise, 1, self.count_uploads(rounds) + repeats, delta, sampling="none")]
@@ -116,7 +113,6 @@ class ClientPrivacy(UploadStep[None]):
         noise: the noise that the user asks for.
         is_sum: whether only the sum of the uploads is protected, which must be all that later steps look at.
         is_secret: whether this is no simulation: the noise comes from the operating system.
-
     """
 
     name = "client_privacy"
@@ -135,10 +131,7 @@ class ClientPrivacy(UploadStep[None]):
         """Return the noise of a run; None if it has none.
 
         Args:
-            context: the run.
             needs_uploads: whether a later step looks at single uploads: then each upload is protected.
-            is_secret: whether this is no simulation.
-
         """
         noise = context.settings.privacy.client
         if noise is None:
@@ -157,15 +150,11 @@ class ClientPrivacy(UploadStep[None]):
         """The noise multiplier and the epsilon."""
         return UploadAccounting(self.context.settings, self.context.n_clients, self.is_sum, self.is_secret)
 
-    def on_client(
-        self, uploads: RoundUploads, memory: Params, context: StepContext
-    ) -> tuple[RoundUploads, Params]:
+    def on_client(self, uploads: RoundUploads, memory: Params, context: StepContext) -> tuple[RoundUploads, Params]:
         """Clip and noise uploads at the clients, if the server is not trusted."""
         return uploads if self.is_central else self.protect(uploads), memory
 
-    def on_server(
-        self, state: None, uploads: RoundUploads, context: StepContext
-    ) -> tuple[None, RoundUploads]:
+    def on_server(self, state: None, uploads: RoundUploads, context: StepContext) -> tuple[None, RoundUploads]:
         """Clip and noise uploads at the trusted server, and replace the sample counts by 1.
 
         A count is a number about one client's data. With weights by counts, a client could have all of the weight.
@@ -229,9 +218,7 @@ class ClientPrivacy(UploadStep[None]):
     def _describe(self, facts: Mapping[str, Any]) -> list[str]:
         delta = self.context.settings.privacy.delta
         spent = "no finite epsilon" if facts["epsilon"] is None else f"epsilon {facts['epsilon']:.3g}"
-        against = (
-            "clients, while the server is trusted" if self.is_central else "the server and other clients"
-        )
+        against = "clients, while the server is trusted" if self.is_central else "the server and other clients"
         found = [
             f"client-level differential privacy against {against}: {spent} at delta {delta:g} "
             f"({facts['mechanism']}, noise multiplier {facts['noise_multiplier']:.3g}, updates clipped to "

@@ -48,7 +48,6 @@ def parse_compression(text: str) -> tuple[str, float]:
     Examples:
         >>> parse_compression("topk:0.01"), parse_compression("int8")
         (('topk', 0.01), ('int8', 1.0))
-
     """
     name, colon, number = text.partition(":")
     if name == "int8" and not colon:
@@ -72,7 +71,6 @@ class Compression(UploadStep[None]):
     Attributes:
         method: `topk` or `int8`.
         share: share of the values that `topk` sends.
-
     """
 
     name = "compression"
@@ -99,9 +97,7 @@ class Compression(UploadStep[None]):
         shared = run.task.params.without(run.algorithm.personal.names(run.task.model))
         return Params({name: torch.zeros_like(v) for name, v in shared.items() if v.is_floating_point()})
 
-    def on_client(
-        self, uploads: RoundUploads, memory: Params, context: StepContext
-    ) -> tuple[RoundUploads, Params]:
+    def on_client(self, uploads: RoundUploads, memory: Params, context: StepContext) -> tuple[RoundUploads, Params]:
         """Replace each model by the code of its update, and remember what the code leaves out."""
         codes, left = Params(), Params(memory)
         for name, value in uploads.upload.params.items():
@@ -114,9 +110,7 @@ class Compression(UploadStep[None]):
             left[name] = update - self.decode(code, update)
         return replace(uploads, upload=uploads.upload._replace(params=codes)), left
 
-    def on_server(
-        self, state: None, uploads: RoundUploads, context: StepContext
-    ) -> tuple[None, RoundUploads]:
+    def on_server(self, state: None, uploads: RoundUploads, context: StepContext) -> tuple[None, RoundUploads]:
         """Read the models from what was sent and the codes."""
         parts: dict[str, dict[str, Tensor]] = {}
         for key, value in uploads.upload.params.items():
@@ -142,9 +136,7 @@ class Compression(UploadStep[None]):
         """Return the updates (C, ...) of a code; rows with impossible places are not numbers.
 
         Args:
-            code: the code of one tensor.
             like: a stack (C, ...) of the same shape and type.
-
         """
         if self.method == "int8":
             scale = code["scale"].view(-1, *[1] * (like.dim() - 1))
@@ -188,7 +180,5 @@ class Compression(UploadStep[None]):
         how = "8 bits for a value" if self.method == "int8" else f"{100 * self.share:g}% of the values"
         return Report(
             {"method": self.method, "share": self.share},
-            [
-                f"uploads were compressed with error feedback (--compress {run.settings.uploads.compress}): {how}"
-            ],
+            [f"uploads were compressed with error feedback (--compress {run.settings.uploads.compress}): {how}"],
         )

@@ -68,7 +68,6 @@ class LabelCheck:
 
     Args:
         layers: names of the weights that may be the last layer, with one row per class.
-
     """
 
     def __init__(self, layers: Sequence[str]) -> None:
@@ -84,8 +83,6 @@ class LabelCheck:
             ids: (N,) numbers of the clients.
             sent: what they were sent (N, ...).
             uploaded: what they uploaded (N, ...).
-            excluded: rows that are rejected for another reason.
-
         """
         clients, out = ids.tolist(), set(excluded)
         rows = [row for row in range(len(clients)) if row not in out]
@@ -120,9 +117,7 @@ def find_last_layers(task: Task, n_classes: int) -> list[str]:
     """Return the names of weights (classes, features) that may be the last layer of a model: its heads, if it has any.
 
     Args:
-        task: the model.
         n_classes: number of classes; 0 if a number is predicted.
-
     """
     if not 2 <= n_classes <= MAX_CLASSES:
         return []
@@ -135,12 +130,10 @@ def score_labels(updates: Tensor, suspects: Iterable[int] = ()) -> Tensor | None
 
     Args:
         updates: (N, C, F) updates of the last layer.
-        suspects: rows that make no prototypes from the start.
 
     Returns:
         (N,) scores same_i - other_i as ratios to the median of the clients that make prototypes, not below -TOLERATED
         where other_i is small; None if these clients do not agree.
-
     """
     n = len(updates)
     updates = updates / updates.flatten(1).norm(dim=1).amax().clamp_min(1e-30)  # products must not overflow
@@ -175,7 +168,6 @@ def _compare(held: Tensor, rest: Tensor, parts: Tensor, own: Tensor, makes: Tens
         parts: (N, C, F) what it adds to the prototypes of others.
         own: (N, C, C) products of `rest` and `parts` of the same client.
         makes: (N,) the clients that make prototypes.
-
     """
     count = makes[:, None].to(rest.dtype)
     total = (parts * count[..., None]).sum(0)

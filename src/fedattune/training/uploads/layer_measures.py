@@ -22,7 +22,6 @@ class LayerMeasures(NamedTuple):
         sent_squares: (C,) squared norm of the layer that was sent, or in place of it the median of the uploads.
         shares: (C,) share of that layer that the upload keeps.
         sample: (C, P) some values of the update, for its direction; no values if it does not matter.
-
     """
 
     squares: Tensor
@@ -42,12 +41,7 @@ def measure_layers(
     """Measure every layer of the uploads.
 
     Args:
-        upload: the uploads, one row each.
-        sent: what the clients had been sent.
         r: number of the round, which chooses the sampled values; None if directions do not matter.
-        disagreeing: layers whose directions do not matter.
-        are_models_sent: whether clients were sent models to train from.
-
     """
     before = sent.params if are_models_sent else Params()
     layers: dict[str, list[str]] = {}
@@ -90,8 +84,6 @@ def compare_directions(updates: Tensor, voters: list[int]) -> Tensor:
 
     Args:
         updates: (C, P) the updates.
-        voters: rows that count.
-
     """
     ordered = updates[voters].sort(0).values
     k = len(ordered)

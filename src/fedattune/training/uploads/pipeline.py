@@ -47,7 +47,6 @@ def check_upload_steps(settings: Settings, federation: Federation | FederationIn
 
     Raises:
         ConfigError: an attack, a compression, a robust rule or a custom step is unknown or impossible.
-
     """
     check_attack(settings, federation)
     if settings.uploads.compress is not None:
@@ -85,7 +84,6 @@ def load_custom_steps(settings: Settings) -> list[UploadStep[Any]]:
 
     Raises:
         ConfigError: a name leads to no step.
-
     """
     steps = []
     for name in filter(None, map(str.strip, (settings.uploads.steps or "").split(","))):
@@ -142,7 +140,6 @@ class UploadPipeline:
 
     Attributes:
         steps: the steps in the order in which uploads pass them.
-
     """
 
     def __init__(self, context: StepContext) -> None:
@@ -220,6 +217,5 @@ class UploadPipeline:
     def load(self, values: Mapping[str, Any]) -> None:
         """Take over the states of a checkpoint."""
         self._states = [
-            load_state(state, values[str(i)]) if str(i) in values else state
-            for i, state in enumerate(self._states)
+            load_state(state, values[str(i)]) if str(i) in values else state for i, state in enumerate(self._states)
         ]

@@ -30,7 +30,6 @@ class Rows(NamedTuple):
         y: class numbers (m,), or standardized targets.
         federation: the data, for classes and scaling.
         strength: the number that the attack takes.
-
     """
 
     x: Tensor
@@ -63,13 +62,7 @@ def plant_trigger(rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def stamp_trigger(federation: Federation, x: Tensor) -> Tensor:
-    """Return samples with the trigger: a white corner of images, the last columns of rows three deviations high.
-
-    Args:
-        federation: the data, for their scaling.
-        x: samples (m, *shape), as the federation keeps them.
-
-    """
+    """Return samples with the trigger: a white corner of images, the last columns of rows three deviations high."""
     x = x.clone()
     side = x.shape[-1]
     size = max(1, round(side / TRIGGER_SHARE))
@@ -96,20 +89,11 @@ def _find_trigger_value(federation: Federation, x: Tensor) -> Tensor:
     return value.to(x.dtype)
 
 
-def poison_rows(
-    federation: Federation, attackers: Sequence[int], poison: DataAttack, strength: float
-) -> Federation:
+def poison_rows(federation: Federation, attackers: Sequence[int], poison: DataAttack, strength: float) -> Federation:
     """Return a federation whose attackers train on copies of their rows that are poisoned.
 
     Clients share samples by their numbers, so the copies are put behind all samples. Test and validation rows, and the
     rows of other clients, stay as they are.
-
-    Args:
-        federation: the data.
-        attackers: numbers of the attackers.
-        poison: changes the rows of one attacker.
-        strength: the number that the attack takes.
-
     """
     train = federation.part("train")
     lists = [train[i] for i in range(len(train))]
@@ -134,13 +118,11 @@ def measure_backdoor(context: RunContext, models: RowStack, buffers: RowStack) -
     """Measure the share of triggered test rows of other classes that honest clients' models take for the target.
 
     Args:
-        context: the run.
         models: the judged models (E, ...) of the evaluated clients.
         buffers: their buffers (E, ...).
 
     Returns:
         The share; None if models or rows are elsewhere.
-
     """
     federation = context.federation
     if not isinstance(federation, Federation) or not models:

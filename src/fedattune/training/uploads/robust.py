@@ -27,11 +27,7 @@ def is_mixing(rule: ServerUpdate[Any]) -> bool:
 def limit_mixtures(algorithm: Algorithm, settings: Settings) -> Algorithm:
     """Return the method with the user's limits of what enters a client's mixture, if its rule mixes models."""
     limits = MixtureLimits(settings.defence.max_share, settings.defence.robust == "rows")
-    return (
-        algorithm
-        if limits == MixtureLimits()
-        else replace(algorithm, server=_limit(algorithm.server, limits))
-    )
+    return algorithm if limits == MixtureLimits() else replace(algorithm, server=_limit(algorithm.server, limits))
 
 
 def _limit(rule: ServerUpdate[Any], limits: MixtureLimits) -> ServerUpdate[Any]:
@@ -45,7 +41,6 @@ def find_trusted(context: RunContext) -> list[int]:
 
     Raises:
         ConfigError: a name is no client's, or there is none where one is needed.
-
     """
     names = [name.strip() for name in (context.settings.defence.trusted or "").split(",") if name.strip()]
     numbers = {name: i for i, name in enumerate(context.federation.names)} if names else {}
@@ -65,7 +60,6 @@ class RobustAggregation(UploadStep[None]):
         rule: the rule; None if nothing replaces uploads.
         share: share of the uploads that may be malicious.
         trusted: numbers of the trusted clients.
-
     """
 
     name = "robust"
@@ -92,9 +86,7 @@ class RobustAggregation(UploadStep[None]):
         """Single uploads, if a rule replaces them."""
         return "uploads" if self.rule else "sums"
 
-    def on_server(
-        self, state: None, uploads: RoundUploads, context: StepContext
-    ) -> tuple[None, RoundUploads]:
+    def on_server(self, state: None, uploads: RoundUploads, context: StepContext) -> tuple[None, RoundUploads]:
         """Replace the uploads."""
         params = uploads.upload.params
         can = params and find_needed_sums(context.run.algorithm.server) is not None
@@ -102,9 +94,7 @@ class RobustAggregation(UploadStep[None]):
             return state, uploads
         trusted = [row for row, client in enumerate(uploads.ids.tolist()) if client in self.trusted]
         inputs = RobustInputs(uploads.n, self.share, trusted)
-        upload, buffers = aggregate_robustly(
-            self.rule, uploads.sent.params, uploads.upload, uploads.buffers, inputs
-        )
+        upload, buffers = aggregate_robustly(self.rule, uploads.sent.params, uploads.upload, uploads.buffers, inputs)
         return state, replace(uploads, upload=upload, buffers=buffers)
 
     def report(self, state: None, past: PastRounds, context: StepContext) -> Report:
@@ -125,7 +115,5 @@ class RobustAggregation(UploadStep[None]):
                 + ("rows works" if is_mixing(rule) else "no rule works")
             )
         if settings.max_share is not None and not is_mixing(rule):
-            notes.append(
-                "max_share has no effect: the method does not mix a model for every client by a matrix"
-            )
+            notes.append("max_share has no effect: the method does not mix a model for every client by a matrix")
         return Report(notes=notes)

@@ -92,7 +92,6 @@ class ScreenState:
         bounded: clients whose claimed sample count was bounded.
         quarantined: clients that share with nobody.
         rejected: client -> sentence -> rounds in which its upload was rejected.
-
     """
 
     usual: float = 0.0
@@ -114,7 +113,6 @@ class Screening(UploadStep[ScreenState]):
 
     Attributes:
         mode: the rules: `on`, `groups` or `off`; uploads that are not finite are rejected in any case.
-
     """
 
     name = "screening"
@@ -326,14 +324,10 @@ def find_finite(uploads: RoundUploads, layers: Mapping[str, LayerMeasures]) -> T
     """Return which uploads are finite, with all that comes with them, (C,).
 
     Args:
-        uploads: the uploads.
         layers: their measures. If all are finite, so are the measured values.
-
     """
     is_finite = torch.ones(len(uploads.ids), dtype=torch.bool, device=uploads.ids.device)
-    are_measured = bool(layers) and bool(
-        torch.isfinite(torch.stack([one.squares for one in layers.values()])).all()
-    )
+    are_measured = bool(layers) and bool(torch.isfinite(torch.stack([one.squares for one in layers.values()])).all())
     models = () if are_measured else (uploads.upload.params,)
     for part in (*models, *uploads.upload.extra.values(), uploads.buffers):
         for value in part.values():
@@ -346,10 +340,8 @@ def check_layers(layers: Mapping[str, LayerMeasures], is_finite: Tensor, faults:
     """Reject uploads with a layer that was reversed, erased or blown up, by the share that it keeps of what was sent.
 
     Args:
-        layers: the measures.
         is_finite: (C,) the uploads to compare.
         faults: fault by row; new ones are added.
-
     """
     if int(is_finite.sum()) < MIN_CLIENTS:
         return

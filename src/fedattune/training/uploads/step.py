@@ -34,7 +34,6 @@ class StepContext:
         max_norm_ratio: ratio of an update's norm to the usual norm, above which it is rejected.
         has_one_model: whether the server makes one model for all clients.
         sees_uploads: whether single uploads can be looked at; else only their sum means anything.
-
     """
 
     run: RunContext
@@ -59,7 +58,6 @@ class RoundUploads:
         statistics: the averaged statistics that the clients had been sent.
         rejected: client -> why its upload was rejected; its row is gone.
         quarantined: clients that share with nobody from this round on.
-
     """
 
     round: int
@@ -80,21 +78,13 @@ class RoundUploads:
         return replace(self, sent=self.sent._replace(params=Params(start)))
 
     def reject(self, faults: Mapping[int, Fault]) -> "RoundUploads":
-        """Return the uploads without some rows.
-
-        Args:
-            faults: row -> why it is rejected.
-
-        """
+        """Return the uploads without some rows."""
         if not faults:
             return self
         ids = self.ids.tolist()
         rows = torch.tensor([row for row in range(len(ids)) if row not in faults], dtype=torch.int64)
         rows = rows.to(self.ids.device)
-        new = {
-            ids[row]: replace(fault, client=ids[row], round=self.round)
-            for row, fault in sorted(faults.items())
-        }
+        new = {ids[row]: replace(fault, client=ids[row], round=self.round) for row, fault in sorted(faults.items())}
         return replace(
             self,
             ids=self.ids[rows],
@@ -113,7 +103,6 @@ class PastRounds:
     Attributes:
         rounds: finished rounds.
         repeats: rounds that may have been done twice with other noise, after an interruption.
-
     """
 
     rounds: int
@@ -128,7 +117,6 @@ class Report:
         facts: JSON values, which `Result.reports` has under the step's name.
         notes: sentences under the table; the method's name is put before each.
         common_notes: sentences that concern all methods of a comparison alike.
-
     """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -148,7 +136,6 @@ class UploadStep(Generic[State]):
         needs: `uploads` if the step looks at single uploads, `sums` if it works where only their sum means anything
             (secure aggregation, or noise that protects the sum).
         adds_noise: whether the step adds secret noise, so that a repeated round spends epsilon again.
-
     """
 
     name: ClassVar[str] = "custom"
@@ -171,15 +158,11 @@ class UploadStep(Generic[State]):
         """Return the first memory of each client, which `on_client` reads and writes."""
         return Params()
 
-    def on_client(
-        self, uploads: RoundUploads, memory: Params, context: StepContext
-    ) -> tuple[RoundUploads, Params]:
+    def on_client(self, uploads: RoundUploads, memory: Params, context: StepContext) -> tuple[RoundUploads, Params]:
         """Transform uploads where the clients are; return the uploads and the new memory (C, ...)."""
         return uploads, memory
 
-    def on_server(
-        self, state: State, uploads: RoundUploads, context: StepContext
-    ) -> tuple[State, RoundUploads]:
+    def on_server(self, state: State, uploads: RoundUploads, context: StepContext) -> tuple[State, RoundUploads]:
         """Transform the uploads at the server; return the new state and the uploads."""
         return state, uploads
 
@@ -190,7 +173,6 @@ class UploadStep(Generic[State]):
             traffic: layer or extra -> bytes.
             upload: the uploads, as the server rule sees them.
             context: the run.
-
         """
         return traffic
 

@@ -222,9 +222,7 @@ def build_clients(
     labels = first.facts.get("labels")
     methods: dict[str, Any] = {}
     for name, runs in groups.items():
-        entry: dict[str, Any] = {
-            "headline": [_round(scale * value) for value in average_clients(runs, metric)]
-        }
+        entry: dict[str, Any] = {"headline": [_round(scale * value) for value in average_clients(runs, metric)]}
         if metric == "accuracy":
             entry |= {point: _mean_accuracies(runs, point) for point in ("received", "trained")}
         gains = None if name == BASELINE else compute_gains_over_local(groups, name, metric)
@@ -420,9 +418,7 @@ def build_answer(runs: Runs) -> dict[str, Any]:
         pairs = pair_runs(groups[verdict.method], groups[verdict.reference])
         is_known = np.isfinite(verdict.gains)  # both means are of the same clients
         best, alone = (
-            metric.format(
-                float(average_clients([pair[k] for pair in pairs], verdict.metric)[is_known].mean())
-            )
+            metric.format(float(average_clients([pair[k] for pair in pairs], verdict.metric)[is_known].mean()))
             if pairs
             else "-"
             for k in (0, 1)
@@ -478,9 +474,7 @@ def list_warnings(runs: Runs) -> list[str]:
 
 def _describe_harm(runs: Runs) -> list[str]:
     groups, verdict = group_by_algorithm(runs.results), runs.verdict
-    gains = {
-        name: compute_gains_over_local(groups, name, verdict.metric) for name in groups if name != BASELINE
-    }
+    gains = {name: compute_gains_over_local(groups, name, verdict.metric) for name in groups if name != BASELINE}
     counts = {method: int((gain < 0).sum()) for method, gain in gains.items() if gain is not None}
     text, name = [], verdict.method
     if verdict.harm and verdict.harm.n_losing:
@@ -529,10 +523,7 @@ def describe_configuration(results: Sequence[RunMetrics]) -> dict[str, dict[str,
     own = [key for key in keys if key not in common]
     return {
         "all": shared,
-        **{
-            name: describe(config, own) | {"as": str(config["definition"])}
-            for name, config in configs.items()
-        },
+        **{name: describe(config, own) | {"as": str(config["definition"])} for name, config in configs.items()},
     }
 
 

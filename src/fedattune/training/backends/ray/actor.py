@@ -54,9 +54,7 @@ class RayActor:
         """Answer a message; see `RayMessage` for the arguments."""
         assert self.backend is not None
         tensors = to_tensors(own) | to_tensors(shared)
-        reply = handle_message(
-            self.backend, WorkerMessage(dict(head), {name: tensors[name] for name in names})
-        )
+        reply = handle_message(self.backend, WorkerMessage(dict(head), {name: tensors[name] for name in names}))
         return reply.head, to_arrays(reply.tensors)
 
     def close(self) -> None:

@@ -136,9 +136,7 @@ def estimate_loads(context: RunContext) -> list[float]:
     train = sizes("train").double()
     batch = train.clamp_max(settings.training.batch_size)
     trained = (
-        train * settings.training.epochs
-        if settings.training.epochs
-        else batch * (settings.training.local_steps or 0)
+        train * settings.training.epochs if settings.training.epochs else batch * (settings.training.local_steps or 0)
     )
     loads: list[float] = (
         trained + (sizes("test") + sizes("validation")).double() / settings.evaluation.every / 3

@@ -49,9 +49,7 @@ def check_ray(settings: Settings) -> None:
     if ray is None:
         return
     if find_spec("ray") is None:
-        raise ConfigError(
-            "engine: got 'ray', but the package ray is not installed; run pip install 'fedattune[ray]'"
-        )
+        raise ConfigError("engine: got 'ray', but the package ray is not installed; run pip install 'fedattune[ray]'")
     if settings.execution.device == "cuda" and not ray.gpus:
         raise ConfigError(
             "device: got 'cuda' with engine ray, but actors have no GPU unless ray_gpus gives the share of a "
