@@ -104,10 +104,11 @@ class Records:
         Args:
             labels: samples of each client and label, (N, K), to keep the mixing matrices too; None to drop them.
         """
-        names = ("headline", "n_parameters", "n_clients", "local_steps", "bytes_up", "bytes_down", "notes")
+        names = ("n_parameters", "n_clients", "local_steps", "bytes_up", "bytes_down", "notes")
         self.runs[run.id] = {
             **_describe(run),
             **{name: result.config[name] for name in ("partition", "split")},
+            "headline": result.evaluation_point,
             **{name: getattr(result, name) for name in names},
             "seconds": round(result.seconds, 1),
             "environment": environment,
