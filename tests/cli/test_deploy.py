@@ -157,7 +157,7 @@ def test_secure_aggregation_runs_as_written(cli: Cli, work: Path, monkeypatch: p
 )
 def test_what_no_sum_can_do_is_refused(more: tuple[Any, ...], sentence: str, cli: Cli, work: Path) -> None:
     options = ("--data", "digits", "--clients", 6, "--nodes", 3, "--secure-aggregation", "--out", "d")
-    done = cli("deploy", *options, *more)
+    done = cli("deploy", "write", *options, *more)
     assert done.code == 2
     assert sentence in done.err
     assert not (work / "d").exists()

@@ -243,7 +243,7 @@ def test_what_is_wrong_is_one_sentence(name: str, said: str, cli: Cli, code: Pat
 
 def test_a_deployment_says_how_code_gets_to_the_nodes(cli: Cli, code: Path) -> None:
     pytest.importorskip("flwr")
-    deploy = ("deploy", "--data", "digits", "--clients", 4, "--out", "kit")
+    deploy = ("deploy", "write", "--data", "digits", "--clients", 4, "--out", "kit")
     refused(
         cli(*deploy, "--algorithms", "code/own.py:near"),
         "own.py:near: a deployment takes a method of your own",

@@ -14,6 +14,7 @@ from fedattune.core.algorithm import find_needed_sums
 NOISE: dict[str, Any] = {"dp_client_noise": 0.05, "dp_client_clip": 0.5, "dp_delta": 0.01, "rounds": 2}
 SHARING = [case for case in CASES if case.name != "local"]
 ON_SUMS = {
+    "feddyn",
     *("apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbn"),
     *("fedcp", "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c", "l2gd"),
     *("perfedavg", "pfedme", "scaffold", "vrl_sgd"),

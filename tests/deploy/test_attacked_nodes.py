@@ -25,7 +25,7 @@ def test_nodes_of_flower_give_the_same(
     name: str, attack: str, ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a test can attack over nodes: both ends draw the attackers from the split's seed."""
-    allowed = config.SIMULATION_OPTIONS - config.ATTACK_OPTIONS
+    allowed = config.SIMULATION_OPTIONS - {"attack", "attackers"}
     monkeypatch.setattr(config, "SIMULATION_OPTIONS", allowed)
     (deployed,) = run_deployed(ragged, tmp_path, algorithm=name, attack=attack, attackers=2, test=0.25, validation=0.1)
     simulated = run_simulated(name, ragged, attack=attack, attackers=2)
@@ -45,7 +45,7 @@ def test_nodes_refuse_the_same(name: str, ragged: Federation, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("name", "screening", "fact"),
-    [("fedavg", "on", "refused"), ("pfedla", "on", "separated"), ("fedavg", "groups", "")],
+    [("fedavg", "on", "rejected"), ("pfedla", "on", "quarantined"), ("fedavg", "groups", "")],
 )
 def test_a_node_that_codes_its_labels_otherwise_is_named(name: str, screening: str, fact: str, tmp_path: Path) -> None:
     """No attack: one of nine hospitals has its codes the wrong way round, and the server learns it from updates."""
@@ -69,9 +69,9 @@ def test_a_node_that_codes_its_labels_otherwise_is_named(name: str, screening: s
         validation=0.1,
     )
     report = run.reports.get("screening", {})
-    found = {key: list(report[key]) for key in ("refused", "separated") if key in report}
+    found = {key: list(report[key]) for key in ("rejected", "quarantined") if key in report}
     assert found == ({fact: ["4"]} if fact else {})
     assert any("classes look like other classes" in note for note in run.notes) is bool(fact)
     logged = [line for line in read_log(tmp_path) if "client '4'" in line and "other classes" in line]
     assert bool(logged) is bool(fact)
-    assert len(logged) == 1 or fact != "separated"
+    assert len(logged) == 1 or fact != "quarantined"

@@ -61,7 +61,7 @@ def deep(reply: Message) -> Message:
 FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "nan": (changed(whole(lambda v: v * float("nan"))), "uploaded values that are not finite"),
     "infinite": (changed(whole(lambda v: v / 0)), "uploaded values that are not finite"),
-    "huge": (changed(whole(lambda v: v * 1e9)), "more than 5 times longer than usual"),
+    "huge": (changed(whole(lambda v: v * 1e9)), "more than 5 times the usual norm"),
     "shape": (changed(whole(lambda v: v[:, :1])), "expected float64 of shape (3, 6, 5)"),
     "rows": (changed(whole(lambda v: v[:1])), "expected float64 of shape"),
     "type": (changed(whole(lambda v: v.float())), "is float32 of shape"),

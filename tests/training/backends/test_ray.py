@@ -158,7 +158,7 @@ def test_a_run_goes_on_with_another_engine(
 
 
 def test_settings_of_ray_go_with_ray() -> None:
-    with pytest.raises(ConfigError, match="ray_actors: it needs engine ray, and the engine is vectorized"):
+    with pytest.raises(ConfigError, match="ray_actors: it needs engine ray"):
         Settings.from_keywords(engine="vectorized", ray_actors=2)
     with pytest.raises(ConfigError, match="expected HOST:PORT"):
         Settings.from_keywords(engine="ray", ray_address="ray://there:10001")
