@@ -173,7 +173,7 @@ def test_a_server_that_is_killed_goes_on(name: str, after: int, ragged: Federati
         ({"rounds": 0}, "run configuration: rounds: input should be greater than or equal to 1, got 0"),
         ({"algorithms": "fedmcsaa"}, "did you mean 'fedmcsa'"),
         ({"set": "fedavg.mu=1"}, "mu"),
-        ({"engine": "sequential"}, "unknown key 'engine'"),
+        ({"engine": "sequential"}, "engine is for simulations"),
         ({"cohort": 7}, "cohort: got 7 clients per round, expected at most the 6"),
         ({"nodes": 4, "start-timeout": 0.01}, "waiting for 4 nodes: got 3 online after 0.01 seconds"),
         ({"data-schema": '{"classes": ["a", "b"], "input_shape": [5]}'}, "classes"),
