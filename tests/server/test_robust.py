@@ -5,8 +5,8 @@ import torch
 
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
+from fedattune.server.mixing import CLIP, MixtureLimits
 from fedattune.server.robust import ROBUST_RULES, RobustInputs, aggregate_robustly
-from fedattune.server.rows import CLIP, MixtureLimits
 
 SENT = Params(a=torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), b=torch.zeros(1, dtype=torch.float64))
 

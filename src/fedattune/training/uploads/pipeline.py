@@ -152,7 +152,7 @@ class UploadPipeline:
         for step in _drop_none(*custom, robust, compression):
             if step.needs == "uploads" and not context.sees_uploads:
                 raise ConfigError(
-                    f"the upload step {step.name} needs single uploads, and secure aggregation shows their sum only; "
+                    f"the upload step {step.name} needs single uploads, and the server sees only their sum; "
                     "leave out one of the two"
                 )
         self._context = replace(

@@ -7,9 +7,8 @@ from ...core.algorithm import Algorithm, ServerUpdate, find_needed_sums
 from ...core.errors import ConfigError, list_some
 from ...core.settings import Settings
 from ...runs.context import RunContext
-from ...server.mixing import Mixing
+from ...server.mixing import Mixing, MixtureLimits
 from ...server.robust import ROBUST_RULES, RobustInputs, RobustRule, aggregate_robustly, find_robust_rule
-from ...server.rows import MixtureLimits
 from ...server.wrapper import ServerWrapper
 from .step import PastRounds, Report, RoundUploads, StepContext, UploadStep
 
