@@ -47,7 +47,7 @@ def test_interrupt_between_two_methods(cli: Cli, work: Path, monkeypatch: pytest
     real = trainer.train_run
 
     def fit(*args: Any, **options: Any) -> Any:
-        done = real(*args, **options | {"stop": None})
+        done = real(*args, **options | {"callbacks": ()})
         signal.raise_signal(signal.SIGINT)
         return done
 

@@ -100,7 +100,7 @@ def test_batch_norm_is_refused_and_group_norm_trains(ragged: Federation, tmp_pat
     def net(norm: nn.Module) -> nn.Module:
         return nn.Sequential(nn.Linear(5, 6), norm, nn.ReLU(), nn.Linear(6, 3))
 
-    run = partial(fedattune.fit, "fedavg", ragged, dp_record_noise=1.0, **RUN)
+    run = partial(fedattune.fit, ragged, "fedavg", dp_record_noise=1.0, **RUN)
     with pytest.raises(ConfigError, match="GroupNorm"):
         run(net(nn.BatchNorm1d(6)), out=tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
@@ -196,7 +196,7 @@ def test_a_resumed_run_ends_with_the_same_models_and_the_same_epsilon(ragged: Fe
         rounds.append(1)
         return len(rounds) == 2
 
-    part = run(out=tmp_path / "run", stop=stop)
+    part = run(out=tmp_path / "run", callbacks=[fedattune.OnRound(lambda _: stop())])
     spent = part.reports["record_privacy"]["epsilon"]
     assert not part.is_finished
     end = run(out=tmp_path / "run", resume=True)
