@@ -197,7 +197,18 @@ class Execution(Group):
     )
 
 
-class ClientNoiseOptions(Group):
+class NoiseOptions(Group):
+    """Noise that is given by `epsilon` or by `noise`."""
+
+    @field_validator("noise", check_fields=False)
+    @classmethod
+    def _one_noise(cls, noise: float | None, info: ValidationInfo) -> float | None:
+        if noise is not None and info.data.get("epsilon") is not None:
+            raise ValueError(f"give {cls.switches[0]} ({info.data['epsilon']:g}) or {cls.switches[1]}, not both")
+        return noise
+
+
+class ClientNoiseOptions(NoiseOptions):
     """Differential privacy of whole clients: the noise is given by `epsilon` or by `noise`."""
 
     switches = ("dp_client", "dp_client_noise")
@@ -225,15 +236,8 @@ class ClientNoiseOptions(Group):
         "client",
     )
 
-    @field_validator("noise")
-    @classmethod
-    def _one_noise(cls, noise: float | None, info: ValidationInfo) -> float | None:
-        if noise is not None and info.data.get("epsilon") is not None:
-            raise ValueError(f"give dp_client ({info.data['epsilon']:g}) or dp_client_noise, not both")
-        return noise
 
-
-class RecordNoiseOptions(Group):
+class RecordNoiseOptions(NoiseOptions):
     """Differential privacy of training rows: the noise is given by `epsilon` or by `noise`."""
 
     switches = ("dp_record", "dp_record_noise")
@@ -255,13 +259,6 @@ class RecordNoiseOptions(Group):
         alias="dp_record_clip",
         description="with dp_record or dp_record_noise: norm to which each row's gradient is clipped",
     )
-
-    @field_validator("noise")
-    @classmethod
-    def _one_noise(cls, noise: float | None, info: ValidationInfo) -> float | None:
-        if noise is not None and info.data.get("epsilon") is not None:
-            raise ValueError(f"give dp_record ({info.data['epsilon']:g}) or dp_record_noise, not both")
-        return noise
 
 
 class Privacy(Group):
