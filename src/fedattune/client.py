@@ -158,7 +158,7 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
 
     @property
     def plan(self) -> LocalPlan:
-        """What the corrections need."""
+        """Return the needs of the corrections."""
         extras = {extra: server for c in self.corrections for extra, server in c.required_extras.items()}
         return LocalPlan(extras=extras, probe=Probe() if self._probes else None)
 

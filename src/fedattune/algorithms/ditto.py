@@ -55,7 +55,7 @@ class DittoClient(ClientUpdate, Probing, StepMeasuring):
 
     @property
     def plan(self) -> LocalPlan:
-        """What the shared rule needs."""
+        """Return the needs of the shared rule."""
         return self.shared.plan
 
     def init_local_state(self, w0: Params) -> LocalState:

@@ -27,7 +27,7 @@ StepChanges: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 
 @dataclass(frozen=True)
 class Probe:
-    """What a client rule with a `Probing.probe` reads before its first local step.
+    """Rows that a client rule with a `Probing.probe` reads before its first local step.
 
     Attributes:
         rows: the rows that it reads: of the `train` part; `held_out` from the train part and never trained on, the same
@@ -43,7 +43,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """What a client rule needs for a round.
+    """Needs of a client rule for a round.
 
     Attributes:
         batches_per_step: mini-batches per step; above 1, a batch has a leading axis of this length.
@@ -78,7 +78,7 @@ class ClientUpdate(ABC):
 
     @property
     def plan(self) -> LocalPlan:
-        """What the rule needs for a round."""
+        """Needs of the rule for a round."""
         return LocalPlan()
 
     def init_local_state(self, w0: Params) -> LocalState:

@@ -37,7 +37,7 @@ class Group(StrictSchema):
 
 
 class _Place(NamedTuple):
-    """Where an option is: the groups around it from the outside in, its field, and whether it can be absent."""
+    """Place of an option: the groups around it from the outside in, its field, and whether it can be absent."""
 
     groups: tuple[str, ...]
     field: str

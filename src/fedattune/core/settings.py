@@ -22,7 +22,7 @@ Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
 EngineName = Literal["auto", "sequential", "vectorized", "ray"]
 """Name of an engine; see `Settings.engine`."""
 EarlyStopping = Literal["loss", "accuracy", "off"]
-"""What chooses the round of each client's model; see `Settings.early_stopping`."""
+"""Criterion that chooses the round of each client's model; see `Settings.early_stopping`."""
 PositiveFloat32 = Annotated[float, Field(gt=0, le=MAX_FLOAT32, allow_inf_nan=False)]
 NonNegativeFloat32 = Annotated[float, Field(ge=0, le=MAX_FLOAT32, allow_inf_nan=False)]
 
@@ -53,7 +53,7 @@ NumberOrFraction = Annotated[int | float, BeforeValidator(_read_number), AfterVa
 
 
 class Training(Group):
-    """What a client does in a round."""
+    """Options of local training."""
 
     steps: Count | None = Field(
         None, description="local mini-batch steps per round (default: 20; for a table, one epoch instead)"
@@ -92,7 +92,7 @@ class Training(Group):
 
 
 class Participation(Group):
-    """Which clients train, and which drop out or join later."""
+    """Options of cohorts, drop-outs and newcomers."""
 
     cohort: NumberOrFraction = Field(
         1.0, description="clients per round: a whole number, or a fraction of all clients (1.0 = all)"
@@ -125,7 +125,7 @@ class Participation(Group):
 
 
 class Evaluation(Group):
-    """When which clients are evaluated, and which of their models is judged."""
+    """Options of evaluation and early stopping."""
 
     every: Count = Field(
         1, alias="eval_every", description="rounds between evaluations; the last round is always evaluated"
@@ -178,7 +178,7 @@ class Ray(Group):
 
 
 class Execution(Group):
-    """Where and how clients are computed."""
+    """Options of engine, device and precision."""
 
     engine: EngineName = Field(
         "auto",
@@ -289,7 +289,7 @@ class Attack(Group):
 
 
 class Uploads(Group):
-    """What happens to uploads before the server rule aggregates them, beside attack, noise and defence."""
+    """Options of uploads, beside attack, noise and defence."""
 
     compress: str | None = Field(
         None,
@@ -304,7 +304,7 @@ class Uploads(Group):
 
 
 class Defence(Group):
-    """What protects the server and the clients from faulty and malicious uploads."""
+    """Options that protect the server and the clients from faulty and malicious uploads."""
 
     accept: Literal["always", "better"] = Field(
         "always",

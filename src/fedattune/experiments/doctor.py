@@ -274,4 +274,4 @@ CHECKS = (
     Check("fastest calls", _describe_choices, REINSTALL),
     Check("bfloat16", _describe_precision, REINSTALL),
 )
-"""What `fedattune doctor` checks. The training run measures some of the choices that a later check describes."""
+"""The checks of `fedattune doctor`. The training run measures some of the choices that a later check describes."""

@@ -1,1 +1,1 @@
-"""What a run leaves: its folder, scores, models and result."""
+"""Files and results of a run: its folder, scores, models and result."""

@@ -77,7 +77,7 @@ class RunContext:
 
     @property
     def early_stopping(self) -> EarlyStopping:
-        """What chooses the round of each client's judged model; off without validation data."""
+        """Criterion that chooses the round of each client's judged model; off without validation data."""
         how = self.settings.evaluation.early_stopping
         if how == "off" or not bool((self.federation.sizes("validation")[self.eval_ids.cpu()] > 0).any()):
             return "off"

@@ -23,7 +23,7 @@ MAX_ROW_LOSS = 10.0
 
 
 class Criterion(NamedTuple):
-    """What a round is judged by, the smaller the better: first `main`, and where this is equal, `tie`; each (E,)."""
+    """Score of a round, the smaller the better: first `main`, and where this is equal, `tie`; each (E,)."""
 
     main: FloatArray
     tie: FloatArray

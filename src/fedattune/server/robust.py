@@ -41,7 +41,7 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 class RobustInputs(NamedTuple):
-    """What a rule may look at, beside the uploads.
+    """Facts for a rule beside the uploads.
 
     Attributes:
         n: (C,) training samples.

@@ -63,12 +63,12 @@ class Comparison(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the whole interval is above the points that the claim asks for."""
+        """True if the whole interval is above the points that the claim asks for."""
         return self.difference is not None and self.difference.low > self.by
 
     @property
     def is_opposite(self) -> bool:
-        """Whether the whole interval is below zero, or below a negative `by`: the claim is wrong."""
+        """True if the whole interval is below zero, or below a negative `by`: the claim is wrong."""
         return self.difference is not None and self.difference.high < min(self.by, 0.0)
 
 

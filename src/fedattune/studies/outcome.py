@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def missing_rounds(self) -> str:
-        """How many of its rounds the cell has; empty if it has all."""
+        """Count the rounds that the cell has; empty if it has all."""
         rounds = self.extent.rounds
         return "" if rounds == self.full_rounds else f"{rounds} of {self.full_rounds} rounds"
 

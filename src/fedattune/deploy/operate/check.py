@@ -506,7 +506,7 @@ def _check_authority(file: Path) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """What the server says about itself.
+    """Report of the server about itself.
 
     Attributes:
         date: its clock, if it tells it; whole seconds.

@@ -97,7 +97,7 @@ class TrainReply(NamedTuple):
 
 @dataclass(frozen=True)
 class BackendTraits:
-    """What the round loop must know about a backend.
+    """Facts about a backend that the round loop needs.
 
     Attributes:
         max_clients: number of clients to train per request; ignored if the cohort is larger.

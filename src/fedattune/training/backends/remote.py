@@ -24,7 +24,7 @@ Group = Mapping[int, WorkerMessage]
 
 
 class Outcome(NamedTuple):
-    """What became of a group: the replies by worker in order, and the faults of the workers without one."""
+    """Outcome of a group: the replies by worker in order, and the faults of the workers without one."""
 
     replies: Mapping[int, WorkerMessage]
     faults: Mapping[int, Fault] = {}

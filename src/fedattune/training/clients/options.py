@@ -1,4 +1,4 @@
-"""What the options of a run ask of its clients: checks before the run, and counts that it keeps and reports.
+"""Check the options that concern clients before a run, and keep the counts that they need.
 
 The round loop, checkpoints and plans name no single option.
 """

@@ -21,7 +21,7 @@ from .poisoning import DataAttack, flip_labels, plant_trigger, shift_labels
 
 
 class View(NamedTuple):
-    """What attackers see in a round of one stack of tensors: the models, or an extra that is like a model.
+    """The view of attackers in a round on one stack of tensors: the models, or an extra that is like a model.
 
     Attributes:
         received: (A, ...) what each of the A attackers was sent.

@@ -54,7 +54,7 @@ class UploadAccounting:
 
     @property
     def noise(self) -> ClientNoiseOptions:
-        """What the settings say about the noise."""
+        """The options of the noise."""
         assert self.settings.privacy.client is not None
         return self.settings.privacy.client
 

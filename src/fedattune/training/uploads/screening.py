@@ -80,7 +80,7 @@ MAX_LISTED = 5
 
 @dataclass
 class ScreenState:
-    """What screening remembers between rounds.
+    """State of screening between rounds.
 
     Attributes:
         usual: largest median norm of a round so far.

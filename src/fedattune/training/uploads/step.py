@@ -98,7 +98,7 @@ class RoundUploads:
 
 @dataclass(frozen=True)
 class PastRounds:
-    """How far a run is, for reports.
+    """Progress of a run, for reports.
 
     Attributes:
         rounds: finished rounds.
@@ -111,7 +111,7 @@ class PastRounds:
 
 @dataclass(frozen=True)
 class Report:
-    """What a step says about a run.
+    """Facts and notes of a step about a run.
 
     Attributes:
         facts: JSON values, which `Result.reports` has under the step's name.
