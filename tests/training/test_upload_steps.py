@@ -90,6 +90,19 @@ def test_a_name_that_leads_to_no_step_is_refused(step: str, ragged: Federation) 
         fedattune.fit(ragged, "fedavg", "mlr", upload_steps=wrong, **RUN)
 
 
+def test_two_steps_of_one_name_are_refused(step: str, ragged: Federation) -> None:
+    with pytest.raises(ConfigError, match="two steps are called 'reject_first'"):
+        fedattune.fit(ragged, "fedavg", "mlr", upload_steps=f"{step},{step}", **RUN)
+
+
+def test_a_rule_of_fedattune_is_not_replaced() -> None:
+    def median(rows: Params, inputs: Any) -> Params:
+        return rows
+
+    with pytest.raises(ConfigError, match="'median' is a robust rule of FedAttune"):
+        fedattune.register_robust_rule("values")(median)
+
+
 @pytest.mark.parametrize("text", ["topk:0", "topk:1.5", "topk:x", "int8:2", "zip"])
 def test_impossible_compressions_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected int8, or topk:SHARE"):

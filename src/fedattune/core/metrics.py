@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ConfigError, list_some
-from .own_code import is_reference, load_registered
+from .own_code import check_new_name, is_reference, load_registered
 
 MetricName = str
 """Name of a registered metric."""
@@ -112,8 +112,7 @@ def register_metric(
 
     def register(measure: AnyMeasure) -> AnyMeasure:
         name = measure.__name__
-        if name in METRICS and METRICS[name].measure.__module__ == __name__ != measure.__module__:
-            raise ConfigError(f"metric: {name!r} is a metric of FedAttune; give your function another name")
+        check_new_name("metric", measure, METRICS[name].measure if name in METRICS else None)
         METRICS[name] = Metric(name, measure, label, is_higher_better, is_percent, is_for_classes, has_unit)
         return measure
 

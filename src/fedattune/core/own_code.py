@@ -152,6 +152,22 @@ def load_function(reference: str, purpose: str, error: type[FedAttuneError] = Co
     return function  # type: ignore[no-any-return]
 
 
+def check_new_name(what: str, function: Callable[..., Any], old: Callable[..., Any] | None) -> None:
+    """Check that a function to be registered does not take the place of one of FedAttune's own.
+
+    Args:
+        what: what the function is, such as "metric".
+        old: the function that is registered under its name.
+
+    Raises:
+        ConfigError: it does.
+    """
+    package = f"{__package__.partition('.')[0]}."
+    if old and old.__module__.startswith(package) and not function.__module__.startswith(package):
+        name = function.__name__
+        raise ConfigError(f"{what}: {name!r} is a {what} of FedAttune; give your function another name")
+
+
 def load_registered(reference: str, what: str, registry: Mapping[str, Registered]) -> Registered:
     """Load the function that a reference names, and return what its decorator registered.
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import ConfigError, did_you_mean
-from ..core.own_code import is_reference, load_registered
+from ..core.own_code import check_new_name, is_reference, load_registered
 from ..core.params import Params
 from ..core.payload import Payload
 from .products import flatten
@@ -92,8 +92,7 @@ def register_robust_rule(kind: Literal["values", "weights"], *, needs_trusted: b
 
     def register(function: Rule) -> Rule:
         name = function.__name__
-        if name in ROBUST_RULES and ROBUST_RULES[name].apply.__module__ == __name__ != function.__module__:
-            raise ConfigError(f"robust: {name!r} is a rule of FedAttune; give your function another name")
+        check_new_name("robust rule", function, ROBUST_RULES[name].apply if name in ROBUST_RULES else None)
         ROBUST_RULES[name] = RobustRule(name, kind, function, needs_trusted)
         return function
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ...core.errors import ConfigError, did_you_mean
 from ...core.metrics import METRICS
-from ...core.own_code import is_reference, load_registered
+from ...core.own_code import check_new_name, is_reference, load_registered
 from ...core.text import guard_cell
 from ..compare import MethodRow
 from .tables import Columns, make_console, print_methods, select_columns, write_legend
@@ -57,10 +57,14 @@ def register_format(
         ending: ending of its files, such as ".csv".
         has_clients: whether the function has a keyword `clients`, for a table with one row per client.
         is_binary: whether the function returns bytes, not text.
+
+    Raises:
+        ConfigError: the name is that of a format of FedAttune.
     """
 
     def register(write: AnyWriter) -> AnyWriter:
         name = write.__name__
+        check_new_name("table format", write, TABLE_FORMATS[name].write if name in TABLE_FORMATS else None)
         TABLE_FORMATS[name] = TableFormat(name, write, ending, has_clients, is_binary)
         return write
 

@@ -194,7 +194,7 @@ class LocalBackend(Backend):
         states = self.client_states
         n = self.context.n_train[ids]
         uploads = RoundUploads(r, ids, sent, upload, buffers, n, states.statistics)
-        if not len(ids):
+        if not len(ids) or not self.upload_steps:
             return uploads
         rows, uploads = states.rows_of(ids), uploads.from_start(self.context.algorithm.server)
         for step in self.upload_steps:

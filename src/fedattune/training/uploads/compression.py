@@ -91,11 +91,14 @@ class Compression(UploadStep[None]):
 
     def init_memory(self, context: StepContext) -> Params:
         """Return zeros for every value that leaves the client."""
-        run = context.run
+        return self._find_coded(context.run).zeros()
+
+    def _find_coded(self, run: RunContext) -> Params:
+        """Return the initial values of the tensors that travel as codes."""
         if not self.acts(run):
             return Params()
         shared = run.task.params.without(run.algorithm.personal.names(run.task.model))
-        return Params({name: torch.zeros_like(v) for name, v in shared.items() if v.is_floating_point()})
+        return Params({name: v for name, v in shared.items() if v.is_floating_point()})
 
     def on_client(self, uploads: RoundUploads, memory: Params, context: StepContext) -> tuple[RoundUploads, Params]:
         """Replace each model by the code of its update, and remember what the code leaves out."""
@@ -153,10 +156,8 @@ class Compression(UploadStep[None]):
 
     def count_bytes(self, traffic: Traffic, upload: Payload, context: StepContext) -> Traffic:
         """Count the codes in place of the values, layer by layer."""
-        if not self.acts(context.run):
-            return traffic
         dense, coded = Traffic(), Traffic()
-        for name in self.init_memory(context):
+        for name in self._find_coded(context.run):
             if name in upload.params:
                 value = upload.params[name][0]
                 size, layer = value.element_size(), find_layer(name)

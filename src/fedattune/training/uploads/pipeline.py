@@ -41,6 +41,9 @@ from .step import PastRounds, RoundUploads, StepContext, UploadStep, dump_state,
 
 Step = TypeVar("Step", bound=UploadStep[Any])
 
+BUILT_IN = tuple(step.name for step in (Compression, Attack, ClientPrivacy, Screening, RobustAggregation))
+"""Names of the steps that no custom step takes."""
+
 
 def check_upload_steps(settings: Settings, federation: Federation | FederationInfo | None = None) -> None:
     """Check the settings of all steps, and whether they suit the data if these are known.
@@ -94,6 +97,11 @@ def load_custom_steps(settings: Settings) -> list[UploadStep[Any]]:
                 "fedattune.UploadStep, or a function that returns one)"
             )
         steps.append(step)
+    taken = [*BUILT_IN, *(step.name for step in steps)]
+    if twice := [step.name for step in steps if taken.count(step.name) > 1]:
+        raise ConfigError(
+            f"upload_steps: two steps are called {twice[0]!r}, by which reports are kept; set `name` in the class"
+        )
     return steps
 
 
