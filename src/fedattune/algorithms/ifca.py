@@ -158,7 +158,8 @@ class IFCAServer(Joinable[IFCAState], Branching, Measurable, TrafficCounting):
         if len(columns) and models:
             weights = (cluster[ids.cpu()][:, None] == cluster[columns]) * p[columns]
             total = weights.sum(1, keepdim=True)
-            mixing = MixingMatrices(ids, columns, {"model": weights / torch.where(total > 0, total, 1.0)})
+            weights = weights / torch.where(total > 0, total, 1.0)
+            mixing = MixingMatrices(ids, columns.to(ids.device), {"model": weights.to(ids.device)})
         chosen = models.rows(cluster[ids.cpu()].to(ids.device))
         return Broadcast(Payload(chosen, {"models": models.repeat(len(ids))}), mixing)
 
