@@ -55,21 +55,12 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="cases, such as W1, W4-dnn (default: all)")
     add("--list", action="store_true", help="list the cases")
-    add(
-        "--repeats",
-        type=int,
-        metavar="N",
-        help="measured rounds of each way (default: depends on the case)",
-    )
+    add("--repeats", type=int, metavar="N", help="measured rounds of each way (default: depends on the case)")
     add("--json", type=Path, metavar="FILE", help="write all samples, the versions and the machine to FILE")
     add("--quick", action="store_true", help="do next to nothing, to test that the cases run")
     add("--write-docs", action="store_true", help="write the figures to the table of docs/performance.md")
     add("--threads", type=int, metavar="N", help="number of cores for all ways (default: all)")
-    add(
-        "--no-memory",
-        action="store_true",
-        help="do not measure peak memory, which takes one process per way",
-    )
+    add("--no-memory", action="store_true", help="do not measure peak memory, which takes one process per way")
     add("--alone", metavar="WAY", help=argparse.SUPPRESS)  # run one way in a fresh process, and print its peak memory
     add("--device", default="cpu", help=argparse.SUPPRESS)
     return parser

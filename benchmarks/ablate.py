@@ -133,11 +133,7 @@ PROCESS_RULES = {
 """Rule of the whole process -> beginnings of the names of the workloads that it is for."""
 
 MORE: dict[str, tuple[str, Callable[[bool], Problem], ClientUpdate]] = {
-    "pfedme-mlr": (
-        "pFedMe, MLR, MNIST shapes, 20 clients, 20 steps of 20",
-        PROBLEMS["W1"][1],
-        pfedme().client,
-    ),
+    "pfedme-mlr": ("pFedMe, MLR, MNIST shapes, 20 clients, 20 steps of 20", PROBLEMS["W1"][1], pfedme().client),
     "pfedme-dnn": (
         "pFedMe, DNN-100, CIFAR10 shapes, 20 clients, 20 steps of 20",
         lambda quick: (
@@ -147,11 +143,7 @@ MORE: dict[str, tuple[str, Callable[[bool], Problem], ClientUpdate]] = {
         ),
         pfedme().client,
     ),
-    "fedprox": (
-        "FedProx, MLR, MNIST shapes, 20 clients, 20 steps of 20",
-        PROBLEMS["W1"][1],
-        SGD((Proximal(0.1),)),
-    ),
+    "fedprox": ("FedProx, MLR, MNIST shapes, 20 clients, 20 steps of 20", PROBLEMS["W1"][1], SGD((Proximal(0.1),))),
 }
 
 MIXED = ("W7-mcsa-resnet", "W7-mcsa-dnn", "W7-pfedla-100")

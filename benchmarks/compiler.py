@@ -32,11 +32,7 @@ _compile_step = compiler.compile_step
 
 RULES = (
     *COMPILER_RULES,
-    Rule(
-        "the compiler",
-        ((compiler, "compile_step", _step_eagerly), (compiler, "compile_call", call_eagerly)),
-        (),
-    ),
+    Rule("the compiler", ((compiler, "compile_step", _step_eagerly), (compiler, "compile_call", call_eagerly)), ()),
 )
 
 

@@ -37,10 +37,7 @@ def plain(problem: Problem, models: Params) -> Way:
         correct, losses = [], []
         for client, (x, y) in enumerate(own):
             w = [v[client] for v in models.values()]
-            right, loss = (
-                torch.zeros((), dtype=torch.int64, device=x.device),
-                torch.zeros((), device=x.device),
-            )
+            right, loss = (torch.zeros((), dtype=torch.int64, device=x.device), torch.zeros((), device=x.device))
             for xb, yb in zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True):
                 logits = forward(w, xb)
                 right += (logits.argmax(1) == yb).sum()

@@ -57,9 +57,7 @@ def plain(problem: Problem) -> Train:
                 statistic.copy_(value)
             size = problem.size(client)
             batches = zip(
-                torch.split(x.index_select(0, order), size),
-                torch.split(y.index_select(0, order), size),
-                strict=True,
+                torch.split(x.index_select(0, order), size), torch.split(y.index_select(0, order), size), strict=True
             )
             for xb, yb in batches:
                 gradients = torch.autograd.grad(cross_entropy(forward(w, xb), yb), w)

@@ -243,10 +243,7 @@ def store_runs(out: Path, cell: str, new: Sequence[Run], forget: Sequence[str] =
 
 
 def plan(
-    cells: Sequence[Cell],
-    methods: Mapping[str, tuple[str, dict[str, Any]]],
-    seeds: Sequence[int],
-    out: Path,
+    cells: Sequence[Cell], methods: Mapping[str, tuple[str, dict[str, Any]]], seeds: Sequence[int], out: Path
 ) -> list[Unit]:
     """Plan the methods that lack runs, cell by cell."""
     units = []
@@ -296,11 +293,7 @@ def describe(runs: Sequence[Run]) -> str:
 
 
 def show(
-    cells: Sequence[Cell],
-    seeds: Sequence[int],
-    methods: Sequence[str] | None,
-    out: Path,
-    against: str | None = None,
+    cells: Sequence[Cell], seeds: Sequence[int], methods: Sequence[str] | None, out: Path, against: str | None = None
 ) -> None:
     """Print the tables of the stored runs, and write them and the heat map."""
     runs = [run for cell in cells for run in read_runs(out, cell.name)]

@@ -203,12 +203,7 @@ def load_rows(make: Callable[[int], Any], client_column: str, target: str) -> Ca
             file = Path(folder) / "table.csv"
             make(seed).to_csv(file, index=False)
             return fedattune.load_federation(
-                file,
-                client_column=client_column,
-                target=target,
-                validation=VALIDATION,
-                seed=seed,
-                small_clients="drop",
+                file, client_column=client_column, target=target, validation=VALIDATION, seed=seed, small_clients="drop"
             )
 
     return load

@@ -108,8 +108,7 @@ def score_cells(runs: Sequence[Run], seeds: Sequence[int]) -> Scores:
         alone = chosen.get("local")
         scores[cell] = {
             method: CellScore(
-                100 * float(np.mean([run["accuracy"] or 0.0 for run in mine.values()])),
-                *_count_harmed(mine, alone),
+                100 * float(np.mean([run["accuracy"] or 0.0 for run in mine.values()])), *_count_harmed(mine, alone)
             )
             for method, mine in chosen.items()
             if mine is not None
@@ -177,16 +176,7 @@ def score_methods(scores: Scores, rivals: Sequence[str]) -> dict[str, MethodScor
 def write_methods(scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str]) -> str:
     """Write the tables of the methods in Markdown: over all cells, and by the kind of the cells."""
     overall = score_methods(scores, rivals)
-    head = (
-        "method",
-        "cells",
-        "mean regret",
-        "worst regret",
-        "on",
-        "near the best %",
-        "harmed %",
-        "shortfall",
-    )
+    head = ("method", "cells", "mean regret", "worst regret", "on", "near the best %", "harmed %", "shortfall")
     rows = [
         (
             method,

@@ -15,20 +15,11 @@ CONCEPTS = {
     "secure aggregation": (r"secagg|(?<!in)secure", r"secagg|secure"),
     "attack": (r"attack|adversar", r"attack|adversary|poisoning"),
     "acceptance": (r"acceptance|AcceptBetter|accept ==|--accept", r"acceptance"),
-    "client privacy": (
-        r"dp_client|client_priva|ClientPrivacy|client-level",
-        r"client_privacy|privacy/clients",
-    ),
-    "record privacy": (
-        r"dp_record|record_priva|RecordPriv|RecordPlan|record-level",
-        r"record|dp_sgd|calibration",
-    ),
+    "client privacy": (r"dp_client|client_priva|ClientPrivacy|client-level", r"client_privacy|privacy/clients"),
+    "record privacy": (r"dp_record|record_priva|RecordPriv|RecordPlan|record-level", r"record|dp_sgd|calibration"),
     "screening": (r"screen(?!shot|\.)", r"screening|labels\.py|layer_measures"),
     "robust rules": (r"robust", r"robust|defence"),
-    "compression": (
-        r"\.compress\b(?!\()|\.compression import|compress:|compress uploads",
-        r"uploads/compression",
-    ),
+    "compression": (r"\.compress\b(?!\()|\.compression import|compress:|compress uploads", r"uploads/compression"),
 }
 """Concept -> pattern of its words in a module, and pattern of the paths of its own modules."""
 

@@ -123,11 +123,7 @@ def fresh(module: str, *arguments: str) -> dict[str, Any]:
     if "" in sys.path:
         environment["PYTHONPATH"] = os.getcwd() + os.pathsep + environment["PYTHONPATH"]
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, env=environment, check=False
     )
     if done.returncode or not done.stdout.strip():
         said = (done.stderr or done.stdout)[-2000:]

@@ -54,10 +54,7 @@ def points(quick: bool) -> Federation:
 
 TRAININGS = {
     "ray-cnn": Training(
-        "CNN, 16 clients of 100 CIFAR-shaped images, 5 steps of 50",
-        images,
-        "cnn",
-        {"steps": 5, "batch_size": 50},
+        "CNN, 16 clients of 100 CIFAR-shaped images, 5 steps of 50", images, "cnn", {"steps": 5, "batch_size": 50}
     ),
     "ray-overhead": Training(
         "MLR with 18 values, 10 clients, 1 step: what a round takes that has nothing to do",

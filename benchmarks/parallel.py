@@ -22,18 +22,7 @@ METHODS = "local,fedavg,fedmcsa,pfedme"
 EXPERIMENTS = {
     "digits": ("--data", "digits", "--model", "dnn", "--clients", "20", "--rounds", "150", "--seeds", "3"),
     "synthetic": ("--data", "synthetic", "--set", "synthetic.clients=30", "--model", "mlr", "--rounds", "60"),
-    "cnn": (
-        "--data",
-        "digits",
-        "--model",
-        "mcmahan_cnn",
-        "--clients",
-        "10",
-        "--steps",
-        "5",
-        "--rounds",
-        "20",
-    ),
+    "cnn": ("--data", "digits", "--model", "mcmahan_cnn", "--clients", "10", "--steps", "5", "--rounds", "20"),
 }
 QUICK = ("--data", "digits", "--clients", "2", "--rounds", "1", "--steps", "1")
 
@@ -130,10 +119,6 @@ def compare(name: str, setting: Setting) -> Figures:
 
 
 CASES = tuple(
-    Case(
-        f"parallel-{name}",
-        f"compare {METHODS} {' '.join(line)}",
-        lambda setting, name=name: compare(name, setting),
-    )  # type: ignore[misc]
+    Case(f"parallel-{name}", f"compare {METHODS} {' '.join(line)}", lambda setting, name=name: compare(name, setting))  # type: ignore[misc]
     for name, line in EXPERIMENTS.items()
 )

@@ -86,14 +86,7 @@ CLIENTS = {
         "mlr",
         "ten Gaussian classes, 1,000 clients (Dirichlet 0.5, about 13 training rows each), logistic regression, 30 "
         "rounds of 100 clients, delta 1e-4, clipped to 0.3",
-        {
-            "rounds": 30,
-            "lr": 0.1,
-            "cohort": 100,
-            "dp_delta": 1e-4,
-            "dp_client_clip": 0.3,
-            "eval_every": 30,
-        },
+        {"rounds": 30, "lr": 0.1, "cohort": 100, "dp_delta": 1e-4, "dp_client_clip": 0.3, "eval_every": 30},
     ),
 }
 

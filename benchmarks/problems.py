@@ -164,11 +164,5 @@ def as_federation(whole: Dataset, clients: Sequence[Client]) -> Federation:
     """Make a federation of these clients."""
     shift, scale = (None if a is None else torch.from_numpy(a) for a in (whole.shift, whole.scale))
     return Federation(
-        whole.name,
-        torch.from_numpy(whole.x),
-        torch.from_numpy(whole.y),
-        whole.classes,
-        tuple(clients),
-        shift,
-        scale,
+        whole.name, torch.from_numpy(whole.x), torch.from_numpy(whole.y), whole.classes, tuple(clients), shift, scale
     )

@@ -53,13 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--columns", default=",".join(COLUMNS), help="data, models and partitions (default: all)")
     add("--algorithms", default=",".join(METHODS), help="methods, the rows (default: %(default)s)")
     add("--rounds", type=int, default=100, help="rounds of every run (default: %(default)s)")
-    add(
-        "--permuted",
-        type=int,
-        default=0,
-        metavar="N",
-        help="honest clients with labels of their own (default: 0)",
-    )
+    add("--permuted", type=int, default=0, metavar="N", help="honest clients with labels of their own (default: 0)")
     return parser
 
 

@@ -148,12 +148,7 @@ def craft_hostile(folder: Path) -> Path:
         "effects": [[HOSTILE, HOSTILE, HOSTILE, 0.001]],
         "newcomers": [{**clients[0], "received": 0.1, "trained": 0.2, "local": 0.3}],
     }
-    config: dict[str, Any] = {
-        "data": HOSTILE,
-        "definition": HOSTILE,
-        "options": {HOSTILE: HOSTILE},
-        "model": HOSTILE,
-    }
+    config: dict[str, Any] = {"data": HOSTILE, "definition": HOSTILE, "options": {HOSTILE: HOSTILE}, "model": HOSTILE}
     scores = {1: (5, 10, 5, 20), 2: (6, 12, 5, 20)}
     craft(folder, "local", scores, labels=LABELS, facts=facts, **config)
     name = f"m{HOSTILE}"

@@ -19,22 +19,7 @@ VALUES: Sequence[Any] = (
     "\x1b[31m", "subprocess:call", "1e999", "NaN",
 )  # fmt: skip
 """Values that take the place of one in a JSON file."""
-CELLS: Sequence[Any] = (
-    None,
-    -1,
-    0,
-    7,
-    10**15,
-    1.5,
-    float("inf"),
-    "x",
-    "[]",
-    "[99]",
-    "[null]",
-    "{}",
-    b"",
-    b"x" * 9,
-)
+CELLS: Sequence[Any] = (None, -1, 0, 7, 10**15, 1.5, float("inf"), "x", "[]", "[99]", "[null]", "{}", b"", b"x" * 9)
 """Values that take the place of one in a store."""
 
 

@@ -88,11 +88,7 @@ def trained(
 
 
 def same_numbers(
-    one: Result,
-    other: Result,
-    points: tuple[str, ...] = ("received", "trained", "global"),
-    *,
-    measured: bool = True,
+    one: Result, other: Result, points: tuple[str, ...] = ("received", "trained", "global"), *, measured: bool = True
 ) -> None:
     """The same numbers and notes; `measured`: the clients of both runs measured their mechanisms."""
     for a, b in zip(one.history, other.history, strict=True):

@@ -24,11 +24,7 @@ from fedattune.engine.compiler.compile import PASSES
 
 def run(*arguments: str) -> str:
     # A process of its own: JAX forbids forks once it is imported, and other tests fork.
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
         capture_output=True,
@@ -49,19 +45,7 @@ def test_every_workload_runs_and_all_ways_of_training_agree(tmp_path: Path) -> N
     run("--quick", "--json", str(file), *(f"W{k}" for k in range(1, 8)), "W8-ditto", "W9", "W10", "W11-digits")
     said = json.loads(file.read_text("utf-8"))
     cases = {case["name"]: case for case in said["cases"]}
-    names = {
-        "W1",
-        "W2",
-        "W3-mlr",
-        "W3-dnn",
-        "W4-mlr",
-        "W4-dnn",
-        "W5-10",
-        "W5-50",
-        "W6-mlr",
-        "W6-dnn",
-        "W6-synthetic",
-    }
+    names = {"W1", "W2", "W3-mlr", "W3-dnn", "W4-mlr", "W4-dnn", "W5-10", "W5-50", "W6-mlr", "W6-dnn", "W6-synthetic"}
     assert names | {"W7-mcsa-dnn", "W8-ditto", "W9-commands", "W11-digits"} <= set(cases)
     assert all(s > 0 for case in cases.values() for samples in case["seconds"].values() for s in samples)
     for name in names:

@@ -53,13 +53,7 @@ REFERENCE = {
     "mixing": ReferencePage(
         "fedattune.analysis.mixing",
         "The mixing matrices of a run, and their agreement with labels.",
-        (
-            "MixingAnalysis",
-            "compute_label_similarity",
-            "measure_agreement",
-            "LabelAgreement",
-            "seriate",
-        ),
+        ("MixingAnalysis", "compute_label_similarity", "measure_agreement", "LabelAgreement", "seriate"),
     ),
     "options": ReferencePage(
         "fedattune.core.options",

@@ -38,9 +38,7 @@ def parse(entry: str) -> tuple[str, str, dict[str, str]]:
 def test_no_key_is_defined_twice() -> None:
     files = Path(citations.__file__).parents[1].rglob("*.py")
     keys = re.findall(
-        r"^ *(?:\w+ = \"\"\")?@\w+\{(\w+),$",
-        "\n".join(file.read_text("utf-8") for file in files),
-        re.MULTILINE,
+        r"^ *(?:\w+ = \"\"\")?@\w+\{(\w+),$", "\n".join(file.read_text("utf-8") for file in files), re.MULTILINE
     )
     assert sorted(keys) == sorted(load_entries())
 
@@ -66,8 +64,7 @@ def test_every_entry_is_whole(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "table"),
-    [("method", ALGORITHMS), ("data", SOURCES), ("partition", PARTITIONS), ("model", MODELS)],
+    ("kind", "table"), [("method", ALGORITHMS), ("data", SOURCES), ("partition", PARTITIONS), ("model", MODELS)]
 )
 def test_everything_there_is_to_choose_from_is_known(kind: str, table: dict[str, object]) -> None:
     assert table.keys() <= load_tables()[kind].keys()

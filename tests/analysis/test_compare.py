@@ -9,10 +9,7 @@ from fedattune.analysis.compare import build_rows, rows_to_json
 def test_rows_over_seeds() -> None:
     table = build_rows(
         results(
-            Fake("local", LOCAL),
-            Fake("local", LOCAL),
-            Fake("m", [0.6, 0.6, 0.9, 0.7]),
-            Fake("m", [0.6, 0.6, 0.7, 0.7]),
+            Fake("local", LOCAL), Fake("local", LOCAL), Fake("m", [0.6, 0.6, 0.9, 0.7]), Fake("m", [0.6, 0.6, 0.7, 0.7])
         )
     )
     assert [row.algorithm for row in table] == ["local", "m"]

@@ -63,10 +63,7 @@ def test_other_mixtures_are_not_groups(tmp_path: Path, weights: Mapping[str, Seq
 
 def test_cohorts_join_the_groups_of_which_their_mixtures_are_made(tmp_path: Path) -> None:
     """a and c have the last round; b took part before, beside a; d in no round with a stored mixture."""
-    mixing = {
-        3: ([0, 1], [0, 1], {"model": [[0.5, 0.5]] * 2}),
-        4: ([0, 2], [0, 2], {"model": [[1, 0], [0, 1]]}),
-    }
+    mixing = {3: ([0, 1], [0, 1], {"model": [[0.5, 0.5]] * 2}), 4: ([0, 2], [0, 2], {"model": [[1, 0], [0, 1]]})}
     found = decide(tmp_path, mixing, [0.5] * 4)
     assert found is not None
     assert found.groups == [["a", "b"], ["c"]]

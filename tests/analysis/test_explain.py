@@ -129,11 +129,7 @@ def test_the_verdicts_method_is_passed_over_where_it_does_not_mix(tmp_path: Path
 def test_the_effect_of_the_mechanism_is_said(tmp_path: Path, capsys: Said) -> None:
     effects = [[*OWN_MODEL, 0.004], [*ONE_MIXTURE, 0.87]]
     folder = craft(
-        tmp_path,
-        "m",
-        {1: (5, 10, 5, 20)},
-        mixing={1: (ALL, ALL, {"model": EARLY})},
-        facts={"effects": effects},
+        tmp_path, "m", {1: (5, 10, 5, 20)}, mixing={1: (ALL, ALL, {"model": EARLY})}, facts={"effects": effects}
     )
     text = explained(capsys, folder)
     assert "The weights are 87% away from one mixture for all clients." in text
@@ -159,10 +155,7 @@ def test_clients_that_were_not_in_the_last_round(tmp_path: Path, capsys: Said) -
         (["--client", "site 1"], "no client 'site 1' in this run; known: a, b, c, d"),
         (["--algorithm", "fedmcs"], "did you mean 'fedmcsa'?"),
         (["--seed", "7"], "no run with seed 7 here; give one of the seeds 0, 1"),
-        (
-            ["--algorithm", "fedavg", "--seed", "2"],
-            "no run of fedavg with seed 2 here; give one of the seeds 0, 1",
-        ),
+        (["--algorithm", "fedavg", "--seed", "2"], "no run of fedavg with seed 2 here; give one of the seeds 0, 1"),
         (["--clients", "a"], "unknown option --clients, did you mean '--client'?"),
         (["--json", "nowhere/x.json"], "there is no folder nowhere"),
     ],

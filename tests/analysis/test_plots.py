@@ -109,10 +109,7 @@ def test_bytes_are_stacked_by_layer_up_and_down(comparison: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "suffix"),
-    [
-        *((kind, ".pdf") for kind in ("curves", "heatmap", "clients", "bytes")),
-        *(("curves", end) for end in STARTS),
-    ][1:],
+    [*((kind, ".pdf") for kind in ("curves", "heatmap", "clients", "bytes")), *(("curves", end) for end in STARTS)][1:],
 )
 def test_files_are_of_their_kind_and_the_same_each_time(
     comparison: Path, tmp_path: Path, capsys: Said, kind: str, suffix: str
@@ -160,10 +157,7 @@ def test_options_of_curves_and_heatmaps(comparison: Path, tmp_path: Path, capsys
             ["--kind", "heatmap", "--round", "7"],
             "the 3 evaluated rounds from 2 to 4 have some; take one of the nearest, 2, 3, 4",
         ),
-        (
-            ["--kind", "heatmap", "--component", "fc.weigh"],
-            "did you mean 'fc.weight'? (known: fc.bias, fc.weight)",
-        ),
+        (["--kind", "heatmap", "--component", "fc.weigh"], "did you mean 'fc.weight'? (known: fc.bias, fc.weight)"),
         (["--kind", "heatmap", "--algorithm", "fedavg"], "mixtures of their own; these do: fedmcsa"),
         (["--kind", "bytes", "--algorithm", "local"], "nothing was sent in these runs (local)"),
         (["--round", "4"], "--round is an option of --kind heatmap, not of --kind curves"),
@@ -174,12 +168,7 @@ def test_options_of_curves_and_heatmaps(comparison: Path, tmp_path: Path, capsys
     ],
 )
 def test_bad_input_is_one_sentence(
-    comparison: Path,
-    tmp_path: Path,
-    capsys: Said,
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    said: str,
+    comparison: Path, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert said in refused(capsys, comparison, *words)

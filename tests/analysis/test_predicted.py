@@ -90,11 +90,7 @@ class Moving(Fake):
         (True, np.linspace(9, 5, 20), "validation RMSE still falls: more rounds may be better (-"),
         (True, np.linspace(5, 9, 20), "validation RMSE rises: fewer rounds are enough (+"),
         (True, 7 + 0.01 * np.cos(np.arange(20)), None),
-        (
-            False,
-            [0.5, 0.7, 0.8, 0.83],
-            "validation accuracy still rises: more rounds may be better (+3.0 points from",
-        ),
+        (False, [0.5, 0.7, 0.8, 0.83], "validation accuracy still rises: more rounds may be better (+3.0 points from"),
         (False, [0.5, 0.8, 0.7, 0.83], None),  # up and down
         (False, [0.5, 0.7, 0.8], None),  # too few evaluations
     ],

@@ -162,10 +162,7 @@ def test_browser_has_the_scale_of_the_figure(opened: Any) -> None:
     for outlier in (0.005, 0.95):
         weights[0] = outlier
         scale = choose_scale(np.array(weights), 20)
-        assert opened.evaluate("(w) => Scale.make(w, 20)", weights) == {
-            "end": scale.end,
-            "largest": scale.largest,
-        }
+        assert opened.evaluate("(w) => Scale.make(w, 20)", weights) == {"end": scale.end, "largest": scale.largest}
         for weight in (0.0, 0.001, 0.005):
             share = opened.evaluate("([w, x]) => Scale.share(Scale.make(w, 20), x)", [weights, weight])
             assert share == pytest.approx(float(scale.make_norm()(weight)))

@@ -65,11 +65,7 @@ def test_a_tidy_table_has_one_row_per_method_seed_and_split(comparison: Path) ->
     for row, run in zip(rows, runs.results, strict=False):
         assert row["mean"] == pytest.approx(run.metrics["acc_uniform"])
         assert row["accuracy"] == row["mean"]
-        assert (row["bytes_up"], row["lr"], row["clients"]) == (
-            run.bytes_up,
-            run.settings.training.lr,
-            run.n_clients,
-        )
+        assert (row["bytes_up"], row["lr"], row["clients"]) == (run.bytes_up, run.settings.training.lr, run.n_clients)
     means = {row.algorithm: row.mean for row in runs.rows}
     mine = [row["mean"] for row in rows if row["method"] == "fedmcsa"]
     assert means["fedmcsa"] is not None

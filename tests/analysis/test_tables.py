@@ -10,20 +10,12 @@ from rich.console import Console
 from fake_results import LOCAL, Fake, results
 from fedattune import ConfigError
 from fedattune.analysis.compare import build_rows
-from fedattune.analysis.output.tables import (
-    choose_columns,
-    print_methods,
-)
+from fedattune.analysis.output.tables import choose_columns, print_methods
 from fedattune.core.effect import ONE_MIXTURE, Effect, Mechanism
 
 
 def printed(
-    fakes: Any,
-    width: int = 60,
-    *,
-    terminal: bool = False,
-    rounds_to: float | None = None,
-    columns: str | None = "all",
+    fakes: Any, width: int = 60, *, terminal: bool = False, rounds_to: float | None = None, columns: str | None = "all"
 ) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=terminal, color_system=None, soft_wrap=not terminal)
@@ -62,11 +54,7 @@ def test_idle_mechanisms_are_marked() -> None:
         Fake("b", LOCAL, effects=[Effect(ONE_MIXTURE, 0.476), Effect(other, 3.5)]),
         Fake("c", LOCAL, effects=[Effect(ONE_MIXTURE, 0.0004)]),
     )
-    assert [line["effect"] for line in cells(fakes)] == [
-        "-",
-        "weights 48%, steps 350%",
-        "weights 0.04% (idle)",
-    ]
+    assert [line["effect"] for line in cells(fakes)] == ["-", "weights 48%, steps 350%", "weights 0.04% (idle)"]
     assert "effect: distance of what the method's mechanism changes" in printed(fakes)
     assert "effect" not in cells(results(Fake("a", LOCAL)))[0]
 

@@ -23,12 +23,7 @@ def check_run(run: dict[str, Any]) -> None:
     """The JSON of a run as other tools expect it."""
     assert {"algorithm", "config", "rounds", "n_parameters", "seconds", "history", "clients"} <= run.keys()
     assert set(run["bytes"]) == {"up", "down"}
-    for values in (
-        run["final"]["received"],
-        run["final"]["trained"],
-        run["best_test"],
-        run["best_validation"],
-    ):
+    for values in (run["final"]["received"], run["final"]["trained"], run["best_test"], run["best_validation"]):
         assert values.keys() >= METRICS
         assert 0 <= values["acc_uniform"] <= 1
     assert run["mean_last_10pct"].keys() >= METRICS
@@ -60,18 +55,7 @@ def test_help_shows_at_most_25_common_options(cli: Cli, command: str) -> None:
 
 
 def test_compare(cli: Cli, work: Path) -> None:
-    done = cli(
-        "compare",
-        "--algorithms",
-        "fedavg,fedmcsa",
-        *FAST,
-        "--json",
-        "r.json",
-        "--out",
-        "o",
-        "--set",
-        "sigma=9",
-    )
+    done = cli("compare", "--algorithms", "fedavg,fedmcsa", *FAST, "--json", "r.json", "--out", "o", "--set", "sigma=9")
     assert done.code == 0, done.err
     content = json.loads((work / "r.json").read_text())
     assert content == json.loads((work / "o" / "result.json").read_text())
@@ -118,16 +102,7 @@ def test_run_and_seeds(cli: Cli, work: Path) -> None:
 
 def test_list(cli: Cli) -> None:
     done = cli("list")
-    for text in (
-        "algorithms",
-        "data",
-        "models",
-        "partitions",
-        "sigma=50.0",
-        "beta=0.1",
-        "FILE.csv",
-        "hessian=fo",
-    ):
+    for text in ("algorithms", "data", "models", "partitions", "sigma=50.0", "beta=0.1", "FILE.csv", "hessian=fo"):
         assert text in done.out
     one = cli("list", "models")
     assert "mlr" in one.out
@@ -184,9 +159,7 @@ def test_a_reader_that_leaves(work: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with os.fdopen(write, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
         monkeypatch.setattr(
-            sys.modules["fedattune.cli.main"],
-            "run_command",
-            lambda *_: print("x" * 10, file=closed, flush=True),
+            sys.modules["fedattune.cli.main"], "run_command", lambda *_: print("x" * 10, file=closed, flush=True)
         )
         assert main([]) == 1
         monkeypatch.undo()

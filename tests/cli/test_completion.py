@@ -47,11 +47,7 @@ def complete_in_bash(file: Path, line: str, work: Path) -> list[str]:
         ("fedattune comp", {"compare", "completion"}, {"run"}),
         ("fedattune compare --alg", {"--algorithm", "--algorithms"}, set()),
         ("fedattune compare --algorithms fedm", {"fedmcsa", "fedmcsa_no_mcsa"}, {"local"}),
-        (
-            "fedattune compare --algorithms local,fedm",
-            {"local,fedmcsa", "local,fedmcsa_no_mcsa"},
-            {"fedmcsa"},
-        ),
+        ("fedattune compare --algorithms local,fedm", {"local,fedmcsa", "local,fedmcsa_no_mcsa"}, {"fedmcsa"}),
         ("fedattune compare --model d", {"dnn", "digit_model"}, {"mlr"}),
         ("fedattune compare --data ./", {"./own.csv"}, {"./own.py"}),
         ("fedattune compare --model own", {"own.py"}, {"own.csv"}),

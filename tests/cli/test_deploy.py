@@ -147,10 +147,7 @@ def test_secure_aggregation_runs_as_written(cli: Cli, work: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (
-            ("--algorithms", "local,fedmcsa"),
-            "a server that knows the weights W and the mixtures W X solves for X",
-        ),
+        (("--algorithms", "local,fedmcsa"), "a server that knows the weights W and the mixtures W X solves for X"),
         (("--algorithms", "fedavg", "--nodes", 2), "got 2 nodes, expected 3 to 49"),
         (("--algorithms", "fedavg", "--secure-bits", 50), "secure-bits"),
     ],

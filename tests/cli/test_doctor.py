@@ -38,10 +38,7 @@ def test_what_is_missing_has_a_command(monkeypatch: pytest.MonkeyPatch, work: Pa
 
     monkeypatch.setattr(importlib.metadata, "version", find)
     found = {one.name: one for one in examine(quick=True)}
-    assert (found["extra plot"].state, found["extra plot"].advice) == (
-        "note",
-        "pip install 'fedattune[plot]'",
-    )
+    assert (found["extra plot"].state, found["extra plot"].advice) == ("note", "pip install 'fedattune[plot]'")
     assert found["extra ray"].advice == "pip install 'fedattune[ray]'"
     assert (found["packages"].state, found["packages"].advice) == ("broken", "pip install safetensors")
 

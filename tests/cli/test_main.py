@@ -53,10 +53,7 @@ TABLE = ("--data", "p.csv", "--client-column", "hospital", "--target", "outcome"
         ("compare --out p/x --json p/y", "there is no folder p"),
         ("compare --algorithms local,fedavgg", "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
         ("compare --algorithms all,foo", "unknown algorithm 'foo'"),
-        (
-            "compare --algorithms fedavgg,all --rounds 0",
-            "unknown algorithm 'fedavgg'; did you mean 'fedavg'?",
-        ),
+        ("compare --algorithms fedavgg,all --rounds 0", "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
         ("run --algorithms all", "run trains one algorithm, got all"),
         ("run --algorithms fedavg,all", "run trains one algorithm, got fedavg, all"),
         ("run --algorithm local,fedavg", "use fedattune compare"),
@@ -78,10 +75,7 @@ TABLE = ("--data", "p.csv", "--client-column", "hospital", "--target", "outcome"
         ("compare --json .", "this is a folder"),
         ("compare --resume none", "there is no run of fedattune here"),
         ("compare --resume none --zzz", "unknown option --zzz"),
-        (
-            "compare --resume none --rounds 5 --lr 1 --device cpu",
-            "--lr, --rounds cannot be given with --resume",
-        ),
+        ("compare --resume none --rounds 5 --lr 1 --device cpu", "--lr, --rounds cannot be given with --resume"),
         ("compare --resume none --out x", "cannot be given with --resume"),
         ("compare --save-partition iid", "built-in partition"),
         ("compare --model nowhere.models:make", "nowhere"),
@@ -141,12 +135,7 @@ def test_nothing_is_written_over(cli: Cli, work: Path) -> None:
 def test_wrong_yaml_is_told_at_once(cli: Cli, work: Path) -> None:
     (work / "e.yaml").write_text("ronds: 3\nlr: fast\n")
     done = cli("compare", "--config", "e.yaml", "--seed", "-3", "--datta", "x")
-    for said in (
-        "'ronds', did you mean 'rounds'?",
-        "e.yaml: lr: ",
-        "--seed: ",
-        "--datta, did you mean '--data'?",
-    ):
+    for said in ("'ronds', did you mean 'rounds'?", "e.yaml: lr: ", "--seed: ", "--datta, did you mean '--data'?"):
         refused(done, said)
 
 

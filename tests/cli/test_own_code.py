@@ -112,12 +112,7 @@ def test_a_method_of_a_file_stands_beside_built_in_ones(cli: Cli, code: Path) ->
     assert "Proximal" in config["definition"]
     assert "0.25" in config["definition"]
     assert [run.algorithm for run in read_runs(["o"]).results] == ["local", "fedavg", "near"]
-    for words in (
-        "report o",
-        "explain o --algorithm near",
-        "watch o --once",
-        "plot o --kind curves -o c.svg",
-    ):
+    for words in ("report o", "explain o --algorithm near", "watch o --once", "plot o --kind curves -o c.svg"):
         assert cli(*words.split()).code == 0, words
     assert "please cite the source of method near" in cli("cite", "o").out
     assert cli("export", "o", "--algorithm", "near", "--client", 0, "-o", "m.safetensors").code == 0
@@ -244,10 +239,7 @@ def test_what_is_wrong_is_one_sentence(name: str, said: str, cli: Cli, code: Pat
 def test_a_deployment_says_how_code_gets_to_the_nodes(cli: Cli, code: Path) -> None:
     pytest.importorskip("flwr")
     deploy = ("deploy", "write", "--data", "digits", "--clients", 4, "--out", "kit")
-    refused(
-        cli(*deploy, "--algorithms", "code/own.py:near"),
-        "own.py:near: a deployment takes a method of your own",
-    )
+    refused(cli(*deploy, "--algorithms", "code/own.py:near"), "own.py:near: a deployment takes a method of your own")
     refused(cli(*deploy, "--algorithms", "fedavg", "--model", "code/own.py:narrow"), "nodes have no such file")
 
 
@@ -276,8 +268,7 @@ def test_no_command_runs_code_because_a_file_names_it(key: str, cli: Cli, mark: 
     said = f"e.yaml names code of somebody's own, {name}, which is not run because a file names it; "
     for words in ("run", "compare", "data show", "deploy write"):
         refused(
-            cli(*words.split(), "--config", "e.yaml"),
-            f"{said}if it is yours, or you have read it, say so by --allow",
+            cli(*words.split(), "--config", "e.yaml"), f"{said}if it is yours, or you have read it, say so by --allow"
         )
         refused(cli(*words.split(), "--config", "e.yaml", "--lr", "x", "--allow-code", "other.py:make"), said)
     Path("e.yaml").write_text("allow_code: [mark:make]\n")

@@ -396,18 +396,13 @@ claims: [{text: Yes., better: FedAvg, than: Local}]
         ("text: Yes., ", "", "text"),
         ("than: Local", "than: FedAvg_ft, columns: [few, all]", "the row 'FedAvg_ft' is not in column 'all'"),
         ("0.1, 1]", "0.1]", "column 'all' has no row with algorithm fedavg_ft"),
-        (
-            ", columns: [few]",
-            "",
-            "one number of combinations for all rows, got Local 2, FedAvg 2, FedAvg_ft 3",
-        ),
+        (", columns: [few]", "", "one number of combinations for all rows, got Local 2, FedAvg 2, FedAvg_ft 3"),
         ("algorithm: local,", "algorithm: fedavg,", "column 'few' has no row with algorithm local"),
     ],
 )
 def test_an_unfair_study_is_refused(cli: Cli, small: Path, old: str, new: str, said: str) -> None:
     text = SMALL.replace("algorithm: local}", "algorithm: local, grid: {lr: [0.01, 0.1]}}").replace(
-        "  trained:",
-        "  FedAvg_ft: {algorithm: fedavg_ft, columns: [few], grid: {lr: [0.01, 0.1, 1]}}\n  trained:",
+        "  trained:", "  FedAvg_ft: {algorithm: fedavg_ft, columns: [few], grid: {lr: [0.01, 0.1, 1]}}\n  trained:"
     )
     small.write_text((text + FAIR).replace(old, new))
     done = cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1)

@@ -87,10 +87,7 @@ def test_plain_lines_only_of_what_changed() -> None:
         assert isinstance(console.file, StringIO)
         return console.file.getvalue()
 
-    first = [
-        RunStatus("local", 0, "running", 3, 9, 0.5, 0.25, None, 0, 3.0),
-        RunStatus("fedavg", 0, "waiting", 0, 9),
-    ]
+    first = [RunStatus("local", 0, "running", 3, 9, 0.5, 0.25, None, 0, 3.0), RunStatus("fedavg", 0, "waiting", 0, 9)]
     assert told(first, []) == (
         "local: running, round 3 of 9, mean 50.00%, worst 10% 25.00%, 0 B, 3 s so far, about 6 s left\n"
         "fedavg: waiting\n"

@@ -96,14 +96,7 @@ def _split(x: Tensor, y: Tensor, train: int) -> dict[str, tuple[Tensor, Tensor]]
     return {"train": (x[:train], y[:train]), "test": (x[train:], y[train:])}
 
 
-SETTINGS: dict[str, Any] = {
-    "rounds": 20,
-    "steps": 20,
-    "batch_size": 20,
-    "lr": 0.1,
-    "cohort": 1.0,
-    "eval_every": 5,
-}
+SETTINGS: dict[str, Any] = {"rounds": 20, "steps": 20, "batch_size": 20, "lr": 0.1, "cohort": 1.0, "eval_every": 5}
 
 NETWORK = {"rounds": 50, "steps": 10, "lr": 0.5, "model_options": {"hidden": 20}}
 

@@ -52,14 +52,7 @@ PAPER = {"profile": "paper"}
 MCSA = {"sigma": 1.0, "unit": "model", "size_weighted": True}
 UNDER_MCSA = {"unit": PAPER | {"sigma": 5.0}, "size_weighted": PAPER | {"sigma": 5.0}, "sigma": PAPER}
 
-LEARNED = {
-    "hn_lr": 1.0,
-    "hn_step": "gradient",
-    "embedding": 7,
-    "hidden": 9,
-    "norm": "relu_sum",
-    "unit": "model",
-}
+LEARNED = {"hn_lr": 1.0, "hn_step": "gradient", "embedding": 7, "hidden": 9, "norm": "relu_sum", "unit": "model"}
 
 CASES = [
     Case("local", up=nothing, down=nothing),

@@ -46,11 +46,7 @@ CLIENTS: dict[str, ClientUpdate] = {
     "ditto with scaffold": DittoClient(0.5, shared=SGD((ControlVariateCorrection(),))),
     "perfedavg": PerFedAvgClient(0.05, 0.05),
 }
-PERSONAL: dict[str, Selector] = {
-    "all shared": NoParameters(),
-    "own head": Head(),
-    "own body": NamedParameters(("1",)),
-}
+PERSONAL: dict[str, Selector] = {"all shared": NoParameters(), "own head": Head(), "own body": NamedParameters(("1",))}
 
 
 def combined(client: str, server: str, personal: str) -> Algorithm:

@@ -182,8 +182,7 @@ def test_corrections_that_need_the_group_leave_newcomers_alone(name: str, ragged
         replace(
             plain,
             trained_server=replace(
-                plain.trained_server,
-                state={**plain.trained_server.state, "w": result.trained_server.state["w"]},
+                plain.trained_server, state={**plain.trained_server.state, "w": result.trained_server.state["w"]}
             ),
         ),
         new,

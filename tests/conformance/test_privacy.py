@@ -86,11 +86,7 @@ def test_resuming_repeats_noise_and_epsilon(case: Case, ragged: Federation, tmp_
     rounds: list[int] = []
     settings = {"engine": "vectorized", "options": options_of(case), "dp_client_where": "central", **NOISE}
     stopped = fit(
-        ragged,
-        case.name,
-        out=tmp_path,
-        callbacks=[OnRound(lambda p: rounds.append(p.round) or True)],
-        **settings,
+        ragged, case.name, out=tmp_path, callbacks=[OnRound(lambda p: rounds.append(p.round) or True)], **settings
     )
     assert rounds == [1]
     assert stopped.reports["client_privacy"]["epsilon"] < whole.reports["client_privacy"]["epsilon"]

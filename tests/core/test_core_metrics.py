@@ -5,13 +5,7 @@ import pytest
 from sklearn import metrics as sk
 
 from fedattune import ConfigError
-from fedattune.core.metrics import (
-    METRICS,
-    check_metric,
-    compute_metrics,
-    compute_probabilities,
-    compute_row_losses,
-)
+from fedattune.core.metrics import METRICS, check_metric, compute_metrics, compute_probabilities, compute_row_losses
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 7])

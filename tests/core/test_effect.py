@@ -32,10 +32,7 @@ def test_one_row_is_compared_with_the_own_model_alone() -> None:
     [
         (0.5, "the weights are 50% away from the client's own model alone"),
         (0.0096, "the weights stayed within 1% of the client's own model alone: this run is training alone"),
-        (
-            0.0004,
-            "the weights stayed within 0.04% of the client's own model alone: this run is training alone",
-        ),
+        (0.0004, "the weights stayed within 0.04% of the client's own model alone: this run is training alone"),
         (0.0, "the weights stayed equal to the client's own model alone: this run is training alone"),
     ],
 )

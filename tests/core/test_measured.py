@@ -59,9 +59,7 @@ def test_the_fastest_call_is_measured_once_and_kept_on_disk(cache_folder: Path) 
     assert choice.seconds["other"] < choice.seconds["plain"]
 
 
-def test_on_a_machine_that_is_always_busy_the_least_of_all_times_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_a_machine_that_is_always_busy_the_least_of_all_times_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured._load, "count_busy_cores", lambda: 1.0)
     delays = [0.02, 0.001, 0.02, 0.02, 0.02, 0.02]
     made: list[list[float]] = [[] for _ in delays]

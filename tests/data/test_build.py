@@ -4,9 +4,7 @@ import pytest
 
 from data.small_sets import images, owned
 from fedattune import ConfigError, DataError
-from fedattune.data import (
-    partition_dataset,
-)
+from fedattune.data import partition_dataset
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +38,7 @@ def test_small_clients_are_named_or_dropped():
         ({"partition": "by_column"}, DataError, "no clients of its own"),
         ({"partition": "iid", "clients": 0}, ConfigError, "at least 1"),
         ({"partition": "iid", "clients": 1}, DataError, "toy: a federation needs at least two clients"),
-        (
-            {"partition": "two_class", "clients": 4, "seed": 2**32},
-            DataError,
-            r"below 2\*\*32, got 4294967296",
-        ),
+        ({"partition": "two_class", "clients": 4, "seed": 2**32}, DataError, r"below 2\*\*32, got 4294967296"),
         ({"partition": "iid", "test": 0.0}, ConfigError, "test must be"),
         ({"partition": "iid", "validation": 1.0}, ConfigError, "validation must be"),
         ({"partition": "iid", "seed": -1}, ConfigError, "seed must be"),

@@ -10,12 +10,7 @@ from safetensors.torch import load_file, save_file
 import fedattune
 from data.nodes import loaded, same_client
 from fedattune import ConfigError, DataError, Federation, load_federation
-from fedattune.data import (
-    NodeData,
-    deal_clients,
-    export_clients,
-    infer_schema,
-)
+from fedattune.data import NodeData, deal_clients, export_clients, infer_schema
 from fedattune.data.client_index import PARTS, Client
 
 
@@ -94,11 +89,7 @@ def test_refuses_to_export(tmp_path: Path, digits: Federation) -> None:
         ({"x": None}, {}, "is no client of fedattune: .*with test, train, validation, y;"),
         ({}, {"number": "-1"}, "the client's number must be 0 or more, got '-1'"),
         ({}, {"schema": "{}"}, "the schema: classes: it has no default"),
-        (
-            {},
-            {"schema": '{"classes":["a","b","c"],"input_shape":[2]}'},
-            r"shape \(5,\), but its schema says \(2,\)",
-        ),
+        ({}, {"schema": '{"classes":["a","b","c"],"input_shape":[2]}'}, r"shape \(5,\), but its schema says \(2,\)"),
         ({}, {"schema": '{"classes":["a","b"],"input_shape":[5]}'}, "has label 2, but the 2 classes"),
         ({"x": torch.full((14, 5), torch.nan)}, {}, "NaN or an infinite value"),
         ({"train": torch.tensor([0.5])}, {}, r"train must be int64 indices of shape \(n,\), got float32"),

@@ -26,11 +26,7 @@ def test_clients_over_flat_lists():
         Federation("x", data.x, data.y, data.classes, ClientIndex(twice, none, none))
     with pytest.raises(DataError, match=r"client '1' has indices outside \[0, 500\)"):
         Federation(
-            "x",
-            data.x,
-            data.y,
-            data.classes,
-            ClientIndex(RaggedIndex(np.array([1, 700]), np.arange(3)), none, none),
+            "x", data.x, data.y, data.classes, ClientIndex(RaggedIndex(np.array([1, 700]), np.arange(3)), none, none)
         )
     with pytest.raises(DataError, match="bounds must go from 0 to 2"):
         RaggedIndex(np.array([1, 2]), np.array([0, 1]))

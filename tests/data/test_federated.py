@@ -52,12 +52,7 @@ def test_federation_refuses(clients, message):
 def test_heterogeneity_of_equal_and_of_disjoint_clients():
     same = partition_dataset(owned([40, 40])).heterogeneity()
     assert (same["label_distance"], same["label_distance_pairs"]) == (0, 0)
-    assert (same["clients"], same["samples_min"], same["samples_median"], same["classes_max"]) == (
-        2,
-        40,
-        40,
-        2,
-    )
+    assert (same["clients"], same["samples_min"], same["samples_median"], same["classes_max"]) == (2, 40, 40, 2)
     rows = [np.arange(i, i + 10) for i in (0, 10)]
     none = np.zeros(0, dtype=np.int64)
     apart = Federation(

@@ -7,13 +7,7 @@ import torch
 
 from data.small_sets import images
 from fedattune import ConfigError, DataError
-from fedattune.data import (
-    list_partitions,
-    load_manifest,
-    partition_dataset,
-    restore_federation,
-    save_manifest,
-)
+from fedattune.data import list_partitions, load_manifest, partition_dataset, restore_federation, save_manifest
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,7 @@ import torch
 
 from data.nodes import csv, loaded, rows, same_client
 from fedattune import ConfigError, DataError, Federation, load_federation
-from fedattune.data import (
-    Schema,
-    export_clients,
-    infer_schema,
-    load_table,
-    partition_dataset,
-)
+from fedattune.data import Schema, export_clients, infer_schema, load_table, partition_dataset
 from fedattune.data.node import find_node_problems
 
 
@@ -73,24 +67,15 @@ def test_known_data_set_for_trials(digits: Federation) -> None:
         ({"data": "digits", "client_columm": "x"}, "did you mean 'client-column'"),
         ({"data": "digits", "clients": True}, "clients: input should be a number"),
         ({"data": "digits", "clients": 0}, "clients: .*greater than or equal to 1, got 0"),
-        (
-            {"data": "digits", "target": "x", "client_column": "y"},
-            "target and client-column goes only with a table",
-        ),
-        (
-            {"data": "digits", "clients": 3, "take": "0 3"},
-            "take: expected numbers of clients from 0 to 2.*got '3'",
-        ),
+        ({"data": "digits", "target": "x", "client_column": "y"}, "target and client-column goes only with a table"),
+        ({"data": "digits", "clients": 3, "take": "0 3"}, "take: expected numbers of clients from 0 to 2.*got '3'"),
         ({"data": "digits", "take": "a"}, "take: .*got 'a'"),
         ({"data": "digits", "take": "1 1"}, "take: a client is named twice"),
         ({"data": "digits", "test": 1.5}, "test must be a fraction"),
         ({"data": "digit"}, "no file or folder 'digit', and no such data set; did you mean 'digits'"),
         ({"data": "t.csv", "take": "0"}, "take goes only with a known data set, not with 't.csv'"),
         ({"data": "t.csv"}, r"the table t.csv needs the column to predict: add target='COLUMN'"),
-        (
-            {"data": "t.csv", "target": "ill"},
-            "the table t.csv needs the client's name, name='...', or the column",
-        ),
+        ({"data": "t.csv", "target": "ill"}, "the table t.csv needs the client's name, name='...', or the column"),
         ({"data": "w", "target": "ill", "client_column": "ward"}, "client-column goes only with one table"),
         ({"data": "c", "target": "ill"}, "target goes only with a table, not with 'c'"),
         ({"data": "c", "test": 0.5}, "test goes only with data that are not divided yet"),

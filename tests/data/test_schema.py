@@ -41,11 +41,7 @@ WARDS: dict[str, Any] = {
     "categories": {"sex": ["f", "m"], "grade": ["0", "1", "2", "x"], "note": ["n0", "n1", "n2", "n3"]},
     "target": "ill",
 }
-DIGITS: dict[str, Any] = {
-    "classes": [str(k) for k in range(10)],
-    "input_shape": [1, 8, 8],
-    "scale": [[[0.0625]]],
-}
+DIGITS: dict[str, Any] = {"classes": [str(k) for k in range(10)], "input_shape": [1, 8, 8], "scale": [[[0.0625]]]}
 
 
 def test_of_data_at_hand(tmp_path: Path) -> None:
@@ -89,11 +85,7 @@ def test_written_by_hand(tmp_path: Path) -> None:
         (WARDS, {"scale": [2.0]}, "scale: each client standardises its own numbers"),
         (WARDS, {"categoris": {}}, "unknown key 'categoris'; did you mean 'categories'"),
         (DIGITS, {"target": "ill"}, "target: a table has both"),
-        (
-            DIGITS,
-            {"input_shape": []},
-            r"input_shape: expected the sizes of one sample, such as \[1, 28, 28\]",
-        ),
+        (DIGITS, {"input_shape": []}, r"input_shape: expected the sizes of one sample, such as \[1, 28, 28\]"),
         (DIGITS, {"input_shape": [1, 0]}, "input_shape: expected the sizes"),
         (DIGITS, {"scale": [[[1.0, 2.0]]]}, r"scale: expected numbers .* fit the input shape \(1, 8, 8\)"),
         (DIGITS, {"scale": [[1.0], [2.0, 3.0]]}, "scale: expected numbers"),
@@ -155,26 +147,14 @@ def test_whole_columns_without_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            "a,30,60,m,0,n0,q",
-            "target column 'ill' holds 'q' in data row 41, which is no class of the schema; .*n, y",
-        ),
+        ("a,30,60,m,0,n0,q", "target column 'ill' holds 'q' in data row 41, which is no class of the schema; .*n, y"),
         (
             "a,30,60,d,0,n0,y",
             r"t.csv: column 'sex' holds 'd' in data row 41, which is no category of the .*\(?known: f, m",
         ),
-        (
-            "a,30,60,,0,n0,y",
-            "column 'sex' holds no value in data row 41, which is no category .*schema with it",
-        ),
-        (
-            "a,,60,m,0,n0,y",
-            "'age' lacks 1 of 41 values, the first in data row 41, but the schema does not flag it",
-        ),
-        (
-            "a,old,60,m,0,n0,y",
-            "'age' is text with 'old' in data row 41, but the schema says .*correct that cell",
-        ),
+        ("a,30,60,,0,n0,y", "column 'sex' holds no value in data row 41, which is no category .*schema with it"),
+        ("a,,60,m,0,n0,y", "'age' lacks 1 of 41 values, the first in data row 41, but the schema does not flag it"),
+        ("a,old,60,m,0,n0,y", "'age' is text with 'old' in data row 41, but the schema says .*correct that cell"),
         ("a,1e31,60,m,0,n0,y", "'age' holds 1e.31 in data row 41"),
     ],
 )

@@ -21,10 +21,7 @@ def test_synthetic_has_the_papers_sizes():
 
 def test_load_tells_tables_from_names(tmp_path):
     path = parquet(tmp_path, columns())
-    assert load_data(path, client_column="site", target="ill", options={"features": ["age"]}).x.shape == (
-        N,
-        1,
-    )
+    assert load_data(path, client_column="site", target="ill", options={"features": ["age"]}).x.shape == (N, 1)
     with pytest.raises(ConfigError, match=r"needs client_column \(--client-column\) and target"):
         load_data(path)
     with pytest.raises(ConfigError, match="table has no option 'feature'"):

@@ -62,16 +62,8 @@ def test_tuning_chooses_by_the_newest_rows_that_are_not_tested(tmp_path: Path) -
     ("options", "error", "message"),
     [
         ({"time_column": "seen"}, ConfigError, "--time-column seen goes only with --split time"),
-        (
-            {"split": "time", "time_column": "sen"},
-            DataError,
-            "no column 'sen' of --time-column; did you mean",
-        ),
-        (
-            {"split": "time", "time_column": "clinic"},
-            DataError,
-            "'clinic' of --time-column holds neither dates",
-        ),
+        ({"split": "time", "time_column": "sen"}, DataError, "no column 'sen' of --time-column; did you mean"),
+        ({"split": "time", "time_column": "clinic"}, DataError, "'clinic' of --time-column holds neither dates"),
         ({"split": "time", "split_number": 1}, ConfigError, "--split time has one split"),
         ({"split": "time", "stratify": True}, ConfigError, "do not go together"),
         ({"split": "tine"}, ConfigError, "split must be 'random' or 'time'"),

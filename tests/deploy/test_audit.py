@@ -64,19 +64,9 @@ def test_a_line_says_what_came_and_what_left(tmp_path: Path) -> None:
     assert came["bytes"] == count_bytes(request()) == 24 + len(json.dumps(HEAD))
     values = torch.arange(6.0).numpy().tobytes()
     assert came["tensors"] == [
-        {
-            "name": "sent/params/w",
-            "dtype": "float32",
-            "shape": [2, 3],
-            "sha256": hashlib.sha256(values).hexdigest(),
-        }
+        {"name": "sent/params/w", "dtype": "float32", "shape": [2, 3], "sha256": hashlib.sha256(values).hexdigest()}
     ]
-    assert [left[key] for key in ("token", "algorithm", "seed", "round")] == [
-        "0123456789abcdef",
-        "fedavg",
-        0,
-        1,
-    ]
+    assert [left[key] for key in ("token", "algorithm", "seed", "round")] == ["0123456789abcdef", "fedavg", 0, 1]
     assert left["head"] == {"n_trained": 1, "scores": [["trained", "test", [0]]]}
     assert left["time"].endswith("+00:00")
     assert "learned" in left["purpose"]
@@ -183,10 +173,7 @@ def test_the_server_cannot_fill_the_disk(tmp_path: Path) -> None:
     long = "x" * 1_000_000
     head: dict[str, Any] = dict.fromkeys(("kind", "token", "algorithm", "seed", "round", long), long)
     head |= {str(i): 0 for i in range(100_000)}
-    head |= {
-        "clients": [long] * 3 + list(range(100_000)),
-        "parts": [{"kind": str(i)} for i in range(100_000)],
-    }
+    head |= {"clients": [long] * 3 + list(range(100_000)), "parts": [{"kind": str(i)} for i in range(100_000)]}
     log = AuditLog(tmp_path)
     log.append("in", WorkerMessage(head, {long: torch.ones(1)}), head)
     log.append("out", WorkerMessage({"kind": "failed"}), head)
@@ -217,12 +204,7 @@ def test_a_message_that_cannot_be_read_is_logged(is_changed: bool, kind: str, tm
     log = AuditLog(state)
     assert log.verify() is None
     came, left = log.read()
-    assert (came["direction"], came["kind"], left["direction"], left["kind"]) == (
-        "in",
-        "unreadable",
-        "out",
-        "failed",
-    )
+    assert (came["direction"], came["kind"], left["direction"], left["kind"]) == ("in", "unreadable", "out", "failed")
     assert came["bytes"] > 24
     assert "cannot read" in came["purpose"]
     assert left["head"] == {"error": kind}

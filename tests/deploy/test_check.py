@@ -15,11 +15,7 @@ from fedattune.deploy.operate.kit import find_run_folder, write_kit
 from flower.certificates import write_certificate
 from flower.harness import ports
 
-CONFIG = {
-    "algorithms": "fedavg",
-    "model": "dnn",
-    "data-schema": '{"classes": ["a", "b"], "input_shape": [3]}',
-}
+CONFIG = {"algorithms": "fedavg", "model": "dnn", "data-schema": '{"classes": ["a", "b"], "input_shape": [3]}'}
 
 
 @pytest.fixture
@@ -39,15 +35,7 @@ def test_a_good_deployment_has_nothing_broken(kit: Path) -> None:
     states = {name: state for name, (state, _) in found(kit).items()}
     assert "broken" not in states.values(), found(kit)
     assert {name for name, state in states.items() if state == "note"} == {"nodes/1.toml", "SuperLink"}
-    assert {
-        "server certificate",
-        "authority",
-        "names",
-        "chain",
-        "server key",
-        "keys",
-        "port",
-    } <= states.keys()
+    assert {"server certificate", "authority", "names", "chain", "server key", "keys", "port"} <= states.keys()
 
 
 def replace(old: str, new: str) -> Callable[[Path], None]:

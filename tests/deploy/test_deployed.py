@@ -22,10 +22,7 @@ from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import prepare_data
 from flower.harness import Deployment, ports, wait_until
 
-pytestmark = [
-    pytest.mark.deployed,
-    pytest.mark.timeout(600),
-]  # processes take long where others work beside them
+pytestmark = [pytest.mark.deployed, pytest.mark.timeout(600)]  # processes take long where others work beside them
 
 
 METHODS = ("local", "fedavg", "fedmcsa", "fedrep", "pfedla", "scaffold")

@@ -187,11 +187,7 @@ def test_a_run_outlives_the_superlink_and_strangers_are_refused(tmp_path: Path) 
                     "its public key is not registered",
                     [*ca, key, str(stranger)],
                 ),
-                "no-key": (
-                    "[code: 2001] SuperNode authentication is enabled",
-                    "the server needs a key",
-                    ca,
-                ),
+                "no-key": ("[code: 2001] SuperNode authentication is enabled", "the server needs a key", ca),
                 "twice": (
                     "[code: 2004] Failed to activate SuperNode",
                     "the key is online already",

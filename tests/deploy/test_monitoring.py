@@ -78,10 +78,7 @@ def test_health_names_a_run_without_progress_or_nodes(tmp_path: Path, monkeypatc
     monitor, now = make_monitor(tmp_path), time.monotonic()
     is_healthy, facts = monitor.describe_health()
     assert not is_healthy
-    assert (facts["status"], facts["reason"]) == (
-        "stalled",
-        "no node is online; look at the logs of the nodes",
-    )
+    assert (facts["status"], facts["reason"]) == ("stalled", "no node is online; look at the logs of the nodes")
     monitor.record_online({7})
     assert monitor.describe_health() == (
         True,
@@ -100,13 +97,7 @@ def test_health_names_a_run_without_progress_or_nodes(tmp_path: Path, monkeypatc
     monitor.record_progress(Progress(2, 9, 0.5, 1.0), absent=0)
     is_healthy, facts = monitor.describe_health()
     assert is_healthy
-    assert [facts[key] for key in ("status", "method", "seed", "round", "rounds")] == [
-        "running",
-        "fedavg",
-        3,
-        2,
-        9,
-    ]
+    assert [facts[key] for key in ("status", "method", "seed", "round", "rounds")] == ["running", "fedavg", 3, 2, 9]
     # A round's messages may take 10 seconds, so 3 times as long is a stall.
     monkeypatch.setattr(monitoring.time, "monotonic", lambda: now + 25)
     assert monitor.describe_health()[0]

@@ -51,8 +51,7 @@ def test_limits_of_a_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "kind"),
-    [({"max_rounds": 1}, "MaxRoundsError"), ({"methods": "local"}, "MethodNotAllowedError")],
+    ("rules", "kind"), [({"max_rounds": 1}, "MaxRoundsError"), ({"methods": "local"}, "MethodNotAllowedError")]
 )
 def test_a_run_beyond_a_limit_does_not_begin(
     rules: dict[str, Any], kind: str, ragged: Federation, tmp_path: Path

@@ -77,12 +77,7 @@ def test_what_travels_is_what_is_accounted(ragged: Federation, tmp_path: Path) -
     for name in ("fedavg", "scaffold", "fedrep", "pfedla"):
         seen.update(up=0, down=0)
         (result,) = run_deployed(
-            ragged,
-            tmp_path / name,
-            algorithms=name,
-            lost=weigh,
-            make_grid=Weighed,
-            groups=[[i] for i in range(6)],
+            ragged, tmp_path / name, algorithms=name, lost=weigh, make_grid=Weighed, groups=[[i] for i in range(6)]
         )
         assert (result.bytes_up, result.bytes_down) == (seen["up"], seen["down"])
 
@@ -140,15 +135,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("name", "after"),
     # Of messages: 3 to meet, then 3 to train and 3 to evaluate in every round.
-    [
-        ("fedavg", 4),
-        ("scaffold", 8),
-        ("fedmcsa", 5),
-        ("fedmcsa", 8),
-        ("fedmcsa", 10),
-        ("fedrep", 11),
-        ("pfedhn", 14),
-    ],
+    [("fedavg", 4), ("scaffold", 8), ("fedmcsa", 5), ("fedmcsa", 8), ("fedmcsa", 10), ("fedrep", 11), ("pfedhn", 14)],
 )
 def test_a_server_that_is_killed_goes_on(name: str, after: int, ragged: Federation, tmp_path: Path) -> None:
     """Before any message of a run: nodes that trained the round already go back and train it again."""
@@ -209,10 +196,7 @@ def test_an_error_of_the_server_app_is_one_sentence_for_flower(
 
 def test_one_server_at_a_time(ragged: Federation, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with (
-        FileLock(tmp_path / "run" / ".lock"),
-        pytest.raises(RunError, match="is being written by another process"),
-    ):
+    with FileLock(tmp_path / "run" / ".lock"), pytest.raises(RunError, match="is being written by another process"):
         run_deployed(ragged, tmp_path, algorithms="fedavg")
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"run-folder: .* cannot be used"):

@@ -185,12 +185,7 @@ def test_containers_see_only_what_they_need(folder: Path) -> None:
     assert "data/node-1" not in mounts(composed["node-1"], read_only=True)
     assert mounts(composed["node-1"], read_only=False) == {"state/node-1"}
     server = mounts(composed["superlink"], read_only=True)
-    assert mounts(composed["superlink"], read_only=False) == {
-        "state/superlink",
-        "state/superexec",
-        "state/cli",
-        "runs",
-    }
+    assert mounts(composed["superlink"], read_only=False) == {"state/superlink", "state/superexec", "state/cli", "runs"}
     assert {path for path in server if path.startswith("keys/")} == {f"keys/node-{n}.pub" for n in range(3)}
     assert not any("ca.key" in path for path in server | mounts(composed["proxy"], read_only=True))
     assert mounts(composed["proxy"], read_only=False) == set()

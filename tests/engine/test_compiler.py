@@ -87,10 +87,7 @@ def test_what_does_not_move_is_computed_once_before_the_first_step() -> None:
         return [w - (anchor.exp() / fixed[0]).sin() * batch[0], anchor]
 
     step = compile_step(
-        function,
-        [torch.tensor(2.0)],
-        [torch.randn(4), torch.randn(4)],
-        [torch.randn(4), torch.zeros(4).long()],
+        function, [torch.tensor(2.0)], [torch.randn(4), torch.randn(4)], [torch.randn(4), torch.zeros(4).long()]
     )
     assert step.moving == (0,)
     assert step.operations == 2  # the product and the difference

@@ -59,10 +59,7 @@ def test_several_steps_on_one_batch_give_what_the_reference_gives(kind: str, mon
     engine = VectorizedEngine(task, data, **EACH[kind])
     want, got = (train_round(e, task, 3, rule, steps=7, batch_size=10) for e in (SequentialEngine(task, data), engine))
     assert all(step.operations for step in engine._compiler._steps.values())
-    for a, b in (
-        (want.upload.params, got.upload.params),
-        (want.local_state["theta"], got.local_state["theta"]),
-    ):
+    for a, b in ((want.upload.params, got.upload.params), (want.local_state["theta"], got.local_state["theta"])):
         for k in a:
             torch.testing.assert_close(a[k], b[k], rtol=1e-10, atol=1e-12)
 

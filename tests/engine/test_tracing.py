@@ -16,10 +16,7 @@ def test_a_gradient_under_vmap_becomes_plain_operations() -> None:
     def step(w: Tensor, x: Tensor) -> list[Tensor]:
         def one(w: Tensor, x: Tensor) -> Tensor:
             g, _ = differentiate(
-                lambda p, _, batch: ((batch[0] @ p["w"]).square().mean(), _),
-                Params({"w": w}),
-                Params(),
-                (x, x),
+                lambda p, _, batch: ((batch[0] @ p["w"]).square().mean(), _), Params({"w": w}), Params(), (x, x)
             )
             return w - 0.5 * g["w"]
 

@@ -19,13 +19,7 @@ from fedattune.analysis.load import read_runs
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import make_plan
 from fedattune.experiments.progress import ProgressDisplay
-from fedattune.experiments.tuning import (
-    LR_FACTORS,
-    list_combinations,
-    make_tuning_split,
-    plan_steps,
-    tune_plan,
-)
+from fedattune.experiments.tuning import LR_FACTORS, list_combinations, make_tuning_split, plan_steps, tune_plan
 from fedattune.training.setup import hold_out_newcomers
 
 Cli = Callable[..., Done]
@@ -90,22 +84,9 @@ def test_the_metric_follows_the_classes(cli: Cli, work: Path) -> None:
     runs = read_runs([work / "run"])
     assert runs.metric == "auc"
     assert "AUC" in runs.verdict.text
-    done = cli(
-        "compare",
-        *TABLE[:-1],
-        "second",
-        "--algorithms",
-        "local,fedavg",
-        "--metric",
-        "accuracy",
-        "--lr",
-        "1e-9",
-    )
+    done = cli("compare", *TABLE[:-1], "second", "--algorithms", "local,fedavg", "--metric", "accuracy", "--lr", "1e-9")
     assert "so accuracy says little; --metric auc" in done.out
-    refused(
-        cli("compare", *TABLE[:-1], "third", "--metric", "rmse"),
-        "metric: got 'rmse', expected one of accuracy",
-    )
+    refused(cli("compare", *TABLE[:-1], "third", "--metric", "rmse"), "metric: got 'rmse', expected one of accuracy")
 
 
 @pytest.mark.parametrize("number", [False, True])
@@ -256,8 +237,7 @@ def test_tune_in_python_is_the_tuning_of_the_command(cli: Cli, work: Path) -> No
 def test_a_method_that_needs_classes_refuses_a_number(cli: Cli, work: Path) -> None:
     write_wards(work / "t.csv", number=True)
     refused(
-        cli("compare", *TABLE, "--algorithms", "local,fedrod"),
-        "fedrod: it needs classes, and the target is a number",
+        cli("compare", *TABLE, "--algorithms", "local,fedrod"), "fedrod: it needs classes, and the target is a number"
     )
     refused(
         cli("compare", *TABLE, "--algorithms", "local,fedavg", "--partition", "dirichlet"),

@@ -24,8 +24,7 @@ def file(tmp_path: Path, text: str) -> Path:
 
 def test_yaml_and_command_line(tmp_path: Path) -> None:
     path = file(
-        tmp_path,
-        "rounds: 7\nbatch-size: 5\nalgorithms: local, fedavg\nlr: 1e-3\nset: {fedavg: {weighting: uniform}}",
+        tmp_path, "rounds: 7\nbatch-size: 5\nalgorithms: local, fedavg\nlr: 1e-3\nset: {fedavg: {weighting: uniform}}"
     )
     found = load_experiment(path, {"rounds": "9", "set": {"fedmcsa.sigma": 3}})
     assert (found.rounds, found.training.batch_size, found.algorithms, found.training.lr) == (
@@ -134,14 +133,7 @@ KNOWN = {
 
 
 def test_set_options_are_shared_out() -> None:
-    given = {
-        "fedmcsa.lam": 1,
-        "lam": 2,
-        "hidden": 3,
-        "partition.beta": 4,
-        "my.models:make.width": 5,
-        "pfedme.beta": 6,
-    }
+    given = {"fedmcsa.lam": 1, "lam": 2, "hidden": 3, "partition.beta": 4, "my.models:make.width": 5, "pfedme.beta": 6}
     found = assign_options(given, KNOWN)
     assert found["algorithm"] == {"fedmcsa": {"lam": 1}, "pfedme": {"lam": 2, "beta": 6}}
     assert found["model"] == {"dnn": {"hidden": 3}, "my.models:make": {"width": 5}}

@@ -135,10 +135,7 @@ def test_no_command_writes_over_a_file_of_a_run(cli: Cli, work: Path) -> None:
                 words,
                 target,
             )
-    refused(
-        cli("export", "o", "--client", "0", "--out", f"{run}/models.safetensors"),
-        "this is a file of the run in",
-    )
+    refused(cli("export", "o", "--client", "0", "--out", f"{run}/models.safetensors"), "this is a file of the run in")
     refused(cli("compare", "--resume", "o", "--json", "o/result.json"), "this is a file of the run in")
     (work / "link").unlink()
     assert {path: Path(path).read_bytes() for path in before} == before

@@ -43,13 +43,7 @@ class Script:
     """A program in a process group of its own, with its output in a file."""
 
     def __init__(
-        self,
-        command: list[str],
-        *,
-        folder: Path,
-        log: Path,
-        env: Mapping[str, str],
-        keeps: Sequence[str] = (),
+        self, command: list[str], *, folder: Path, log: Path, env: Mapping[str, str], keeps: Sequence[str] = ()
     ) -> None:
         self.log = log
         # Of programs that the script runs in groups of their own.

@@ -27,11 +27,7 @@ class InProcessGrid(Grid):
         self.client_app, self.lost = client_app, lost
         self.contexts = {
             100 + i: Context(
-                run_id=1,
-                node_id=100 + i,
-                node_config=dict(config),
-                state=RecordDict(),
-                run_config=dict(run_config),
+                run_id=1, node_id=100 + i, node_config=dict(config), state=RecordDict(), run_config=dict(run_config)
             )
             for i, config in enumerate(node_configs)
         }
@@ -48,12 +44,7 @@ class InProcessGrid(Grid):
         return None
 
     def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
         """A message to a node."""
         return Message(content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl)

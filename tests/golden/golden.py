@@ -53,18 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "some-evaluated": {"eval_clients": 3, "eval_every": 2},
     "bfloat16": {"mixed_precision": "bfloat16"},
 }
-VARIED = (
-    "fedavg_ft",
-    "fedmcsa",
-    "pfedme",
-    "pfedla",
-    "heurpfedla",
-    "ditto",
-    "scaffold",
-    "fedfomo",
-    "l2gd",
-    "fedcp",
-)
+VARIED = ("fedavg_ft", "fedmcsa", "pfedme", "pfedla", "heurpfedla", "ditto", "scaffold", "fedfomo", "l2gd", "fedcp")
 
 
 def make_normed() -> nn.Module:
@@ -122,12 +111,7 @@ def resume(fit: Callable[..., Result], method: str) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         done: list[int] = []
         out = Path(folder) / "run"
-        fit(
-            "tensors",
-            method,
-            out=out,
-            callbacks=[fedattune.OnRound(lambda p: done.append(p.round) or len(done) == 2)],
-        )
+        fit("tensors", method, out=out, callbacks=[fedattune.OnRound(lambda p: done.append(p.round) or len(done) == 2)])
         result = fit("tensors", method, out=out, resume=True)
         return describe(result)  # type: ignore[return-value]  # before the folder goes
 

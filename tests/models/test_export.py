@@ -162,9 +162,7 @@ def test_what_predicts_otherwise_is_not_left_there(
     with pytest.raises(RunError, match=r"logits differ by 0\.1.*removed"):
         result.export("0", file)
     monkeypatch.setitem(
-        exporting.WRITE_AND_READ,
-        "safetensors",
-        (save_model, lambda _f, model, _c: lambda x: model(x) * torch.nan),
+        exporting.WRITE_AND_READ, "safetensors", (save_model, lambda _f, model, _c: lambda x: model(x) * torch.nan)
     )
     with pytest.raises(RunError, match="differ by nan"):
         result.export("0", file)

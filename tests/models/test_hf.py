@@ -78,10 +78,7 @@ def test_lora_trains_adapters_and_the_head_alone(texts: Federation, networks: di
 
 def test_head_and_all(texts: Federation, networks: dict[str, str]) -> None:
     head = make(texts, networks["distilbert"], tuning="head")
-    assert {find_layer(name) for name in Task(head).params} == {
-        "pretrained.pre_classifier",
-        "pretrained.classifier",
-    }
+    assert {find_layer(name) for name in Task(head).params} == {"pretrained.pre_classifier", "pretrained.classifier"}
     assert Head().names(head) == ("pretrained.classifier.weight", "pretrained.classifier.bias")
     everything = make(texts, networks["bert"], tuning="all")
     assert Task(everything).params.numel() > 1000
@@ -274,32 +271,9 @@ def test_a_deployment_carries_the_tokens_in_its_schema(table: Path, networks: di
     kit = tmp_path / "kit"
     sets = {"table.tokens": networks["bert"], "table.max_tokens": 8, "hf.id": networks["bert"]}
     options = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
-    words = [
-        "--data",
-        str(table),
-        "--client-column",
-        "client",
-        "--target",
-        "label",
-        "--drop-columns",
-        "score",
-    ]
+    words = ["--data", str(table), "--client-column", "client", "--target", "label", "--drop-columns", "score"]
     assert (
-        main(
-            [
-                "deploy",
-                "write",
-                *words,
-                *options,
-                "--model",
-                "hf",
-                "--algorithms",
-                "fedavg",
-                "--out",
-                str(kit),
-            ]
-        )
-        == 0
+        main(["deploy", "write", *words, *options, "--model", "hf", "--algorithms", "fedavg", "--out", str(kit)]) == 0
     )
     config = tomllib.loads((kit / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert config["set"] == f"hf.id={networks['bert']}"

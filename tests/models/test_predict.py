@@ -131,10 +131,7 @@ def test_new_rows_by_hand(tmp_path: Path) -> None:
     def z(x: float, values: list[int]) -> float:
         return (x - statistics.fmean(values)) / statistics.pstdev(values)
 
-    by_hand = [
-        [z(3.5, size), z(statistics.median(ages), ages), 0, 0, 0, 1],
-        [z(0, size), z(60, ages), 0, 1, 1, 0],
-    ]
+    by_hand = [[z(3.5, size), z(statistics.median(ages), ages), 0, 0, 0, 1], [z(0, size), z(60, ages), 0, 1, 1, 0]]
     with torch.no_grad():
         wanted = result.model("b")(torch.tensor(by_hand, dtype=torch.float32)).softmax(1).numpy()
     np.testing.assert_allclose(found.probabilities, wanted, atol=1e-6)
@@ -279,10 +276,7 @@ def test_files_that_are_none(file: Path, tmp_path: Path) -> None:
     refused(changed(file, tmp_path, preparation=None), "does not say how inputs are prepared")
     refused(changed(file, tmp_path, preparation={"age": None}), "constants of column 'pulse' are missing")
     refused(changed(file, tmp_path, schema={"classes": []}), "broken description of its inputs")
-    refused(
-        changed(file, tmp_path, classes=["recovered", "complication"]),
-        "not of this model's inputs and classes",
-    )
+    refused(changed(file, tmp_path, classes=["recovered", "complication"]), "not of this model's inputs and classes")
     with pytest.raises(ConfigError, match="fedavg has no option 'foo'"):
         fedattune.predict(changed(file, tmp_path, algorithm="fedavg", options={"foo": 1}), HOSPITALS)
     with pytest.raises(RunError, match="a Net of your own; give one as `module`"):

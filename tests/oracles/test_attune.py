@@ -49,12 +49,7 @@ def vectors(*rows: list[float]) -> Params:
 
 
 def serve(
-    rule: AttuneServer,
-    state: ServerState,
-    updates: Params,
-    n: list[int],
-    losses: list[float],
-    rows: list[float],
+    rule: AttuneServer, state: ServerState, updates: Params, n: list[int], losses: list[float], rows: list[float]
 ) -> ServerState:
     """One round in which all clients upload what they were sent plus `updates`; the same loss for all experts."""
     ids = torch.arange(len(n))

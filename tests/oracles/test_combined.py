@@ -116,11 +116,7 @@ BY_HAND: list[tuple[dict[str, Any], Algorithm]] = [
     ({"server": "learned", "hn_lr": 0.1}, Algorithm(SGD(), PFedLAServer("layer", hn_lr=0.1))),
     (
         {"server": "average", "client": "ditto", "answer": True},
-        Algorithm(
-            DittoClient(1.0, None, SGD(start="newest")),
-            Average(),
-            participation=Participation("all", "answer"),
-        ),
+        Algorithm(DittoClient(1.0, None, SGD(start="newest")), Average(), participation=Participation("all", "answer")),
     ),
 ]
 

@@ -100,10 +100,7 @@ def two_weights(*values: float) -> Params:
 
 def test_c13_helpfulness_by_hand() -> None:
     """theta = 0 with loss 2; candidates at 1, -2, 4, 0 with losses 1, 3, 0, 2: a = 1/1, -1/2, 2/4, 0."""
-    models, losses = (
-        two_weights(0, 1, -2, 4, 0),
-        torch.tensor([2.0, 1.0, 3.0, 0.0, 2.0 - 1e-9], dtype=torch.float64),
-    )
+    models, losses = (two_weights(0, 1, -2, 4, 0), torch.tensor([2.0, 1.0, 3.0, 0.0, 2.0 - 1e-9], dtype=torch.float64))
     a = compute_affinity(models, losses)
     assert torch.allclose(a, torch.tensor([1, -0.5, 0.5, 0], dtype=torch.float64), atol=1e-4)
     assert a[3] == 0  # the same model, whatever rounding makes of its loss
@@ -116,12 +113,7 @@ def test_c13_helpfulness_by_hand() -> None:
 
 
 def choosing(
-    rule: FedFomoClient,
-    previous: float,
-    own: float,
-    peers: list[float],
-    target: float,
-    toward: float | None = None,
+    rule: FedFomoClient, previous: float, own: float, peers: list[float], target: float, toward: float | None = None
 ) -> tuple[Payload, Any]:
     """One client with the held-out loss (w - target)^2, in two batches of unlike size; no local step, or one."""
     memory = {"previous": two_weights(previous).rows(0), "own": two_weights(own).rows(0)}

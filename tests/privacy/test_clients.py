@@ -25,11 +25,7 @@ def accounting(is_sum: bool = True, is_secret: bool = False, **settings: Any) ->
 
 
 def test_a_budget_is_kept_and_spent_at_the_end() -> None:
-    for each in (
-        accounting(rounds=30),
-        accounting(rounds=30, cohort=5),
-        accounting(is_sum=False, rounds=30, cohort=5),
-    ):
+    for each in (accounting(rounds=30), accounting(rounds=30, cohort=5), accounting(is_sum=False, rounds=30, cohort=5)):
         assert 4.9 < each.epsilon(30) <= 5.0
         assert 0 < each.epsilon(10) < each.epsilon(20) < each.epsilon(30) < each.epsilon(30, repeats=1)
 

@@ -40,10 +40,7 @@ def make_clients(sizes: list[int], scale: float = 1.0) -> Federation:
     generator = torch.Generator().manual_seed(0)
     return fedattune.federation_from(
         [
-            (
-                scale * torch.randn(n, 6, generator=generator).double(),
-                torch.randint(0, 3, (n,), generator=generator),
-            )
+            (scale * torch.randn(n, 6, generator=generator).double(), torch.randint(0, 3, (n,), generator=generator))
             for n in sizes
         ]
     )

@@ -8,14 +8,7 @@ from scipy import stats
 from fedattune.core.errors import ConfigError
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
-from fedattune.privacy.noise import (
-    MIN_VARIANCE,
-    Uploaded,
-    clip_and_noise,
-    draw_secret,
-    draw_seeded,
-    limit_variances,
-)
+from fedattune.privacy.noise import MIN_VARIANCE, Uploaded, clip_and_noise, draw_secret, draw_seeded, limit_variances
 
 
 def make_uploads(n: int = 5, size: int = 4000, scale: float = 3.0) -> tuple[Uploaded, Uploaded]:
@@ -25,8 +18,7 @@ def make_uploads(n: int = 5, size: int = 4000, scale: float = 3.0) -> tuple[Uplo
         Payload(Params(w=torch.randn(n, size, dtype=torch.float64))), Params(mean=torch.randn(7).double())
     )
     upload = Payload(
-        Params(w=anchor.upload.params["w"] + scale * torch.randn(n, size)),
-        {"dc": Params(w=torch.randn(n, 3).double())},
+        Params(w=anchor.upload.params["w"] + scale * torch.randn(n, size)), {"dc": Params(w=torch.randn(n, 3).double())}
     )
     return Uploaded(upload, Params(mean=anchor.statistics["mean"] + torch.randn(n, 7))), anchor
 
@@ -55,8 +47,7 @@ def test_one_upload_moves_the_release_by_twice_the_length_at_most() -> None:
     """The sensitivity that the accountant counts on: the same noise, and one client's data replaced."""
     uploaded, anchor = make_uploads()
     other = Uploaded(
-        Payload(Params(w=-uploaded.upload.params["w"] * 1e6), {"dc": uploaded.upload.extra["dc"]}),
-        uploaded.statistics,
+        Payload(Params(w=-uploaded.upload.params["w"] * 1e6), {"dc": uploaded.upload.extra["dc"]}), uploaded.statistics
     )
     one, two = (
         clip_and_noise(each, anchor, torch.arange(5), 0.5, 1.0, draw_seeded(0, 1)) for each in (uploaded, other)

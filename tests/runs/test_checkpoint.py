@@ -47,11 +47,7 @@ def stopped(name: str, data: Federation, out: Path, after: int = 4, **more: Any)
     seen: list[int] = []
     run = RUN | more
     fedattune.fit(
-        data,
-        name,
-        out=out,
-        callbacks=[fedattune.OnRound(lambda p: seen.append(p.round) or seen[-1] == after)],
-        **run,
+        data, name, out=out, callbacks=[fedattune.OnRound(lambda p: seen.append(p.round) or seen[-1] == after)], **run
     )
     return sorted((out / "checkpoints").iterdir(), reverse=True)
 

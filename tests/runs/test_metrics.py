@@ -99,14 +99,7 @@ def test_the_global_model_on_all_test_parts_together() -> None:
 
 def test_who_was_missing_since_the_evaluation_before() -> None:
     store = RunStore(None)
-    for r, diverged, absent in (
-        (1, [0], []),
-        (2, [], [1]),
-        (3, [], [0, 1]),
-        (4, [], []),
-        (5, [], []),
-        (6, [], [0]),
-    ):
+    for r, diverged, absent in ((1, [0], []), (2, [], [1]), (3, [], [0, 1]), (4, [], []), (5, [], []), (6, [], [0])):
         store.add_round(record(r, diverged, absent))
         if r % 2 == 0:
             store.add_scores(r, "trained", "test", scores(1, 1))
@@ -120,8 +113,7 @@ def test_components_of_mixing_are_in_natural_order() -> None:
     store = RunStore(None)
     names = ["11.bias", "head", "4.bias", "layer10.0", "0.bias", "1.bias", "layer2.0"]
     store.add_mixing(
-        1,
-        MixingMatrices(torch.tensor([1]), torch.tensor([0, 1]), {n: torch.tensor([[0.25, 0.75]]) for n in names}),
+        1, MixingMatrices(torch.tensor([1]), torch.tensor([0, 1]), {n: torch.tensor([[0.25, 0.75]]) for n in names})
     )
     found = store.mixing(2).last()
     assert list(found) == ["0.bias", "1.bias", "4.bias", "11.bias", "head", "layer2.0", "layer10.0"]

@@ -27,8 +27,7 @@ def same(a: Result, b: Result) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["fedmcsa", "pfedme", "ditto", "scaffold", "igfl", "fedper", "fedrod", "igfl_s", "heurfedamp", "pfedla"],
+    "name", ["fedmcsa", "pfedme", "ditto", "scaffold", "igfl", "fedper", "fedrod", "igfl_s", "heurfedamp", "pfedla"]
 )
 def test_memory_and_disk_give_the_same_numbers(name: str, ragged: Federation, tmp_path: Path):
     memory = fedattune.fit(ragged, name, client_state="memory", **RUN)

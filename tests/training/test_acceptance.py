@@ -82,10 +82,7 @@ def test_a_resumed_run_refuses_the_same(name: str, before: Any, judging: Federat
     case, out, rounds = BY_NAME[name], tmp_path / "run", iter(range(1, 9))
     part = trained(case, judging, before, out=out, stop=lambda: next(rounds) == 2, **settings)
     assert not part.is_finished
-    whole, resumed = (
-        trained(case, judging, None, **settings),
-        trained(case, judging, None, out=out, **settings),
-    )
+    whole, resumed = (trained(case, judging, None, **settings), trained(case, judging, None, out=out, **settings))
     same_numbers(whole, resumed)
     assert whole.facts["refusals"] == resumed.facts["refusals"]
 

@@ -17,13 +17,7 @@ from fedattune.data.types import TargetScale
 from fedattune.training.sampling import sample_eval_ids
 from fedattune.training.uploads.adversary import check_attack, sample_attackers
 from fedattune.training.uploads.attacks import ATTACKS, View, compute_z_max
-from fedattune.training.uploads.poisoning import (
-    Rows,
-    flip_labels,
-    poison_rows,
-    shift_labels,
-    stamp_trigger,
-)
+from fedattune.training.uploads.poisoning import Rows, flip_labels, poison_rows, shift_labels, stamp_trigger
 from federations import make_federation, many
 from remote_runs import Here, same_numbers, trained
 

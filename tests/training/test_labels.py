@@ -198,12 +198,7 @@ def test_a_resumed_run_does_as_the_whole_run_does(method: str, digits: Federatio
     whole = fedattune.fit(digits, method, "dnn", **more)
     seen = iter([False] * 5 + [True])
     fedattune.fit(
-        digits,
-        method,
-        "dnn",
-        out=tmp_path / "run",
-        callbacks=[fedattune.OnRound(lambda _: next(seen))],
-        **more,
+        digits, method, "dnn", out=tmp_path / "run", callbacks=[fedattune.OnRound(lambda _: next(seen))], **more
     )
     resumed = fedattune.fit(digits, method, "dnn", out=tmp_path / "run", resume=True, **more)
     assert resumed.store.faults() == whole.store.faults()

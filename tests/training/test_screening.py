@@ -204,12 +204,7 @@ def test_a_resumed_run_refuses_as_the_whole_run_does(digits: Federation, tmp_pat
     whole = fedattune.fit(digits, "pfedla", "dnn", **more)
     seen = iter([False, False, True])
     fedattune.fit(
-        digits,
-        "pfedla",
-        "dnn",
-        out=tmp_path / "run",
-        callbacks=[fedattune.OnRound(lambda _: next(seen))],
-        **more,
+        digits, "pfedla", "dnn", out=tmp_path / "run", callbacks=[fedattune.OnRound(lambda _: next(seen))], **more
     )
     resumed = fedattune.fit(digits, "pfedla", "dnn", out=tmp_path / "run", resume=True, **more)
     assert resumed.store.faults() == whole.store.faults() != []

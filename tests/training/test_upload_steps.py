@@ -72,13 +72,7 @@ def test_a_custom_step_acts_reports_and_resumes(step: str, ragged: Federation, t
     calls = iter([False, True])
     out = tmp_path / "run"
     fedattune.fit(
-        ragged,
-        "fedavg",
-        "mlr",
-        upload_steps=step,
-        out=out,
-        callbacks=[fedattune.OnRound(lambda _: next(calls))],
-        **RUN,
+        ragged, "fedavg", "mlr", upload_steps=step, out=out, callbacks=[fedattune.OnRound(lambda _: next(calls))], **RUN
     )
     resumed = fedattune.fit(ragged, "fedavg", "mlr", upload_steps=step, out=out, resume=True, **RUN)
     assert (resumed.reports, resumed.metrics) == (whole.reports, whole.metrics)

@@ -51,10 +51,7 @@ class APFLClient(ClientUpdate, StepMeasuring):
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the personal model v and its weight alpha."""
         like = next(iter(w0.values()))
-        return {
-            "v": w0,
-            "mix": Params(alpha=torch.full((), self.alpha, dtype=like.dtype, device=like.device)),
-        }
+        return {"v": w0, "mix": Params(alpha=torch.full((), self.alpha, dtype=like.dtype, device=like.device))}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Start the shared model from the received one, and v from its last value."""

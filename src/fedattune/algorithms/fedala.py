@@ -133,10 +133,7 @@ class FedALAClient(ClientUpdate, Probing, Resting, StepMeasuring):
 
 
 @method(
-    Family.ADAPTED,
-    "one average",
-    "learns how much of its upper layers to take over; SGD",
-    tune={"eta": (0.1, 1.0)},
+    Family.ADAPTED, "one average", "learns how much of its upper layers to take over; SGD", tune={"eta": (0.1, 1.0)}
 )
 def fedala(
     *,

@@ -91,14 +91,7 @@ def fedam(
         PartAverage(weighting, copies=STARTING_COPIES),
         personal=PERSONAL_MODULES,
         network=FedAMNetwork(
-            lam,
-            context,
-            normalize,
-            combine,
-            client_vector,
-            hidden=hidden,
-            per_feature=per_feature,
-            alignment=alignment,
+            lam, context, normalize, combine, client_vector, hidden=hidden, per_feature=per_feature, alignment=alignment
         ),
         evaluation_point="received",
         notes=(note,) if client_vector == "sum" else (),

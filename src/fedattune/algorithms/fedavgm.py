@@ -48,10 +48,7 @@ class HeavyBall(ServerOptimizer):
 
 @method(Family.GLOBAL, "one average with momentum", "SGD", tune={"beta": (0.5, 0.9), "server_lr": (0.3, 1.0)})
 def fedavgm(
-    *,
-    beta: Annotated[float, Field(ge=0, lt=1)] = 0.9,
-    server_lr: Positive = 1.0,
-    weighting: Weighting = "uniform",
+    *, beta: Annotated[float, Field(ge=0, lt=1)] = 0.9, server_lr: Positive = 1.0, weighting: Weighting = "uniform"
 ) -> Algorithm:
     """FedAvg with momentum on the server.
 

@@ -46,17 +46,7 @@ from ..core.algorithm import (
 from ..core.effect import Mechanism
 from ..core.options import Fraction
 from ..core.params import Params, choose, squared_norm
-from ..core.payload import (
-    Batch,
-    Broadcast,
-    Grad,
-    LocalState,
-    Loss,
-    Payload,
-    RoundContext,
-    Traffic,
-    count_traffic,
-)
+from ..core.payload import Batch, Broadcast, Grad, LocalState, Loss, Payload, RoundContext, Traffic, count_traffic
 from ..server.mixing import StoreState, UploadStore
 from .table import Family, method
 

@@ -185,11 +185,7 @@ def fedmcsa_no_mcsa(
 
 @method(Family.MIXTURE, "as FedMCSA", "SGD", cites=("fedavg",), tune={"sigma": (20.0, 50.0, 100.0)})
 def fedavg_mcsa(
-    *,
-    profile: Profile = "code",
-    sigma: NonNegative = 50.0,
-    unit: Unit | None = None,
-    size_weighted: bool | None = None,
+    *, profile: Profile = "code", sigma: NonNegative = 50.0, unit: Unit | None = None, size_weighted: bool | None = None
 ) -> Algorithm:
     """Plain local SGD of all clients, with component attention on the server.
 
@@ -203,9 +199,7 @@ def fedavg_mcsa(
     """
     unit, size_weighted = resolve_profile(profile, unit=unit, size_weighted=size_weighted)
     return Algorithm(
-        SGD(start="newest"),
-        Attention(unit, sigma=sigma, size_weighted=size_weighted),
-        participation=ANSWERED_UPLOADS,
+        SGD(start="newest"), Attention(unit, sigma=sigma, size_weighted=size_weighted), participation=ANSWERED_UPLOADS
     )
 
 

@@ -77,12 +77,7 @@ class AdaptiveOptimizer(ServerOptimizer):
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-@method(
-    Family.GLOBAL,
-    "one model, updated by Adam",
-    "SGD",
-    tune={"server_lr": (0.01, 0.03, 0.1), "tau": (0.001, 0.01)},
-)
+@method(Family.GLOBAL, "one model, updated by Adam", "SGD", tune={"server_lr": (0.01, 0.03, 0.1), "tau": (0.001, 0.01)})
 def fedadam(
     *,
     server_lr: Positive = 0.03,
@@ -107,12 +102,7 @@ def fedadam(
     )
 
 
-@method(
-    Family.GLOBAL,
-    "one model, updated by Yogi",
-    "SGD",
-    tune={"server_lr": (0.01, 0.03, 0.1), "tau": (0.001, 0.01)},
-)
+@method(Family.GLOBAL, "one model, updated by Yogi", "SGD", tune={"server_lr": (0.01, 0.03, 0.1), "tau": (0.001, 0.01)})
 def fedyogi(
     *,
     server_lr: Positive = 0.03,
@@ -139,11 +129,7 @@ def fedyogi(
 
 @method(Family.GLOBAL, "one model, updated by Adagrad", "SGD", tune={"server_lr": (0.03, 0.1, 0.3)})
 def fedadagrad(
-    *,
-    server_lr: Positive = 0.1,
-    beta1: Decay = 0.0,
-    tau: Positive = 0.001,
-    weighting: Weighting = "uniform",
+    *, server_lr: Positive = 0.1, beta1: Decay = 0.0, tau: Positive = 0.001, weighting: Weighting = "uniform"
 ) -> Algorithm:
     """FedAvg with Adagrad on the server.
 

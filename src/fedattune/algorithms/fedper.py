@@ -29,10 +29,7 @@ from .table import Family, method
 
 @method(Family.PERSONAL_LAYERS, "one average of bases", "SGD with a personal head")
 def fedper(
-    *,
-    layers: Annotated[int, Field(ge=0, le=1_000_000)] = 1,
-    weighting: Weighting = "samples",
-    head: str | None = None,
+    *, layers: Annotated[int, Field(ge=0, le=1_000_000)] = 1, weighting: Weighting = "samples", head: str | None = None
 ) -> Algorithm:
     """A shared base and personal heads, trained together.
 

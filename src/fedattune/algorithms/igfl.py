@@ -304,9 +304,7 @@ def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> 
         weighting: weights p_k in the average: `uniform`, as in the paper, or by training samples.
     """
     return Algorithm(
-        SGD((GroupCorrection(stale_decay),)),
-        GlobalUpdateWrapper(Average(weighting)),
-        evaluation_point="received",
+        SGD((GroupCorrection(stale_decay),)), GlobalUpdateWrapper(Average(weighting)), evaluation_point="received"
     )
 
 

@@ -182,10 +182,7 @@ def _averages(state: L2GDState) -> bool:
     tune={"p": (0.1, 0.2, 0.5), "c": (0.25, 0.5, 0.75)},
 )
 def l2gd(
-    *,
-    p: Annotated[float, Field(ge=0, le=0.99)] = 0.2,
-    c: Fraction = 0.5,
-    weighting: Weighting = "uniform",
+    *, p: Annotated[float, Field(ge=0, le=0.99)] = 0.2, c: Fraction = 0.5, weighting: Weighting = "uniform"
 ) -> Algorithm:
     """Every client trains its own model; in some rounds, all models move to their mean.
 

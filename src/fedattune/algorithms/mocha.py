@@ -143,10 +143,7 @@ class TaskRelationship(UploadStore[StoreState]):
     tune={"lam1": (None, 0.05, 0.01)},
 )
 def mocha(
-    *,
-    lam1: NonNegative | None = None,
-    lam2: NonNegative = 0.0,
-    omega: Literal["mean", "learned"] = "mean",
+    *, lam1: NonNegative | None = None, lam2: NonNegative = 0.0, omega: Literal["mean", "learned"] = "mean"
 ) -> Algorithm:
     """Every client has its own model; a regulariser ties the models by a given or learned matrix.
 

@@ -23,15 +23,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..core.algorithm import (
-    Algorithm,
-    ClientUpdate,
-    FineTune,
-    Finished,
-    LocalPlan,
-    StepChanges,
-    StepMeasuring,
-)
+from ..core.algorithm import Algorithm, ClientUpdate, FineTune, Finished, LocalPlan, StepChanges, StepMeasuring
 from ..core.effect import Mechanism
 from ..core.options import Count, Positive
 from ..core.params import Params, squared_norm

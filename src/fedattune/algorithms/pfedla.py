@@ -34,28 +34,11 @@ from pydantic import Field
 from torch import Tensor
 
 from ..client import SGD
-from ..core.algorithm import (
-    Advisory,
-    Algorithm,
-    Finished,
-    LocalPlan,
-    PerClient,
-    ServerTraits,
-    TrafficCounting,
-    change,
-)
+from ..core.algorithm import Advisory, Algorithm, Finished, LocalPlan, PerClient, ServerTraits, TrafficCounting, change
 from ..core.dense import column_blocks, linear
 from ..core.options import Count, Positive
 from ..core.params import Params, as_slice
-from ..core.payload import (
-    Broadcast,
-    LocalState,
-    MixingMatrices,
-    Payload,
-    RoundContext,
-    Traffic,
-    count_traffic,
-)
+from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, RoundContext, Traffic, count_traffic
 from ..core.selectors import Unit, group_names
 from ..server import hypernetwork as hn
 from ..server.mixing import QuarantineState, QuarantineStore
@@ -350,10 +333,7 @@ def _with_own(alpha: Tensor, flags: Tensor, ids: Tensor) -> Tensor:
 
 
 @method(
-    Family.MIXTURE,
-    "a mixture per client and layer, by learned weights",
-    "SGD",
-    tune={"hn_lr": (0.001, 0.005, 0.02)},
+    Family.MIXTURE, "a mixture per client and layer, by learned weights", "SGD", tune={"hn_lr": (0.001, 0.005, 0.02)}
 )
 def pfedla(
     *,

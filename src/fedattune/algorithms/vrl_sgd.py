@@ -88,8 +88,5 @@ def vrl_sgd(*, warmup: bool = False, weighting: Weighting = "uniform") -> Algori
         weighting: weights of the clients in the mean xhat: `uniform`, as in the paper, or by training samples.
     """
     return Algorithm(
-        SGD((VarianceCorrection(warmup),)),
-        Average(weighting),
-        evaluation_point="received",
-        full_participation=True,
+        SGD((VarianceCorrection(warmup),)), Average(weighting), evaluation_point="received", full_participation=True
     )

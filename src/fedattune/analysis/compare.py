@@ -495,10 +495,7 @@ def _describe_run(line: MethodRow, run: "RunMetrics | None", split: int, rounds_
 
 
 def build_client_table(
-    results: "Sequence[RunMetrics]",
-    baselines: "Sequence[Baseline]" = (),
-    *,
-    metric: MetricName | None = None,
+    results: "Sequence[RunMetrics]", baselines: "Sequence[Baseline]" = (), *, metric: MetricName | None = None
 ) -> "pa.Table":
     """Build a table with one row for each client of each run and baseline; arguments as for `build_run_table`.
 
@@ -512,12 +509,7 @@ def build_client_table(
         known = {"method": one.name, "seed": None, "split": one.split, "metric": metric}
         values = _measure_all(one)
         rows += [
-            {
-                **dict.fromkeys(rows[0]),
-                **known,
-                "client": name,
-                **{key: each[i] for key, each in values.items()},
-            }
+            {**dict.fromkeys(rows[0]), **known, "client": name, **{key: each[i] for key, each in values.items()}}
             for i, name in enumerate(names)
         ]
     return _make_table(rows)

@@ -171,10 +171,7 @@ def _print_labels(federation: "Federation", console: "Console") -> None:
         sizes = (str(len(part)) for part in (client.train, client.validation, client.test))
         n_classes = int((counts[i] > 0).sum())
         table.add_row(
-            client.name,
-            *sizes,
-            str(n_classes),
-            Text.assemble(*cells[: None if in_full else MAX_TABLE_LABELS]),
+            client.name, *sizes, str(n_classes), Text.assemble(*cells[: None if in_full else MAX_TABLE_LABELS])
         )
     print_whole(table, console)
     if is_numbered and in_full:

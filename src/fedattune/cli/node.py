@@ -72,10 +72,7 @@ def approve(space: Namespace, problems: Sequence[str]) -> int:
     print(text, end="")
     print(f"SHA-256 {digest}")
     if options.digest is None and sys.stdin.isatty():
-        if input("Approve that the node tells the server exactly this? [y/N] ").strip().lower() not in {
-            "y",
-            "yes",
-        }:
+        if input("Approve that the node tells the server exactly this? [y/N] ").strip().lower() not in {"y", "yes"}:
             print("Not approved.")
             return 1
     elif options.digest != digest:

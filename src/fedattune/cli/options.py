@@ -32,9 +32,7 @@ class ShowOptions(StrictSchema):
         None, description="draw the labels of each client to this file (.pdf, .svg, .eps, .png)"
     )
     schema_file: Path | None = Field(
-        None,
-        alias="schema",
-        description="write to this file the schema that all nodes of a deployment must share",
+        None, alias="schema", description="write to this file the schema that all nodes of a deployment must share"
     )
 
 
@@ -150,8 +148,7 @@ class TableOptions(StrictSchema):
     )
     out: Path | None = Field(None, description="file for the table (default: standard output)")
     columns: str | None = Field(
-        None,
-        description="columns: all, or names with commas between (default: few for readers, all for programs)",
+        None, description="columns: all, or names with commas between (default: few for readers, all for programs)"
     )
     clients: bool = Field(False, description="for csv and parquet: one row for each client of each run")
 

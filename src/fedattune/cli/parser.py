@@ -54,11 +54,7 @@ class ArgumentParser(argparse.ArgumentParser):
             self.shown = frozenset({"help", "help_all", *COMMON_OPTIONS})
             self.epilog = f"These are the common options; {self.prog} --help-all shows all {len(options)}."
             self.add_argument(
-                "--help-all",
-                action=_HelpAll,
-                nargs=0,
-                default=argparse.SUPPRESS,
-                help="show all options and exit",
+                "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all options and exit"
             )
 
     def format_help(self) -> str:
@@ -193,21 +189,16 @@ REQUEST: tuple[Any, ...] = ("deploy:request", (), (RUNNING_FOLDER,))
 
 COMMANDS = {
     "compare": Command(
-        "train several methods on the same split and report whether collaboration helps, and whom",
-        "train",
-        TRAINING,
+        "train several methods on the same split and report whether collaboration helps, and whom", "train", TRAINING
     ),
     "run": Command("train one method", "train", TRAINING),
     "list": Command(
-        "list methods, data sets, models and partitions, with their options",
-        "list:print_list",
-        "ListOptions",
-        (KIND,),
+        "list methods, data sets, models and partitions, with their options", "list:print_list", "ListOptions", (KIND,)
     ),
     "data": Command(
         "look at data before training",
         commands={
-            "show": Command("show label counts per client and measures of heterogeneity", "data:show_data", SHOW),
+            "show": Command("show label counts per client and measures of heterogeneity", "data:show_data", SHOW)
         },
     ),
     "deploy": Command(

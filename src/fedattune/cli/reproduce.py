@@ -132,14 +132,7 @@ def _print_studies() -> None:
         searched = sum(len(study.choices(cell)) for cell in cells if len(study.choices(cell)) > 1)
         runs = f"{len(cells) * study.seeds}" + (f" + {searched} shorter" if searched else "")
         table.add_row(
-            name,
-            study.title,
-            runs,
-            " to ".join(map(str, sorted(rounds)[:: max(1, len(rounds) - 1)])),
-            ", ".join(data),
+            name, study.title, runs, " to ".join(map(str, sorted(rounds)[:: max(1, len(rounds) - 1)])), ", ".join(data)
         )
     print_whole(table, console)
-    console.print(
-        "Run one by: fedattune reproduce NAME; a part of it by --cells, --rounds and --seeds.",
-        style="dim",
-    )
+    console.print("Run one by: fedattune reproduce NAME; a part of it by --cells, --rounds and --seeds.", style="dim")

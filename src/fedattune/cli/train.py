@@ -10,13 +10,7 @@ from ..core.own_code import list_references
 from ..experiments.job import StoppedError
 from ..experiments.output import OutputOptions, check_output_files, check_run_folder, choose_run_folder
 from ..experiments.plan import make_plan, prepare_command
-from ..experiments.session import (
-    InterruptHandler,
-    create_run_folder,
-    list_input_files,
-    reopen_run,
-    train_plan,
-)
+from ..experiments.session import InterruptHandler, create_run_folder, list_input_files, reopen_run, train_plan
 from ..experiments.summary import Summary, write_summary
 from .main import FAILED, INTERRUPTED, format_resume_command, print_message
 from .options import read_experiment

@@ -8,14 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..analysis.output.tables import (
-    fill_table,
-    format_bytes,
-    format_points,
-    make_console,
-    measure_width,
-    print_whole,
-)
+from ..analysis.output.tables import fill_table, format_bytes, format_points, make_console, measure_width, print_whole
 from ..core.errors import RunError
 from ..core.metrics import METRICS, format_number
 from ..core.own_code import format_allow_code, list_references

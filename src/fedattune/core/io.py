@@ -150,11 +150,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.load(_read_limited(path, MAX_YAML_BYTES), _CarefulLoader)  # noqa: S506 (a safe loader)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from error
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # impossible dates and numbers, deep nesting
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # impossible dates and numbers, deep nesting
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else f": {error}"
         raise ConfigError(f"{path} is not valid YAML{where}") from error

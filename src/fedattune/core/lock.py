@@ -35,11 +35,7 @@ def lock_folder(folder: Path, *, is_new: bool = False) -> Iterator[None]:
     except Timeout as error:
         raise RunError(f"{folder} is being written by {_describe_writer(folder)}; wait for it, or stop it") from error
     try:
-        about = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
-        }
+        about = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
         if is_new and any(one.name not in (LOCK_FILE, WRITER_FILE) for one in folder.iterdir()):
             raise RunError(f"{folder} is not empty: another process has just filled it; give a new folder")
         (folder / WRITER_FILE).write_text(json.dumps(about), encoding="utf-8")

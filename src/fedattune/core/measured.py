@@ -92,10 +92,7 @@ def choose_threads(what: str, sizes: Sequence[int], call: Callable[[], object], 
 
 
 def _find(
-    what: str,
-    sizes: Sequence[int],
-    calls: Mapping[str, Callable[[], object]],
-    judge: Callable[[dict[str, float]], str],
+    what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], object]], judge: Callable[[dict[str, float]], str]
 ) -> Choice:
     key = f"{what} {'x'.join(str(1 << max(0, n - 1).bit_length()) for n in sizes)}, {torch.get_num_threads()} threads"
     known = _known()

@@ -88,12 +88,7 @@ METRICS: dict[str, Metric] = {}
 
 
 def register_metric(
-    label: str,
-    *,
-    is_higher_better: bool,
-    is_percent: bool = False,
-    is_for_classes: bool = True,
-    has_unit: bool = False,
+    label: str, *, is_higher_better: bool, is_percent: bool = False, is_for_classes: bool = True, has_unit: bool = False
 ) -> Callable[[AnyMeasure], AnyMeasure]:
     """Register a function of true values (n,) and outputs (n, classes) or (n, 1) as the metric of its name.
 

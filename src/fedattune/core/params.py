@@ -175,9 +175,7 @@ def add_prefix(prefix: str, params: Params) -> Params:
 
 
 _pytree.register_pytree_node(
-    Params,
-    lambda p: (list(p.values()), tuple(p)),
-    lambda values, names: Params(zip(names, values, strict=True)),
+    Params, lambda p: (list(p.values()), tuple(p)), lambda values, names: Params(zip(names, values, strict=True))
 )
 
 

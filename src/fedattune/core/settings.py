@@ -64,8 +64,7 @@ class Training(Group):
         0.02, description="local learning rate"
     )
     weight_decay: NonNegativeFloat32 | None = Field(
-        None,
-        description="l2 coefficient of every gradient, the same for all methods (default: the method's)",
+        None, description="l2 coefficient of every gradient, the same for all methods (default: the method's)"
     )
     bn_affine: Literal["average", "local"] = Field(
         "average", description="scale and shift of BatchNorm layers: averaged, or kept by each client"
@@ -187,13 +186,11 @@ class Execution(Group):
     ray: Ray | None = None
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the tensors")
     client_state: Literal["auto", "memory", "disk"] = Field(
-        "auto",
-        description="storage of the clients' tensors: memory, disk, or auto (memory up to 1 GiB, else disk)",
+        "auto", description="storage of the clients' tensors: memory, disk, or auto (memory up to 1 GiB, else disk)"
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="floating-point type")
     mixed_precision: Annotated[Literal["off", "bfloat16"], OnOrOff] = Field(
-        "off",
-        description="type of matrix products and convolutions in training, if the device supports it",
+        "off", description="type of matrix products and convolutions in training, if the device supports it"
     )
 
 
@@ -326,12 +323,10 @@ class Defence(Group):
         "replace an average; rows limits each client's mixture to models that are near to its own",
     )
     robust_share: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] = Field(
-        0.2,
-        description="share of malicious uploads: trimmed_mean cuts it at each end, multi_krum leaves it out",
+        0.2, description="share of malicious uploads: trimmed_mean cuts it at each end, multi_krum leaves it out"
     )
     trusted: str | None = Field(
-        None,
-        description="with robust trust: names of the clients whose updates are the reference, with commas between",
+        None, description="with robust trust: names of the clients whose updates are the reference, with commas between"
     )
     max_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         None, description="largest share of any one other client in a client's mixture (default: no limit)"

@@ -202,11 +202,7 @@ def restore_federation(dataset: Dataset, manifest: Mapping[str, Any]) -> Federat
 
 
 def _assemble(
-    dataset: Dataset,
-    members: ClientIndex,
-    partition: Mapping[str, Any],
-    notes: tuple[str, ...],
-    scaling: Scaling,
+    dataset: Dataset, members: ClientIndex, partition: Mapping[str, Any], notes: tuple[str, ...], scaling: Scaling
 ) -> Federation:
     """Build the federation; features of a table are fitted on each client's training part."""
     y, target_scale, schema = dataset.y, None, dataset.schema

@@ -80,9 +80,7 @@ def make_key(files: Sequence[Path], *options: Any) -> str:
 
 
 def read_or_make(
-    key: str,
-    groups: Sequence[tuple[str, ...]],
-    make: Callable[[], tuple[Mapping[str, Array], Mapping[str, Any]]],
+    key: str, groups: Sequence[tuple[str, ...]], make: Callable[[], tuple[Mapping[str, Array], Mapping[str, Any]]]
 ) -> CacheEntry:
     """Read the entry of a key; if there is none that is whole, make it and keep it.
 

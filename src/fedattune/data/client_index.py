@@ -132,11 +132,7 @@ class ClientIndex(Sequence[Client]):
     """
 
     def __init__(
-        self,
-        train: RaggedIndex,
-        validation: RaggedIndex,
-        test: RaggedIndex,
-        names: Sequence[str] | None = None,
+        self, train: RaggedIndex, validation: RaggedIndex, test: RaggedIndex, names: Sequence[str] | None = None
     ) -> None:
         self.parts: dict[Part, RaggedIndex] = {"train": train, "validation": validation, "test": test}
         self.names: Sequence[str] = DefaultNames(len(train)) if names is None else tuple(names)

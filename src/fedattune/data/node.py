@@ -133,13 +133,7 @@ def find_node_problems(
         problems = [*problems, *_find_name_problems(node)] if problems else []
         if not problems:
             load_node(
-                config,
-                schema,
-                test=test,
-                validation=validation,
-                seed=0,
-                data_dir=data_dir,
-                other_keys=other_keys,
+                config, schema, test=test, validation=validation, seed=0, data_dir=data_dir, other_keys=other_keys
             )
     except (ConfigError, DataError) as error:
         return [str(error)]

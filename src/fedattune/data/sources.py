@@ -23,12 +23,7 @@ Deviation = Annotated[float, Field(ge=0, le=100)]
 
 @cite("li2020federated")
 def synthetic(
-    _data_dir: Path | None,
-    *,
-    alpha: Deviation = 0.5,
-    beta: Deviation = 0.5,
-    clients: Count = 100,
-    seed: int = 0,
+    _data_dir: Path | None, *, alpha: Deviation = 0.5, beta: Deviation = 0.5, clients: Count = 100, seed: int = 0
 ) -> Dataset:
     """Synthetic(alpha, beta): 60 features, 10 classes, one softmax model per client.
 

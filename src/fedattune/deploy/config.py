@@ -26,13 +26,7 @@ NODE_OPTIONS = {
 }  # fmt: skip
 """Options of an experiment that each node decides for itself."""
 
-SIMULATION_OPTIONS = {
-    *SIMULATION_SETTINGS,
-    "splits",
-    "metric",
-    "tune",
-    "baseline",
-}
+SIMULATION_OPTIONS = {*SIMULATION_SETTINGS, "splits", "metric", "tune", "baseline"}
 """Options that only a simulation has."""
 
 ROSTER = "nodes/roster.pub"
@@ -59,16 +53,11 @@ class DeploymentOptions(StrictSchema):
         300, gt=0, le=1e6, description="seconds to wait for a node's reply; later replies are ignored"
     )
     largest_update: float = Field(
-        LARGEST_UPDATE,
-        gt=1,
-        description="refuse an update whose L2 norm is this many times the usual norm",
+        LARGEST_UPDATE, gt=1, description="refuse an update whose L2 norm is this many times the usual norm"
     )
     poll: float = Field(0.5, gt=0, description="seconds between checks for replies")
     metrics_port: int = Field(
-        9300,
-        ge=0,
-        le=65535,
-        description="port of /metrics (Prometheus) and /healthz on the server's loopback; 0: none",
+        9300, ge=0, le=65535, description="port of /metrics (Prometheus) and /healthz on the server's loopback; 0: none"
     )
     log_format: LogFormat = Field("text", description="format of the server's log: text, or one JSON object per line")
     secure_aggregation: bool = Field(
@@ -80,9 +69,7 @@ class DeploymentOptions(StrictSchema):
         4096, gt=0, le=2.0**30, description="largest absolute value of an upload that can be summed"
     )
     data_schema: Schema | None = Field(
-        None,
-        exclude=True,
-        description="schema of all nodes' data (JSON); default: the schema that the nodes report",
+        None, exclude=True, description="schema of all nodes' data (JSON); default: the schema that the nodes report"
     )
 
 
@@ -93,8 +80,7 @@ class KitOptions(StrictSchema):
 
     out: Path = Field(Path("deployment"), description="folder to write; missing or empty")
     schema_file: Path | None = Field(
-        None,
-        description="JSON or YAML file with the schema of all nodes' data, for a deployment without trial data",
+        None, description="JSON or YAML file with the schema of all nodes' data, for a deployment without trial data"
     )
     config: Path | None = Field(
         None,
@@ -204,10 +190,7 @@ def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOpti
     if isinstance(text := values.get("data_schema"), str):
         values["data_schema"] = Schema.from_json(text) if text else None
     parts: list[Any] = []
-    for schema, fields in (
-        (Experiment, Experiment.flat_fields()),
-        (DeploymentOptions, DeploymentOptions.model_fields),
-    ):
+    for schema, fields in ((Experiment, Experiment.flat_fields()), (DeploymentOptions, DeploymentOptions.model_fields)):
         try:
             parts.append(schema(**{k: v for k, v in values.items() if k in fields}))
         except ValidationError as error:
@@ -222,9 +205,4 @@ def list_node_rules(run_config: Mapping[str, Scalar], node: int) -> dict[str, Sc
     """List the rules that a run needs in the configuration of a node, whose operator can make them stricter."""
     if not run_config.get("secure-aggregation"):
         return {}
-    return {
-        "key": f"keys/node-{node}",
-        "roster": ROSTER,
-        "secure-aggregation": "required",
-        "min-participants": 3,
-    }
+    return {"key": f"keys/node-{node}", "roster": ROSTER, "secure-aggregation": "required", "min-participants": 3}

@@ -130,10 +130,7 @@ class NodeGrid:
         return online
 
     def exchange(
-        self,
-        messages: Mapping[int, WorkerMessage],
-        group: str,
-        timeout: float | None = None,
+        self, messages: Mapping[int, WorkerMessage], group: str, timeout: float | None = None
     ) -> dict[int, WorkerMessage | Fault]:
         """Send messages to nodes, and wait for the replies.
 

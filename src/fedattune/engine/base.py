@@ -164,10 +164,7 @@ class Engine(ABC):
         keep, size = keeps_inputs(self.federation, len(index), self.dtype), self._samples_at_once()
         return [
             _SharedBatch(
-                rows,
-                some,
-                self.federation.y[some],
-                self.federation.features(some, self.dtype) if keep else None,
+                rows, some, self.federation.y[some], self.federation.features(some, self.dtype) if keep else None
             )
             for rows, some in zip(torch.split(owner, size), torch.split(index, size), strict=True)
         ]

@@ -58,14 +58,7 @@ class LocalTraining:
     def compiler_key(self, rule: ClientUpdate) -> tuple[Hashable, ...]:
         """Return everything that a local step depends on besides its tensors."""
         privacy = self.privacy and (self.privacy.clip, self.privacy.calls)
-        return (
-            _hashable_rule(rule),
-            self.lr,
-            self.weight_decay,
-            self.cohort_size,
-            self.personal_names,
-            privacy,
-        )
+        return (_hashable_rule(rule), self.lr, self.weight_decay, self.cohort_size, self.personal_names, privacy)
 
     def make_noise(self, client: int, n: int, n_values: int) -> ClientNoise | None:
         """Return the noise of a client's gradients; None for plain gradients."""

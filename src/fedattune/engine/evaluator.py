@@ -52,13 +52,7 @@ class Evaluator:
     """Evaluate one model per client; `is_serial` runs every model without a client axis, also for small parts."""
 
     def __init__(
-        self,
-        task: Task,
-        federation: Federation,
-        dtype: torch.dtype,
-        compiler: Compiler,
-        *,
-        is_serial: bool = False,
+        self, task: Task, federation: Federation, dtype: torch.dtype, compiler: Compiler, *, is_serial: bool = False
     ) -> None:
         self.federation, self.dtype, self.is_serial = federation, dtype, is_serial
         self.device = federation.y.device
@@ -91,14 +85,7 @@ class Evaluator:
         groups = balance([len(one.y) for one in parts], len(self._tasks))
         run_parallel(
             [
-                partial(
-                    self._evaluate_part,
-                    task,
-                    [parts[i] for i in group],
-                    params,
-                    buffers,
-                    scores,
-                )
+                partial(self._evaluate_part, task, [parts[i] for i in group], params, buffers, scores)
                 for task, group in zip(self._tasks, groups, strict=True)
                 if group
             ]

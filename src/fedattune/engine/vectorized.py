@@ -216,12 +216,7 @@ class VectorizedEngine(Engine):
         return choose_threads("step", group.sizes, group.try_steps, self._cores)
 
     def _groups(
-        self,
-        at_once: int,
-        batches: list[Index],
-        fixed: list[Tensor],
-        leaves: list[Tensor],
-        noises: list[ClientNoise],
+        self, at_once: int, batches: list[Index], fixed: list[Tensor], leaves: list[Tensor], noises: list[ClientNoise]
     ) -> Sequence[BatchedRunner | SerialRunner]:
         """Make one runner per core."""
         counts = [len(b) for b in batches]

@@ -113,9 +113,7 @@ class Experiment(Settings):
     )
     save_partition: str | None = Field(None, description="save the partition under this name, for --partition")
     model: str = Field(
-        "mlr",
-        min_length=1,
-        description="name of a model, or your own: file.py:factory or package.module:factory",
+        "mlr", min_length=1, description="name of a model, or your own: file.py:factory or package.module:factory"
     )
     algorithms: tuple[str, ...] = Field(
         ("local", "fedavg", "fedavg_ft", "fedmcsa", "attune"),

@@ -15,17 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .._version import __version__
-from ..core.checks import (
-    GIB,
-    Check,
-    Finding,
-    broken,
-    check_free_space,
-    find_write_error,
-    note,
-    ok,
-    run_checks,
-)
+from ..core.checks import GIB, Check, Finding, broken, check_free_space, find_write_error, note, ok, run_checks
 from ..core.errors import summarize_error
 
 NEEDED_PACKAGES = (
@@ -107,12 +97,7 @@ def _check_torch() -> Iterator[Finding]:
     text = f"PyTorch {torch.__version__}, {build}; devices: {', '.join(devices)}"
     threads = torch.get_num_threads()
     found = ok(
-        "PyTorch",
-        text,
-        torch=torch.__version__,
-        cuda_build=torch.version.cuda,
-        devices=devices,
-        threads=threads,
+        "PyTorch", text, torch=torch.__version__, cuda_build=torch.version.cuda, devices=devices, threads=threads
     )
     if torch.version.cuda and not gpus:
         advice = "no GPU is found: check the driver by nvidia-smi; training runs on the CPU meanwhile"
@@ -267,9 +252,7 @@ CHECKS = (
     Check("machine", _check_machine, REINSTALL),
     Check("folders", _check_folders, "set FEDATTUNE_HOME and FEDATTUNE_DATA to folders of your own"),
     Check(
-        "training",
-        _train_tiny_run,
-        "set FEDATTUNE_DEBUG=1 and run fedattune compare --rounds 2 to see where it fails",
+        "training", _train_tiny_run, "set FEDATTUNE_DEBUG=1 and run fedattune compare --rounds 2 to see where it fails"
     ),
     Check("fastest calls", _describe_choices, REINSTALL),
     Check("bfloat16", _describe_precision, REINSTALL),

@@ -59,8 +59,7 @@ class OutputOptions(BaseModel):
     resume: Path | None = Field(None, description="resume the interrupted run in this folder")
     allow_code: AllowCode = ()
     columns: str | None = Field(
-        None,
-        description="columns of the table: all, or names with commas between (default: what fits 80 characters)",
+        None, description="columns of the table: all, or names with commas between (default: what fits 80 characters)"
     )
     quiet: bool = Field(False, description="show no progress, only the result")
     tensorboard: bool = Field(False, description="also write event files; show them by tensorboard --logdir RUN-FOLDER")

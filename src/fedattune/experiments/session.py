@@ -77,12 +77,7 @@ def list_input_files(experiment: Experiment, *, config: Path | None = None, out:
         files["the configuration"] = config
     if experiment.partition not in (None, *PARTITIONS) and not is_reference(experiment.partition or ""):
         files["the partition"] = resolve_manifest_path(experiment.partition or "")
-    for name in (
-        *experiment.algorithms,
-        experiment.model,
-        experiment.partition or "",
-        experiment.metric or "",
-    ):
+    for name in (*experiment.algorithms, experiment.model, experiment.partition or "", experiment.metric or ""):
         if code := find_file(name):
             files[f"the code of {get_short_name(name)}"] = code
     if experiment.save_partition:

@@ -69,10 +69,7 @@ def write_summary(
         write_report(report, read_runs([report.parent]))
     failures = [describe_failure(one.algorithm, one.seed, one.error) for one in failed]
     return Summary(
-        rows,
-        [*merge_notes(results, baselines, metric), *tuning_notes, *failures],
-        verdict,
-        report if results else None,
+        rows, [*merge_notes(results, baselines, metric), *tuning_notes, *failures], verdict, report if results else None
     )
 
 

@@ -172,12 +172,7 @@ def make_tuning_split(federations: "Sequence[Federation]", seed: int) -> "Federa
 
 
 def tune_plan(
-    plan: Plan,
-    budget: int,
-    out: Path,
-    should_stop: ShouldStop,
-    display: "ProgressDisplay",
-    processes: Any = "auto",
+    plan: Plan, budget: int, out: Path, should_stop: ShouldStop, display: "ProgressDisplay", processes: Any = "auto"
 ) -> Tuning:
     """Choose learning rate and options of every method of a plan; what was begun before goes on.
 
@@ -208,11 +203,7 @@ def tune_plan(
         for name, combinations in left.items():
             n, length = plan_steps(n_tried[name], budget, rounds)[step]
             jobs += [
-                (
-                    name,
-                    one,
-                    _make_job(plan, federation, name, one, length, folder / name / f"step-{step}-{i}"),
-                )
+                (name, one, _make_job(plan, federation, name, one, length, folder / name / f"step-{step}-{i}"))
                 for i, one in enumerate(combinations[:n])
             ]
         results, _ = train_all([job for *_, job in jobs], should_stop, display, scratch=out, processes=processes)
@@ -284,12 +275,7 @@ def _score(result: "Result | None", plan: Plan) -> float:
 
 def _write_tuning(file: Path, tuning: Tuning) -> None:
     choices = {name: {"lr": one.lr, "options": dict(one.options)} for name, one in tuning.choices.items()}
-    content = {
-        "budget": tuning.budget,
-        "choices": choices,
-        "n_tried": tuning.n_tried,
-        "at_edge": tuning.is_at_edge,
-    }
+    content = {"budget": tuning.budget, "choices": choices, "n_tried": tuning.n_tried, "at_edge": tuning.is_at_edge}
     write_json(file, json.loads(json.dumps(content)))
 
 

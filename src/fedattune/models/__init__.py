@@ -14,18 +14,7 @@ from ..core.own_code import is_reference, load_function
 from ..core.settings import EngineName
 from ..core.task import Task
 from ..data import Federation
-from .architectures import (
-    char_lstm,
-    cnn,
-    digit_model,
-    dnn,
-    lenet,
-    mcmahan_cnn,
-    mlr,
-    reddi_cnn,
-    resnet18,
-    tf_cnn,
-)
+from .architectures import char_lstm, cnn, digit_model, dnn, lenet, mcmahan_cnn, mlr, reddi_cnn, resnet18, tf_cnn
 from .pretrained import PretrainedNetwork, hf
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

@@ -55,12 +55,7 @@ def cnn(input_shape: tuple[int, ...], n_classes: int, *, width: Count = 32, feat
 
 @cite("shamsian2021personalized")
 def lenet(
-    input_shape: tuple[int, ...],
-    n_classes: int,
-    *,
-    conv1: Count = 16,
-    conv2: Count = 32,
-    batch_norm: bool = False,
+    input_shape: tuple[int, ...], n_classes: int, *, conv1: Count = 16, conv2: Count = 32, batch_norm: bool = False
 ) -> nn.Module:
     """The LeNet of pFedHN, and with `conv1=6` and `conv2=16` the `base_cnn` of FedFomo.
 
@@ -122,11 +117,7 @@ def mcmahan_cnn(input_shape: tuple[int, ...], n_classes: int, *, lrn: bool = Fal
 
 @cite("reddi2021adaptive")
 def reddi_cnn(
-    input_shape: tuple[int, ...],
-    n_classes: int,
-    *,
-    conv_dropout: DropoutRate = 0.25,
-    fc_dropout: DropoutRate = 0.5,
+    input_shape: tuple[int, ...], n_classes: int, *, conv_dropout: DropoutRate = 0.25, fc_dropout: DropoutRate = 0.5
 ) -> nn.Module:
     """The EMNIST network of the FedAdam paper, which IGFL trains: two 3x3 convolutions, dropout, 128 units.
 
@@ -140,14 +131,7 @@ def reddi_cnn(
     convolutions = [*_convolve(channels, 32, 3), *_convolve(32, 64, 3)]
     flatten, first, relu, last = _stack_linear(64 * rows * columns, 128, n_classes)
     model = nn.Sequential(
-        *convolutions,
-        nn.MaxPool2d(2),
-        nn.Dropout(conv_dropout),
-        flatten,
-        first,
-        relu,
-        nn.Dropout(fc_dropout),
-        last,
+        *convolutions, nn.MaxPool2d(2), nn.Dropout(conv_dropout), flatten, first, relu, nn.Dropout(fc_dropout), last
     )
     for parameter in model.parameters():
         if parameter.dim() > 1:

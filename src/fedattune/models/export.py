@@ -16,27 +16,14 @@ from torch import Tensor, nn
 
 from ..core.errors import ConfigError, RunError, summarize_error
 from ..core.io import clean_file_name, replace_atomically
-from .files import (
-    CARD_KEY,
-    ModelCard,
-    describe_model,
-    draw_inputs,
-    get_dtype,
-    is_rebuildable,
-    load_model,
-    save_model,
-)
+from .files import CARD_KEY, ModelCard, describe_model, draw_inputs, get_dtype, is_rebuildable, load_model, save_model
 
 LogitsFunction = Callable[[Tensor], Tensor]
 """Prepared inputs (B, ...) to logits (B, classes)."""
 
 ExportFormat = Literal["safetensors", "torch-export", "onnx"]
 
-FORMAT_SUFFIXES: dict[ExportFormat, str] = {
-    "safetensors": ".safetensors",
-    "torch-export": ".pt2",
-    "onnx": ".onnx",
-}
+FORMAT_SUFFIXES: dict[ExportFormat, str] = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
 
 MAX_ONNX_BYTES = 2_000_000_000
 """Bytes of weights that fit into one ONNX file, whose format ends at 2 GiB."""

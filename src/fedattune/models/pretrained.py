@@ -369,12 +369,7 @@ class FrozenBatchNorm(nn.Module):
 
 
 def _choose_trained(
-    net: nn.Module,
-    new: list[nn.Parameter],
-    tuning: Tuning,
-    rank: int,
-    alpha: int,
-    targets: list[str] | None,
+    net: nn.Module, new: list[nn.Parameter], tuning: Tuning, rank: int, alpha: int, targets: list[str] | None
 ) -> None:
     """Freeze all weights that are not trained, and add adapters.
 

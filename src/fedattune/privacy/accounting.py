@@ -56,12 +56,7 @@ def check_accounting() -> None:
 
 
 def epsilon_of(
-    noise_multiplier: float,
-    sample_rate: float,
-    steps: int,
-    delta: float,
-    *,
-    sampling: Sampling = "poisson",
+    noise_multiplier: float, sample_rate: float, steps: int, delta: float, *, sampling: Sampling = "poisson"
 ) -> float:
     """Return the epsilon of `steps` Gaussian mechanisms at `delta`; infinite without noise.
 
@@ -98,14 +93,7 @@ def epsilon_of(
     return _compute_epsilon(float(noise_multiplier), float(sample_rate), int(steps), float(delta), sampling)
 
 
-def noise_for(
-    epsilon: float,
-    delta: float,
-    sample_rate: float,
-    steps: int,
-    *,
-    sampling: Sampling = "poisson",
-) -> float:
+def noise_for(epsilon: float, delta: float, sample_rate: float, steps: int, *, sampling: Sampling = "poisson") -> float:
     """Return the smallest noise multiplier, up to a thousandth, whose epsilon is at most `epsilon`.
 
     Args:

@@ -69,11 +69,7 @@ MERGED_NAME = "all clients together"
 
 
 def score_clients(
-    n: NDArray[np.int64],
-    correct: NDArray[np.int64],
-    loss: NDArray[np.float64],
-    *,
-    deviation: float | None = None,
+    n: NDArray[np.int64], correct: NDArray[np.int64], loss: NDArray[np.float64], *, deviation: float | None = None
 ) -> NDArray[np.float64]:
     """Compute what curves show of each client (N,): its accuracy, or its RMSE in the unit of the target.
 
@@ -101,11 +97,7 @@ def measure_scores(metric: MetricName, scores: NDArray[np.float64], deviation: f
 
 
 def summarize_scores(
-    n: NDArray[np.int64],
-    correct: NDArray[np.int64],
-    loss: NDArray[np.float64],
-    *,
-    deviation: float | None = None,
+    n: NDArray[np.int64], correct: NDArray[np.int64], loss: NDArray[np.float64], *, deviation: float | None = None
 ) -> Metrics:
     """Summarise the scores of clients, as for `score_clients`; clients without samples are left out.
 

@@ -92,12 +92,7 @@ def predict_parts(context: RunContext, models: RowStack, buffers: RowStack) -> d
 
 
 def predict_rows(
-    task: Task,
-    federation: Federation,
-    part: EvalPart,
-    ids: Sequence[int],
-    models: RowStack,
-    buffers: RowStack,
+    task: Task, federation: Federation, part: EvalPart, ids: Sequence[int], models: RowStack, buffers: RowStack
 ) -> RowPredictions | None:
     """Let the models (E, ...) of clients `ids`, or one model (1, ...), predict the clients' rows of one part.
 
@@ -120,16 +115,9 @@ def predict_rows(
     sample = np.concatenate(index).astype(np.int64)
     y = federation.y[torch.as_tensor(sample, device=federation.y.device)].cpu().numpy()
     if (scale := federation.target_scale) is not None:
-        outputs, y = (
-            outputs * scale.deviation + scale.mean,
-            y.astype(np.float64) * scale.deviation + scale.mean,
-        )
+        outputs, y = (outputs * scale.deviation + scale.mean, y.astype(np.float64) * scale.deviation + scale.mean)
     return RowPredictions(
-        np.repeat(np.arange(len(ids)), sizes).astype(np.int32),
-        sample,
-        y,
-        outputs.astype(np.float32),
-        len(ids),
+        np.repeat(np.arange(len(ids)), sizes).astype(np.int32), sample, y, outputs.astype(np.float32), len(ids)
     )
 
 

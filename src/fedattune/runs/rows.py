@@ -389,8 +389,7 @@ class DiskRows:
             stack.put_rows(ids, Params({**stack.rows(ids), **new.only(self._names)}))
             return self
         self._file.write(
-            ids.cpu().numpy(),
-            {k: new[k].detach().to("cpu", self._first[k].dtype).contiguous() for k in self._first},
+            ids.cpu().numpy(), {k: new[k].detach().to("cpu", self._first[k].dtype).contiguous() for k in self._first}
         )
         return self
 

@@ -196,8 +196,7 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
         """
         with explain_errors("read", self._path):
             records = self._db.execute(
-                "SELECT component, row_clients, column_clients, weights FROM mixing WHERE round = ?",
-                (round_,),
+                "SELECT component, row_clients, column_clients, weights FROM mixing WHERE round = ?", (round_,)
             ).fetchall()
         if not records:
             raise KeyError(f"no mixing matrices of round {round_}; the run has matrices of rounds {list(self)}")
@@ -294,8 +293,7 @@ class RunStore:
         *numbers, diverged, absent = record
         with explain_errors("write", self._path):
             self._db.execute(
-                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*numbers, json.dumps(diverged), json.dumps(absent)),
+                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", (*numbers, json.dumps(diverged), json.dumps(absent))
             )
 
     def add_scores(self, round_: int, point: str, part: str, scores: Scores, ids: Tensor | None = None) -> None:
@@ -309,8 +307,7 @@ class RunStore:
         clients = np.arange(len(scores.n)) if ids is None else ids.cpu().numpy()
         with explain_errors("write", self._path):
             self._db.execute(
-                "INSERT INTO evaluations VALUES (?, ?, ?, ?)",
-                (round_, point, part, pack_scores(clients, scores)),
+                "INSERT INTO evaluations VALUES (?, ?, ?, ?)", (round_, point, part, pack_scores(clients, scores))
             )
 
     def check_checkpoint(self, record: RoundRecord) -> None:

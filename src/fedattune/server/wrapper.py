@@ -32,15 +32,7 @@ from ..core.payload import Broadcast, MixingMatrices, Payload, Traffic
 
 @dataclass(frozen=True)
 class ServerWrapper(
-    Joinable[StateT],
-    SumsOnly,
-    Measurable,
-    Branching,
-    Discardable,
-    Skippable,
-    Quarantining,
-    TrafficCounting,
-    Advisory,
+    Joinable[StateT], SumsOnly, Measurable, Branching, Discardable, Skippable, Quarantining, TrafficCounting, Advisory
 ):
     """Base of rules that extend the rule `inner`; by itself, it forwards everything to `inner`.
 

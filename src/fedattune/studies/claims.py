@@ -14,19 +14,7 @@ from .study import Cell, Claim, Study
 
 CONFIDENCE = 0.95
 HOLDS, OPPOSITE = "▲", "▼"
-CLAIM_COLUMNS = (
-    "study",
-    "claim",
-    "answer",
-    "column",
-    "better",
-    "than",
-    "by",
-    "difference",
-    "low",
-    "high",
-    "seeds",
-)
+CLAIM_COLUMNS = ("study", "claim", "answer", "column", "better", "than", "by", "difference", "low", "high", "seeds")
 
 
 class Interval(NamedTuple):
@@ -207,15 +195,7 @@ def to_csv(study: str, answers: Sequence[Answer]) -> str:
         for one in answer.comparisons:
             numbers = one.difference or ()
             lines.writerow(
-                [
-                    study,
-                    answer.claim.text,
-                    answer.text,
-                    one.better.column,
-                    one.better.row,
-                    one.than.row,
-                    one.by,
-                ]
+                [study, answer.claim.text, answer.text, one.better.column, one.better.row, one.than.row, one.by]
                 + (["" if math.isnan(number) else f"{number:.3f}" for number in numbers] or [""] * 3)
                 + [len(one.seeds)]
             )

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.io import replace_atomically
-from .matching import (
-    WEIGHT_GROUPS,
-    average_mixing,
-    count_common_labels,
-    find_label_pairs,
-    label_counts,
-    matching_rates,
-)
+from .matching import WEIGHT_GROUPS, average_mixing, count_common_labels, find_label_pairs, label_counts, matching_rates
 from .outcome import Outcome, StudyResults, name_cells
 from .study import Cell
 
@@ -110,10 +103,7 @@ class _Drawing:
         """Return the colour and the stroke of a row."""
         number = list(self.study.rows).index(row)
         colours, strokes = len(STUDY_COLOURS), len(STUDY_STROKES)
-        return {
-            "color": STUDY_COLOURS[number % colours],
-            "linestyle": STUDY_STROKES[number // colours % strokes],
-        }
+        return {"color": STUDY_COLOURS[number % colours], "linestyle": STUDY_STROKES[number // colours % strokes]}
 
     def add_matrix(self, axes: "Axes", matrix: Any, names: Sequence[str], x: str, y: str, **bar: Any) -> None:
         """Draw a matrix with its colour bar, from its smallest to its largest value."""

@@ -138,10 +138,7 @@ SUMMARIES: dict[str, tuple[tuple[str, ...], Callable[[StudyResults, Outcome], It
         ("populations", "method", "matching rate in %", "spread", "by chance", "number of populations"),
         _summarize_matching,
     ),
-    "heat_map": (
-        ("data", "method", "layer", "own", "3 labels in common", "2", "1", "none"),
-        _summarize_common_labels,
-    ),
+    "heat_map": (("data", "method", "layer", "own", "3 labels in common", "2", "1", "none"), _summarize_common_labels),
     "weights": (("data", "method", "layer", *WEIGHT_GROUPS), _summarize_weights),
 }
 """Kind of figure -> head of its table, and the function that makes the lines of a cell."""

@@ -27,9 +27,7 @@ Grid = dict[str, Annotated[list[Any], Field(min_length=2)]]
 """Option or setting -> values to try."""
 
 RowNames = Annotated[
-    list[str],
-    Field(min_length=1),
-    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+    list[str], Field(min_length=1), BeforeValidator(lambda given: [given] if isinstance(given, str) else given)
 ]
 """A row, or a list of rows."""
 
@@ -189,8 +187,7 @@ class StudyOptions(StrictSchema):
     """The options of `fedattune reproduce`."""
 
     cells: str = Field(
-        "*",
-        description='only these cells: columns, rows, or "column/row"; * matches anything; separate by commas',
+        "*", description='only these cells: columns, rows, or "column/row"; * matches anything; separate by commas'
     )
     rounds: Count | None = Field(None, description="maximum number of rounds (default: the paper's)")
     mixed_precision: Precision | None = Field(
@@ -382,13 +379,7 @@ class Study(BaseModel):
         return self.rows[row.like] if row.like else row
 
     def make_run(
-        self,
-        cell: Cell,
-        choice: Mapping[str, Any],
-        seed: int,
-        extent: Extent = WHOLE,
-        *,
-        tuning: bool = False,
+        self, cell: Cell, choice: Mapping[str, Any], seed: int, extent: Extent = WHOLE, *, tuning: bool = False
     ) -> CellRun:
         """Make one run of a cell with a combination of its grid; with `tuning`, a run of the search.
 

@@ -20,11 +20,7 @@ from .study import Cell, Study, format_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-OVER_WORDS = {
-    "max": "best evaluated round",
-    "last10": "mean over the last tenth of the rounds",
-    "last": "last round",
-}
+OVER_WORDS = {"max": "best evaluated round", "last10": "mean over the last tenth of the rounds", "last": "last round"}
 MEAN_WORDS = {"pooled": "over all test samples", "uniform": "mean over clients"}
 COLUMN_TITLES = ("method", "paper", "ours", "difference", "last round", "late change", "over clients", "worst 10%",
                  "received", "trained", "seeds", "rounds", "steps", "seconds", "chosen")  # fmt: skip
@@ -229,10 +225,7 @@ def _render_settings(results: StudyResults) -> list[str]:
         days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
         versions = sorted({_format_versions(run["environment"]) for run in runs})
         hours = sum(facts.get("seconds", 0) for facts in records.runs.values()) / 3600
-        out += [
-            f"- run on {days} with {'; '.join(versions)}",
-            f"- {hours:.1f} hours of runs, including the search",
-        ]
+        out += [f"- run on {days} with {'; '.join(versions)}", f"- {hours:.1f} hours of runs, including the search"]
     return [*out, ""]
 
 

@@ -93,10 +93,7 @@ class RunCheckpoints:
     def save(self, status: RunStatus) -> None:
         """Write a checkpoint of the last finished round."""
         text = replace(status, notes=[*status.notes, *self.backend.notes]).dump()
-        text |= {
-            "clients": json.dumps(self.context.n_clients),
-            "upload_steps": json.dumps(self.uploads.dump()),
-        }
+        text |= {"clients": json.dumps(self.context.n_clients), "upload_steps": json.dumps(self.uploads.dump())}
         tree = self._state_tree() | self.ledger.state_tree()
         self.folder.checkpoints.save(status.record.round, tree, text)
 

@@ -126,13 +126,7 @@ def fit(
     """
     settings = Settings.from_keywords(**({**settings.to_keywords(), **more} if settings else more))
     run = prepare_run(
-        algorithm,
-        data,
-        model,
-        name=name,
-        options=options,
-        model_options=model_options,
-        settings=settings,
+        algorithm, data, model, name=name, options=options, model_options=model_options, settings=settings
     )
     return train_run(run, out=out, resume=resume, callbacks=callbacks)
 
@@ -190,11 +184,7 @@ def prepare_run(
 
 
 def train_run(
-    run: PreparedRun,
-    *,
-    out: Path | str | None = None,
-    resume: bool = False,
-    callbacks: Sequence[Callback] = (),
+    run: PreparedRun, *, out: Path | str | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()
 ) -> Result:
     """Train a prepared run.
 
@@ -242,21 +232,12 @@ def _train(run: PreparedRun, out: Path | None, *, resume: bool, callbacks: Seque
 
 
 def _finish(
-    run: PreparedRun,
-    loop: RoundLoop,
-    result: Result,
-    folder: RunFolder | None,
-    newcomers: Federation | None,
+    run: PreparedRun, loop: RoundLoop, result: Result, folder: RunFolder | None, newcomers: Federation | None
 ) -> Result:
     """Train newcomers, and store the result."""
     context = loop.context
     trained_server = TrainedServer(
-        context.algorithm,
-        run.module,
-        context.task.model,
-        loop.server.state,
-        loop.backend.statistics,
-        context.n_clients,
+        context.algorithm, run.module, context.task.model, loop.server.state, loop.backend.statistics, context.n_clients
     )
     if newcomers:
         facts = _collect_newcomer_facts(trained_server, newcomers, run.config, result.notes)

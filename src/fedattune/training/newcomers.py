@@ -172,10 +172,7 @@ def _load_trained_server(
             "this run was not finished, or was kept neither in memory nor in a folder: no client can join it"
         )
     settings = result.settings.replace(device=config["device"])
-    for given, name, key in (
-        (algorithm, config.get(SOURCE_KEY, ""), "algorithm"),
-        (module, config["model"], "module"),
-    ):
+    for given, name, key in ((algorithm, config.get(SOURCE_KEY, ""), "algorithm"), (module, config["model"], "module")):
         if given is None and is_reference(name):
             raise RunError(
                 f"{result.folder} was trained with {make_portable(name)!r}, which is code of somebody's own and is not "

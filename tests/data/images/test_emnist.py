@@ -89,13 +89,7 @@ def test_emnist_files_that_are_broken(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"\0\0\x08",
-        idx(np.zeros(3, np.uint8))[:-1],
-        idx(np.zeros((1, 2), np.uint8)),
-        b"\0\0\x09\x01\0\0\0\x01a",
-    ],
+    [b"", b"\0\0\x08", idx(np.zeros(3, np.uint8))[:-1], idx(np.zeros((1, 2), np.uint8)), b"\0\0\x09\x01\0\0\0\x01a"],
 )
 def test_idx_files_that_are_none(tmp_path, content):
     path = tmp_path / "labels-idx1-ubyte"

@@ -15,11 +15,7 @@ from fedattune.data.dataset import Dataset
 from fedattune.data.schema import OTHER_CATEGORY
 
 N = 240
-TOPICS = (
-    "rain and wind over the coast tonight",
-    "the match ended with a late goal",
-    "shares fell after the report",
-)
+TOPICS = ("rain and wind over the coast tonight", "the match ended with a late goal", "shares fell after the report")
 
 
 def rows() -> list[dict[str, str]]:
@@ -46,10 +42,7 @@ def rows() -> list[dict[str, str]]:
 
 def write(path: Path, lines: list[dict[str, str]], *, quote: str = "") -> Path:
     text = "\n".join(
-        [
-            ",".join(lines[0]),
-            *(",".join(f"{quote}{v}{quote}" if "," in v else v for v in r.values()) for r in lines),
-        ]
+        [",".join(lines[0]), *(",".join(f"{quote}{v}{quote}" if "," in v else v for v in r.values()) for r in lines)]
     )
     if path.suffix == ".gz":
         with gzip.open(path, "wt") as file:

@@ -9,11 +9,7 @@ from fedattune.data import Schema
 from fedattune.data.tables.by_schema import find_table_problems
 
 SCHEMA = Schema(
-    classes=("n", "y"),
-    numbers=("age", "more"),
-    flagged=("more",),
-    categories={"sex": ("f", "m")},
-    target="ill",
+    classes=("n", "y"), numbers=("age", "more"), flagged=("more",), categories={"sex": ("f", "m")}, target="ill"
 )
 
 

@@ -14,10 +14,7 @@ from fedattune.data.tables.new_rows import read_rows
 from fedattune.data.tables.texts import ALPHABET, encode_texts
 from models.pretrained_files import WORDS, make_network
 
-LINES = [
-    "who,line,next",
-    *(f'{"ab"[i % 2]},"{"to be, or not"[: 5 + i % 4]}",{"xyz"[i % 3]}' for i in range(40)),
-]
+LINES = ["who,line,next", *(f'{"ab"[i % 2]},"{"to be, or not"[: 5 + i % 4]}",{"xyz"[i % 3]}' for i in range(40))]
 
 
 @pytest.fixture

@@ -23,18 +23,8 @@ from fedattune.deploy.secagg import (
     UnknownKeyError,
     keys,
 )
-from fedattune.deploy.secagg.ring import (
-    Fixed,
-)
-from fedattune.deploy.secagg.session import (
-    Advert,
-    Block,
-    NodeSession,
-    ServerSession,
-    Session,
-    SessionPart,
-    SumRules,
-)
+from fedattune.deploy.secagg.ring import Fixed
+from fedattune.deploy.secagg.session import Advert, Block, NodeSession, ServerSession, Session, SessionPart, SumRules
 
 KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(6)]
 MEMBERS = {
@@ -120,11 +110,7 @@ def draw(n: int = 5, length: int = 40, seed: int = 0) -> dict[int, Fixed]:
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.integers(3, 6),
-    st.lists(st.integers(-(2**50), 2**50), min_size=1, max_size=5),
-    st.integers(0, 2**32 - 1),
-)
+@given(st.integers(3, 6), st.lists(st.integers(-(2**50), 2**50), min_size=1, max_size=5), st.integers(0, 2**32 - 1))
 def test_the_sum_of_any_numbers(n: int, first: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     numbers = {i: rng.permutation(np.array(first, dtype=np.int64)) * (i + 1) for i in range(n)}
@@ -309,15 +295,7 @@ def test_steps_come_once_and_in_order() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"modulus": 32},
-        {"bits": 0},
-        {"clip": float("nan")},
-        {"nodes": 50},
-        {"round": "3"},
-        {"version": 2},
-        {"more": 1},
-    ],
+    [{"modulus": 32}, {"bits": 0}, {"clip": float("nan")}, {"nodes": 50}, {"round": "3"}, {"version": 2}, {"more": 1}],
 )
 def test_sessions_that_no_node_knows(change: dict[str, Any]) -> None:
     with pytest.raises(SessionMismatchError, match="is none that this node knows"):
@@ -325,8 +303,7 @@ def test_sessions_that_no_node_knows(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"contributes": [True, True]}, {"contributes": [1]}, {"mask": "AAAA"}, {"mask": "?"}, {"more": 1}],
+    "change", [{"contributes": [True, True]}, {"contributes": [1]}, {"mask": "AAAA"}, {"mask": "?"}, {"more": 1}]
 )
 def test_adverts_that_are_none(change: dict[str, Any]) -> None:
     _, advert = NodeSession.begin(make_session(), (True,), make_rules(0))

@@ -16,20 +16,10 @@ from fedattune.core.errors import ConfigError
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
 from fedattune.deploy.node.policy import NodePolicy
-from fedattune.deploy.secagg import (
-    AlreadySummedError,
-    SessionMismatchError,
-    TamperedShareError,
-    keys,
-)
+from fedattune.deploy.secagg import AlreadySummedError, SessionMismatchError, TamperedShareError, keys
 from fedattune.deploy.secagg.layout import plan_blocks, plan_part
 from fedattune.deploy.secagg.ring import dequantize
-from fedattune.deploy.secagg.runtime import (
-    STATE_NAME,
-    SecureSteps,
-    check_secure_node,
-    read_rules,
-)
+from fedattune.deploy.secagg.runtime import STATE_NAME, SecureSteps, check_secure_node, read_rules
 from fedattune.deploy.secagg.session import ServerSession, Session
 from fedattune.training.backends.local import LocalBackend
 from fedattune.training.backends.message import WorkerMessage

@@ -47,10 +47,7 @@ class LabelAgreement:
 
 
 def measure_agreement(
-    weights: FloatArray,
-    similarity: FloatArray,
-    rows: Sequence[int] | None = None,
-    offered: BoolArray | None = None,
+    weights: FloatArray, similarity: FloatArray, rows: Sequence[int] | None = None, offered: BoolArray | None = None
 ) -> LabelAgreement:
     """Compare weights with label similarity, without the diagonal.
 
@@ -158,12 +155,7 @@ class ComponentTrace:
 
 
 def compute_shares(
-    names: Sequence[str],
-    i: int,
-    round_: int,
-    row: FloatArray,
-    total: float | None = None,
-    marked: float = 0.0,
+    names: Sequence[str], i: int, round_: int, row: FloatArray, total: float | None = None, marked: float = 0.0
 ) -> MixtureShares:
     """Compute the shares of client `i` in a round.
 

@@ -153,10 +153,7 @@ def fill_cells(rows: Sequence[MethodRow], columns: Columns) -> list[tuple[Method
         (
             row,
             [
-                TableCell(
-                    texts[title][i],
-                    row.point != "-" and texts[title][i].partition(" ±")[0] == best.get(title),
-                )
+                TableCell(texts[title][i], row.point != "-" and texts[title][i].partition(" ±")[0] == best.get(title))
                 for title in columns
             ],
         )

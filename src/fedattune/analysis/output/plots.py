@@ -457,10 +457,7 @@ def choose_scale(weights: FloatArray, n_clients: int) -> Scale:
 
 
 def plot_heatmap(
-    mixing: MixingAnalysis,
-    round_: int | None = None,
-    component: str | None = None,
-    width: float | None = None,
+    mixing: MixingAnalysis, round_: int | None = None, component: str | None = None, width: float | None = None
 ) -> CaptionedFigure:
     """Plot the last weights of every client at a round, receiving clients in rows.
 

@@ -279,9 +279,7 @@ def select_columns(
 
 
 def write_legend(
-    lines: Sequence["MethodRow"],
-    rounds_to: float | None = None,
-    columns: Sequence[Columns] | None = None,
+    lines: Sequence["MethodRow"], rounds_to: float | None = None, columns: Sequence[Columns] | None = None
 ) -> str:
     """Explain the columns that are shown; by default all."""
     shown = {title: one for group in columns or choose_columns(lines, rounds_to) for title, one in group.items()}
@@ -304,10 +302,7 @@ def find_best_row(lines: Sequence["MethodRow"]) -> "MethodRow | None":
 
 
 def print_methods(
-    lines: Sequence["MethodRow"],
-    console: "Console",
-    rounds_to: float | None = None,
-    columns: str | None = None,
+    lines: Sequence["MethodRow"], console: "Console", rounds_to: float | None = None, columns: str | None = None
 ) -> None:
     """Print methods side by side without cutting a number: in several tables if one does not fit the width.
 

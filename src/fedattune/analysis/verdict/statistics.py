@@ -114,8 +114,7 @@ def _resample_client(
     generator = np.random.default_rng([0, client])
     own = [mine.rows(client) for mine, _ in pairs]
     samples, places = np.unique(
-        np.concatenate([mine.sample[rows] for (mine, _), rows in zip(pairs, own, strict=True)]),
-        return_inverse=True,
+        np.concatenate([mine.sample[rows] for (mine, _), rows in zip(pairs, own, strict=True)]), return_inverse=True
     )
     if not len(samples):
         return None

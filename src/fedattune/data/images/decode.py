@@ -54,9 +54,7 @@ def read_images(
     """
     # Two decoders of JPEG need not agree on every pixel, so the key holds Pillow's version.
     return read_cached(
-        files,
-        [label, owner, mode, version("pillow")],
-        lambda: decode_images(files, label, owner=owner, mode=mode),
+        files, [label, owner, mode, version("pillow")], lambda: decode_images(files, label, owner=owner, mode=mode)
     )
 
 

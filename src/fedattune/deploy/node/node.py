@@ -123,12 +123,7 @@ class NodeRuntime:
         shared = {"name": str(self.config.get("name", "")), "clients": clients}
         schema = self.schema.to_json()
         self.policy.check_consent(self.folder, {**shared, "schema": json.loads(schema)})
-        return {
-            "kind": "hello",
-            **shared,
-            "schema": schema,
-            "fedattune": __version__,
-        }
+        return {"kind": "hello", **shared, "schema": schema, "fedattune": __version__}
 
     def _handle(self, message: WorkerMessage) -> WorkerMessage:
         head = message.head

@@ -246,10 +246,7 @@ class NodePolicy(StrictSchema):
         )
 
 
-OTHER_KEYS = (
-    *(str(field.alias) for field in NodePolicy.model_fields.values()),
-    *FLOWER_KEYS,
-)
+OTHER_KEYS = (*(str(field.alias) for field in NodePolicy.model_fields.values()), *FLOWER_KEYS)
 """Keys of a node's configuration that are not about its data."""
 
 

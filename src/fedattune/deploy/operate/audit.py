@@ -63,11 +63,7 @@ class AuditLog:
         self._lock = FileLock(folder / ".audit.lock")
 
     def append(
-        self,
-        direction: Direction,
-        message: WorkerMessage,
-        request: Mapping[str, Any],
-        n_bytes: int | None = None,
+        self, direction: Direction, message: WorkerMessage, request: Mapping[str, Any], n_bytes: int | None = None
     ) -> None:
         """Add a message, and return when the line is on the disk.
 

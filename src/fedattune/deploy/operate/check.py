@@ -86,16 +86,8 @@ def check_kit(folder: Path) -> list[Finding]:
         Check("configuration", lambda: _check_run(app), f"fix {APP_FILE}"),
         Check("nodes", lambda: _check_node_files(folder), "fix the files in nodes"),
         Check("certificates", lambda: _check_certificates(certificates), "run ./certificates.sh"),
-        Check(
-            "keys",
-            lambda: _check_keys(keys, _count_nodes(app), n_registered),
-            "make the keys anew",
-        ),
-        Check(
-            "SuperLink",
-            lambda: _check_superlink(folder, statuses),
-            "start ./superlink.sh, and look at its log",
-        ),
+        Check("keys", lambda: _check_keys(keys, _count_nodes(app), n_registered), "make the keys anew"),
+        Check("SuperLink", lambda: _check_superlink(folder, statuses), "start ./superlink.sh, and look at its log"),
         Check("disk", lambda: [check_free_space("disk", folder, "", "broken", advice)], advice),
         Check("Flower", lambda: _check_pin(app), "pip install 'fedattune[flower]'"),
         Check("clock", lambda: _check_file_times(certificates), "compare the clock with the nodes'"),
@@ -128,10 +120,7 @@ def check_node(
     schema = Schema.read(schema_file) if schema_file else None
     if schema is None and (text := run.get("data-schema")):
         schema = Schema.from_json(str(text))
-    key, authority = (
-        key or base / "keys" / f"node-{file.stem}",
-        certificates or base / "certificates" / "ca.crt",
-    )
+    key, authority = (key or base / "keys" / f"node-{file.stem}", certificates or base / "certificates" / "ca.crt")
     state = find_state(file)
     checks = (
         Check("Flower", _check_versions, "pip install 'fedattune[flower]'"),
@@ -409,13 +398,7 @@ def _check_policy(config: Mapping[str, Any], run: Mapping[str, Any], base: Path)
         else:
             refusals = list(_find_refusals(rules, plan))
     if not refusals:
-        secure = {
-            "secure_aggregation",
-            "min_participants",
-            "threshold",
-            "key",
-            "roster",
-        }  # of these, see below
+        secure = {"secure_aggregation", "min_participants", "threshold", "key", "roster"}  # of these, see below
         limits = rules.model_dump(by_alias=True, exclude_none=True, exclude={"log_format", *secure})
         yield ok("rules", ", ".join(f"{key} = {value}" for key, value in limits.items()))
     yield from refusals

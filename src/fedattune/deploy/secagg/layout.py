@@ -36,15 +36,7 @@ SCORED: Mapping[str, tuple[tuple[str, EvalPart], ...]] = {
 SCORE_NUMBERS = 4
 """Numbers of each score: clients with samples, samples, right predictions, sum of losses."""
 
-COMMON_KEYS = (
-    "kind",
-    "round",
-    "update_server",
-    "should_evaluate",
-    "has_w",
-    "has_mean",
-    "replies_immediately",
-)
+COMMON_KEYS = ("kind", "round", "update_server", "should_evaluate", "has_w", "has_mean", "replies_immediately")
 """Keys of a message's head that are the same for all nodes."""
 
 

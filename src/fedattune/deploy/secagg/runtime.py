@@ -44,21 +44,12 @@ PURPOSES.update(
         ): "The server passes on all nodes' keys, and asks for encrypted shares of the own secrets.",
         ("in", "secure-masked"): "The server sends a model and encrypted shares, and asks for masked sums.",
         ("in", "secure-survivors"): "The server says whose masked sums arrived, and asks to sign that.",
-        (
-            "in",
-            "secure-unmask",
-        ): "The server shows what nodes signed, and asks for shares that take off masks.",
+        ("in", "secure-unmask"): "The server shows what nodes signed, and asks for shares that take off masks.",
         ("out", "secure-keys"): "The node sends ephemeral public keys, signed.",
         ("out", "secure-shares"): "The node sends shares of its secrets, encrypted for the other nodes.",
-        (
-            "out",
-            "secure-masked",
-        ): "The node sends the sum of what its clients learned and scored, behind masks.",
+        ("out", "secure-masked"): "The node sends the sum of what its clients learned and scored, behind masks.",
         ("out", "secure-survivors"): "The node signs whose masked sums arrived.",
-        (
-            "out",
-            "secure-unmask",
-        ): "The node sends one share for each node, with which masks come off the sum of all.",
+        ("out", "secure-unmask"): "The node sends one share for each node, with which masks come off the sum of all.",
     }
 )
 

@@ -437,15 +437,7 @@ class NodeSession:
         shares = {id_: (keys.decode(a), keys.decode(b)) for id_, (a, b) in values["shares"].items()}
         by_id = {advert.id: advert for advert in adverts}
         return cls(
-            session,
-            values["step"],
-            channel,
-            mask,
-            seed,
-            by_id,
-            (own_seed, own_key),
-            shares,
-            values["survivors"],
+            session, values["step"], channel, mask, seed, by_id, (own_seed, own_key), shares, values["survivors"]
         )
 
 

@@ -276,8 +276,7 @@ class SecureTransport(NodeTransport):
         self.observer.record_exchange({i: faults.get(i) for i in asked}, self.bytes_sent, self.bytes_received)
         return [
             Outcome(
-                self._make_reply(session, outcome, number, group, faults),
-                {i: faults[i] for i in group if i in faults},
+                self._make_reply(session, outcome, number, group, faults), {i: faults[i] for i in group if i in faults}
             )
             for number, group in enumerate(groups)
         ]
@@ -325,12 +324,7 @@ class SecureTransport(NodeTransport):
         return self.address(join_messages(parts), i)
 
     def _make_reply(
-        self,
-        session: Session,
-        outcome: SessionOutcome,
-        number: int,
-        group: Group,
-        faults: Mapping[int, Fault],
+        self, session: Session, outcome: SessionOutcome, number: int, group: Group, faults: Mapping[int, Fault]
     ) -> dict[int, WorkerMessage]:
         """Make the reply of all survivors to one group: the mean as the upload of each of their clients."""
         blocks = _slice_blocks(outcome.total, session.blocks, number)

@@ -232,10 +232,7 @@ RUN_GAUGES: Mapping[str, tuple[str, Callable[[RunNumbers], float | None]]] = {
     "rmse": ("Mean test RMSE over clients.", lambda run: run.rmse),
     "round_seconds": ("Seconds of the last round.", lambda run: run.seconds),
     "last_round_timestamp_seconds": ("Time of the last finished round.", lambda run: run.finished_at),
-    "clients_without_reply": (
-        "Clients of the last round's cohort without part in it.",
-        lambda run: run.absent,
-    ),
+    "clients_without_reply": ("Clients of the last round's cohort without part in it.", lambda run: run.absent),
 }
 """Metrics by method and seed; a run without the value has no sample."""
 
@@ -248,10 +245,7 @@ NODE_GAUGES: Mapping[str, tuple[str, Callable[[Snapshot], float]]] = {
     "healthy": ("1 while the run makes progress, as /healthz says.", lambda now: now.is_healthy),
     "nodes_known": ("Nodes of the federation.", lambda now: len(now.names)),
     "nodes_online": ("Nodes that are online.", lambda now: len(now.online)),
-    "nodes_late": (
-        "Nodes that sent no reply in time to their last message.",
-        lambda now: _count(now, "late"),
-    ),
+    "nodes_late": ("Nodes that sent no reply in time to their last message.", lambda now: _count(now, "late")),
     "nodes_refused": ("Nodes whose last reply the server refused.", lambda now: _count(now, "refused")),
     "nodes_failed": ("Nodes that could not answer their last message.", lambda now: _count(now, "failed")),
 }

@@ -406,12 +406,7 @@ class NodeRegistry:
     def to_json(self) -> dict[str, Any]:
         """Return the registry as plain JSON values."""
         hellos = [hello.model_dump(mode="json", by_alias=True) for hello in self.hellos]
-        return {
-            "hellos": hellos,
-            "founders": self.n_founders,
-            "attempt": self.attempt,
-            "notes": self.notes,
-        }
+        return {"hellos": hellos, "founders": self.n_founders, "attempt": self.attempt, "notes": self.notes}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], deployment: DeploymentOptions, seed: int) -> "NodeRegistry":

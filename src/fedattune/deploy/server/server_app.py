@@ -172,11 +172,7 @@ class _Server:
             run_folder, config = self._open_folder(name, algorithm, seed)
             loop, transport = self._open_loop(name, algorithm, seed, run_folder, config)
         wire = {"up": transport.bytes_received, "down": transport.bytes_sent}
-        facts = {
-            **result.facts,
-            "wire": wire,
-            "notes": [*result.notes, *transport.common_notes, *self.registry.notes],
-        }
+        facts = {**result.facts, "wire": wire, "notes": [*result.notes, *transport.common_notes, *self.registry.notes]}
         Result(result.config, facts, result.store).finish(run_folder)
         return Result.load(run_folder.path)
 
@@ -200,11 +196,7 @@ class _Server:
 
         Nodes may have joined the federation since the folder was made.
         """
-        settings, path, splits = (
-            self.plan.settings(seed),
-            self.folder / name / f"seed-{seed}",
-            self.registry.splits,
-        )
+        settings, path, splits = (self.plan.settings(seed), self.folder / name / f"seed-{seed}", self.registry.splits)
         settings.participation.cohort_size(self.registry.info.n_clients)
         check_device(settings)
         check_clients(settings, self.registry.info)
@@ -250,10 +242,7 @@ class _Server:
         return loop, transports[0]
 
     def _log_progress(self, loop: RoundLoop, name: str, seed: int, progress: Progress) -> None:
-        absent, n = (
-            len(loop.record.absent),
-            loop.context.settings.participation.cohort_size(loop.context.n_clients),
-        )
+        absent, n = (len(loop.record.absent), loop.context.settings.participation.cohort_size(loop.context.n_clients))
         self.monitor.record_progress(progress, absent, is_empty=absent >= n)
         accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f}"
         if accuracy and progress.evaluated not in (0, progress.round):  # 0: an older checkpoint does not tell

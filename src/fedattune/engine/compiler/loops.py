@@ -136,12 +136,7 @@ class GraphLoop(nn.Module):
         return list(step.moving)
 
     def _capture(
-        self,
-        key: tuple[Any, ...],
-        ready: list[Tensor],
-        moving: list[Tensor],
-        batches: StepBatches,
-        batch: list[Tensor],
+        self, key: tuple[Any, ...], ready: list[Tensor], moving: list[Tensor], batches: StepBatches, batch: list[Tensor]
     ) -> _CapturedStep:
         """Capture a step in memory of its own; the given tensors keep their values."""
         self._make_room()

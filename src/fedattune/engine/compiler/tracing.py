@@ -78,11 +78,7 @@ class _GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._keep(tensor, self.graph.placeholder(f"argument_{i}"))
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         if DATA_DEPENDENT.intersection(func.tags):

@@ -246,10 +246,7 @@ class LocalBackend(Backend):
             effects = measure_training(rule, self.engine, ids, inputs, training)
         if isinstance(module := self.engine.task.model, MethodModule):
             # Not the models of the last evaluation: a run that went on after its last round has none.
-            params, buffers = (
-                states.models(rule.received_model, ids, make_payload),
-                states.received_buffers(ids),
-            )
+            params, buffers = (states.models(rule.received_model, ids, make_payload), states.received_buffers(ids))
             for i, client in enumerate(ids.tolist()):
                 state = {**params.rows(i), **buffers.rows(i)}
                 effects[i] += measure_module(module, state, self._sample_inputs(client))

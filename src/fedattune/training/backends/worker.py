@@ -90,10 +90,7 @@ def _handle_train(backend: LocalBackend, message: WorkerMessage) -> WorkerMessag
     if len(ids):
         result = backend.train(request, payload, _make_payload_factory(ids, payload))
         reply.head.update(
-            ids=result.ids.tolist(),
-            n_trained=result.n_trained,
-            steps=result.steps,
-            diverged=list(result.diverged),
+            ids=result.ids.tolist(), n_trained=result.n_trained, steps=result.steps, diverged=list(result.diverged)
         )
         if result.refused:
             reply.head["refused"] = list(result.refused)

@@ -81,10 +81,7 @@ class AcceptBetter(ClientWrapper):
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         """Upload what the rule uploads, and keep its model."""
         upload, new_state = self.inner.finish(
-            carry.inner,
-            self._choose(sent, local_state),
-            _strip(local_state),
-            _restrict(context, carry.refused),
+            carry.inner, self._choose(sent, local_state), _strip(local_state), _restrict(context, carry.refused)
         )
         return upload, {**new_state, OWN: upload.params, REFUSAL: local_state[REFUSAL]}
 

@@ -75,9 +75,7 @@ class LocalEvaluation:
         if not len(ids):
             return None
         return ClientModels(
-            ids,
-            vmap(self.algorithm.client.trained_model)(trained.upload, trained.local_state),
-            trained.buffers,
+            ids, vmap(self.algorithm.client.trained_model)(trained.upload, trained.local_state), trained.buffers
         )
 
     def evaluate_trained(
@@ -184,11 +182,7 @@ class LocalEvaluation:
         return ClientModels(models.ids, outputs.upload.params, outputs.buffers)
 
     def _score_global(
-        self,
-        w: Params | None,
-        received_scores: Sequence[PointScores],
-        mean_buffers: Params | None,
-        alike: bool,
+        self, w: Params | None, received_scores: Sequence[PointScores], mean_buffers: Params | None, alike: bool
     ) -> list[PointScores]:
         network, personal = self.algorithm.network, self.client_states.personal
         scores = next((one.scores for one in received_scores if one.part == "test"), None)

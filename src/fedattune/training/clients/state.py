@@ -198,8 +198,7 @@ class ClientStates:
         n, rows = len(self.fresh), self.rows_of(ids)
         if self.sent is not None:
             sent = Payload(
-                pick_rows(self.sent.params, rows, n),
-                {k: pick_rows(v, rows, n) for k, v in self.sent.extra.items()},
+                pick_rows(self.sent.params, rows, n), {k: pick_rows(v, rows, n) for k, v in self.sent.extra.items()}
             )
             fresh = self.fresh[rows]
         else:

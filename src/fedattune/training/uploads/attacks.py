@@ -185,16 +185,10 @@ ATTACKS: dict[str, Attack] = {
         meaning="shift in deviations; 0: the paper's",
     ),
     "ipm": Attack(
-        "send a fraction of the mean honest update, negated (IPM)",
-        point_inwards,
-        strength=0.5,
-        meaning="factor",
+        "send a fraction of the mean honest update, negated (IPM)", point_inwards, strength=0.5, meaning="factor"
     ),
     "free_rider": Attack(
-        "send back what they received",
-        ride_free,
-        strength=0.0,
-        meaning="norm of noise, in the received model's",
+        "send back what they received", ride_free, strength=0.0, meaning="norm of noise, in the received model's"
     ),
     "label_flip": Attack("train on labels C-1-y", poison=flip_labels),
     "label_shift": Attack("train on labels y+1", poison=shift_labels),

@@ -31,12 +31,7 @@ class LayerMeasures(NamedTuple):
 
 
 def measure_layers(
-    upload: Payload,
-    sent: Payload,
-    r: int | None,
-    disagreeing: Container[str] = (),
-    *,
-    are_models_sent: bool,
+    upload: Payload, sent: Payload, r: int | None, disagreeing: Container[str] = (), *, are_models_sent: bool
 ) -> dict[str, LayerMeasures]:
     """Measure every layer of the uploads.
 

@@ -65,13 +65,11 @@ MAX_OPPOSED = 0.3
 NOT_FINITE = Fault("not_finite", "uploaded values that are not finite")
 
 OPPOSED = Fault(
-    "direction",
-    "uploaded updates against those of the others, round after round (screening=groups accepts them)",
+    "direction", "uploaded updates against those of the others, round after round (screening=groups accepts them)"
 )
 
 OTHER_LABELS = Fault(
-    "labels",
-    "uploaded updates whose classes look like other classes of the others (screening=groups accepts them)",
+    "labels", "uploaded updates whose classes look like other classes of the others (screening=groups accepts them)"
 )
 
 MAX_LISTED = 5
@@ -233,18 +231,13 @@ class Screening(UploadStep[ScreenState]):
         for row in is_large.nonzero().flatten().tolist():
             state.suspects.add(int(ids[row]))
             faults.setdefault(
-                row,
-                Fault("norm", f"uploaded an update whose norm is more than {most:g} times the usual norm"),
+                row, Fault("norm", f"uploaded an update whose norm is more than {most:g} times the usual norm")
             )
         if accepted := [norm for row, norm in enumerate(norms.tolist()) if row not in faults]:
             state.usual = max(state.usual, statistics.median_low(accepted))
 
     def _check_directions(
-        self,
-        state: ScreenState,
-        ids: Tensor,
-        layers: Mapping[str, LayerMeasures],
-        faults: dict[int, Fault],
+        self, state: ScreenState, ids: Tensor, layers: Mapping[str, LayerMeasures], faults: dict[int, Fault]
     ) -> None:
         """Reject clients whose updates opposed the others in many rounds; only accepted clients are the others."""
         clients = ids.tolist()
@@ -354,6 +347,5 @@ def check_layers(layers: Mapping[str, LayerMeasures], is_finite: Tensor, faults:
             most = max(MIN_PART_GAP, MAX_DEVIATIONS * 1.4826 * float(gaps[is_finite].median()))
             for row in (gaps > most).nonzero().flatten().tolist():
                 faults.setdefault(
-                    row,
-                    Fault("layer", f"uploaded a model whose part {layer} was reversed, erased or blown up"),
+                    row, Fault("layer", f"uploaded a model whose part {layer} was reversed, erased or blown up")
                 )

@@ -72,11 +72,7 @@ def render_report(runs: Runs) -> str:
     here = files("fedattune.analysis.output.report")
     scripts = [
         "".join((here / name).read_text("utf-8") for name in names)
-        for names in (
-            ["templates/theme.js"],
-            ["vendor/echarts.min.js"],
-            ["templates/look.js", "templates/report.js"],
-        )
+        for names in (["templates/theme.js"], ["vendor/echarts.min.js"], ["templates/look.js", "templates/report.js"])
     ]
     results, rounds_to = runs.results, runs.rounds_to
     table = build_rows(results, rounds_to, metric=runs.metric, baselines=runs.baselines)
@@ -358,10 +354,7 @@ def build_traffic(groups: Groups) -> dict[str, Any]:
             "rounds": runs[0].rounds,
             "up": [float(np.mean([one["up"].get(part, 0) for one in stored])) for part in parts],
             "down": [float(np.mean([one["down"].get(part, 0) for one in stored])) for part in parts],
-            "total": [
-                float(np.mean([run.bytes_up for run in runs])),
-                float(np.mean([run.bytes_down for run in runs])),
-            ],
+            "total": [float(np.mean([run.bytes_up for run in runs])), float(np.mean([run.bytes_down for run in runs]))],
         }
     return traffic
 

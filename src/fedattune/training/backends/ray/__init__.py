@@ -13,9 +13,7 @@ __all__ = ["check_ray", "connect_ray", "open_ray_backend"]
 
 
 @contextmanager
-def open_ray_backend(
-    settings: Settings,
-) -> Iterator[Callable[[RunContext, PayloadFactory], RemoteBackend] | None]:
+def open_ray_backend(settings: Settings) -> Iterator[Callable[[RunContext, PayloadFactory], RemoteBackend] | None]:
     """Yield a factory of backends on Ray; None if the settings name another engine.
 
     At the end of the block, the backends release their actors, and Ray stops if this block started it.

@@ -71,12 +71,7 @@ class RayTransport:
         for module in list_loaded_modules():  # the actor's machine may lack the user's files
             self.ray.cloudpickle.register_pickle_by_value(module)
         return actor.open.remote(
-            context.algorithm,
-            pack_federation(data),
-            context.task.model,
-            settings,
-            members.tolist(),
-            self.threads,
+            context.algorithm, pack_federation(data), context.task.model, settings, members.tolist(), self.threads
         )
 
     def _submit(self, worker: int, message: RayMessage) -> Any:
