@@ -182,7 +182,7 @@ def test_what_cannot_be_exported(ragged: Federation, tmp_path: Path, monkeypatch
     monkeypatch.setattr(exporting, "MAX_ONNX_BYTES", 10)
     with pytest.raises(RunError, match="holds 2 GB; export it as safetensors"):
         result.export("0", tmp_path / "m.onnx", "onnx")
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr(exporting, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'fedattune\[export\]'"):
         result.export("0", tmp_path / "m.onnx", "onnx")
 

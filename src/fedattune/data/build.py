@@ -35,7 +35,6 @@ from .splits import (
     leave_out_timeless,
     read_times,
     select_usable_clients,
-    settle_small_clients,
     split_parts,
 )
 from .tables.scaling import SCALING_NOTES
@@ -95,35 +94,27 @@ def partition_dataset(
         )
     rows = divide_samples(name, keys, len(names), seed, checked)
     rows, time_notes = leave_out_timeless(rows, times)
+    if small_clients == "auto":
+        small_clients = "drop" if name == "by_column" else "error"
+    sizes = [
+        compute_part_sizes(len(mine), test, validation, stream=[seed, u, split_number]) for u, mine in enumerate(rows)
+    ]
     usable, notes = select_usable_clients(
-        dataset.name,
-        names,
-        rows,
-        dataset.y,
-        dataset.classes,
-        sizes=[
-            compute_part_sizes(len(mine), test, validation, stream=[seed, u, split_number])
-            for u, mine in enumerate(rows)
-        ],
-        small_clients=settle_small_clients(small_clients, is_natural=name == "by_column"),
-        min_clients=min_clients,
+        dataset, names, rows, sizes, small_clients=small_clients, min_clients=min_clients
     )
-    members = ClientIndex.from_clients(
-        Client(
-            names[u],
-            *split_parts(
-                rows[u],
-                test=test,
-                validation=validation,
-                seed=seed,
-                client=u,
-                labels=dataset.y[rows[u]] if is_stratified else None,
-                split_number=split_number,
-                times=None if times is None else times.values[rows[u]],
-            ),
+    members = []
+    for u in usable:
+        parts = split_parts(
+            rows[u],
+            test=test,
+            validation=validation,
+            seed=seed,
+            client=u,
+            labels=dataset.y[rows[u]] if is_stratified else None,
+            split_number=split_number,
+            times=None if times is None else times.values[rows[u]],
         )
-        for u in usable
-    )
+        members.append(Client(names[u], *parts))
     description: dict[str, Any] = {
         "name": get_short_name(name),
         "options": checked,
@@ -138,7 +129,7 @@ def partition_dataset(
     if times is not None:
         description["time_column"] = times.column
         time_notes += describe_cuts(dataset, times, members)
-    return _assemble(dataset, members, description, (*notes, *time_notes), scaling)
+    return _assemble(dataset, ClientIndex.from_clients(members), description, (*notes, *time_notes), scaling)
 
 
 def _find_names_and_keys(dataset: Dataset, partition: str, clients: int | None) -> tuple[tuple[str, ...], Array]:

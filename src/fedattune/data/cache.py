@@ -28,11 +28,7 @@ _mapped_files: dict[int, tuple[Path, tuple[int, ...], np.dtype[Any]]] = {}
 
 
 def open_mapped(path: Path) -> Array:
-    """Map the array in a .npy file into memory. Writing to the array never reaches the file.
-
-    Raises:
-        OSError, ValueError: there is no such file, or it holds no array.
-    """
+    """Map the array in a .npy file into memory. Writing to the array never reaches the file."""
     mapped = np.load(path, mmap_mode="c", allow_pickle=False)
     address = mapped.ctypes.data
     _mapped_files[address] = path.resolve(), mapped.shape, mapped.dtype
@@ -67,11 +63,7 @@ class CacheEntry(NamedTuple):
 
 
 def make_key(files: Sequence[Path], *options: Any) -> str:
-    """Return a key of the files' contents, in order, and of the options that decide how to decode them.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Return a key of the files' contents, in order, and of the options that decide how to decode them."""
     digests = []
     for path in files:
         with path.open("rb") as file:
@@ -82,16 +74,23 @@ def make_key(files: Sequence[Path], *options: Any) -> str:
 def read_or_make(
     key: str, groups: Sequence[tuple[str, ...]], make: Callable[[], tuple[Mapping[str, Array], Mapping[str, Any]]]
 ) -> CacheEntry:
-    """Read the entry of a key; if there is none that is whole, make it and keep it.
+    """Read the entry of a key, its arrays mapped into memory; if there is none that is whole, make it and keep it.
 
-    Returns:
-        The entry, its arrays mapped into memory; as `make` returns them if the cache cannot be written.
+    If the cache cannot be written, the arrays are as `make` returns them.
     """
-    folder = find_cache_folder()
-    if folder is None:
-        arrays, about = make()
-        return CacheEntry(arrays, _hash_groups(arrays, groups), about)
-    return _read(folder / key, groups) or _write(folder / key, groups, *make())
+    root = find_cache_folder()
+    if root and (entry := _read(root / key, groups)):
+        return entry
+    arrays, about = make()
+    fingerprints = _hash_groups(arrays, groups)
+    if root:
+        with suppress(OSError):
+            folder = root / key
+            folder.mkdir(parents=True, exist_ok=True)
+            arrays = {name: save_mapped(folder / f"{name}.npy", array) for name, array in arrays.items()}
+            header = {"about": dict(about), "arrays": list(arrays), "fingerprints": fingerprints}
+            write_text(folder / HEADER_FILE, json.dumps(header | {"check": _hash_header(header)}))
+    return CacheEntry(arrays, fingerprints, about)
 
 
 def _read(folder: Path, groups: Sequence[tuple[str, ...]]) -> CacheEntry | None:
@@ -106,18 +105,6 @@ def _read(folder: Path, groups: Sequence[tuple[str, ...]]) -> CacheEntry | None:
         return CacheEntry(arrays, fingerprints, header["about"]) if is_whole else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
         return None
-
-
-def _write(
-    folder: Path, groups: Sequence[tuple[str, ...]], arrays: Mapping[str, Array], about: Mapping[str, Any]
-) -> CacheEntry:
-    fingerprints = _hash_groups(arrays, groups)
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        arrays = {name: save_mapped(folder / f"{name}.npy", array) for name, array in arrays.items()}
-        header = {"about": dict(about), "arrays": list(arrays), "fingerprints": fingerprints}
-        write_text(folder / HEADER_FILE, json.dumps(header | {"check": _hash_header(header)}))
-    return CacheEntry(arrays, fingerprints, about)
 
 
 def _hash_groups(arrays: Mapping[str, Array], groups: Sequence[tuple[str, ...]]) -> dict[str, str]:

@@ -105,11 +105,7 @@ def _write_client(folder: Path, federation: Federation, number: int, schema: Sch
 
 
 def read_client(path: Path) -> ClientFile:
-    """Read the client in a file that `export_clients` wrote.
-
-    Raises:
-        DataError: there is no such file, it is of another kind, or its content does not fit together.
-    """
+    """Read the client in a file that `export_clients` wrote."""
     if not path.is_file():
         raise DataError(f"no such client file: {path}")
     try:
@@ -135,14 +131,7 @@ def read_client(path: Path) -> ClientFile:
             preparation[name] = constants_from_card(json.loads(about["preparation"]), schema.numbers)
     except (ValueError, TypeError, RecursionError, ConfigError, DataError) as error:
         raise DataError(f"{path}: {error}; export it again") from error
-    return ClientFile(_build_federation(path, name, schema, tensors, preparation), int(number))
-
-
-def _build_federation(
-    path: Path, name: str, schema: Schema, tensors: dict[str, Array], preparation: dict[str, Array]
-) -> Federation:
-    """Build the federation of the one client."""
-    data = Dataset(name=str(path), x=tensors["x"], y=tensors["y"], classes=schema.classes)
+    data = Dataset(name=str(path), x=tensors["x"], y=tensors["y"], classes=schema.classes)  # checks both arrays
     if data.x.shape[1:] != schema.input_shape:
         raise DataError(
             f"{path}: samples have the shape {data.x.shape[1:]}, but its schema says {schema.input_shape}; export "
@@ -155,7 +144,7 @@ def _build_federation(
                 f"{tensors[part].shape}; export it again"
             )
     shift, scale = schema.scaling()
-    return Federation(
+    federation = Federation(
         name=str(path),
         x=torch.from_numpy(data.x),
         y=torch.from_numpy(data.y),
@@ -168,3 +157,4 @@ def _build_federation(
         preparation=preparation,
         target_scale=schema.target_scale,
     )
+    return ClientFile(federation, int(number))

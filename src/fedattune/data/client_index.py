@@ -80,7 +80,7 @@ class RaggedIndex(Sequence[Index]):
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    @property
+    @cached_property
     def sizes(self) -> Index:
         """Number of samples of each client, (N,)."""
         return np.diff(self.bounds)
@@ -122,9 +122,6 @@ class ClientIndex(Sequence[Client]):
     """All clients of a federation over flat index lists.
 
     Args:
-        train: training samples of each client.
-        validation: validation samples of each client.
-        test: test samples of each client.
         names: names of the clients, by default "0", "1", and so on.
 
     Raises:
@@ -186,11 +183,7 @@ class ClientIndex(Sequence[Client]):
             start = stop
 
     def check(self, where: str, n: int) -> None:
-        """Check names and indices against `n` samples; `where` names the data in messages.
-
-        Raises:
-            DataError: no clients, names that repeat, indices out of range, or a sample twice on one client.
-        """
+        """Check names and indices against `n` samples; `where` names the data in messages."""
         if not len(self):
             raise DataError(f"{where}: no clients; give at least one")
         if not isinstance(self.names, DefaultNames) and len(set(self.names)) < len(self):

@@ -83,10 +83,7 @@ class Dataset:
             )
         if len(self.y) == 0:
             raise DataError(f"{self.name}: no samples; give at least one")
-        if self.classes:
-            _check_labels(self.name, self.y, len(self.classes))
-        else:
-            _check_numbers(self.name, self.y)
+        _check_target(self.name, self.y, len(self.classes))
         if self.owner is not None and not 0 <= self.owner.min() <= self.owner.max() < len(self.owners):
             raise DataError(f"{self.name}: owners must lie in [0, {len(self.owners)})")
         if self.encode is None:
@@ -121,24 +118,16 @@ def hash_arrays(*arrays: Array) -> str:
     return digest.hexdigest()
 
 
-def _check_labels(name: str, y: Array, n_classes: int) -> None:
-    if y.ndim != 1 or y.dtype != np.int64:
-        raise DataError(f"{name}: labels must be int64 of shape (n,), got {y.dtype} of shape {y.shape}")
-    wrong = np.flatnonzero((y < 0) | (y >= n_classes))
+def _check_target(name: str, y: Array, n_classes: int) -> None:
+    what, dtype = ("labels", "int64") if n_classes else ("without classes, targets", "float32")
+    if y.ndim != 1 or y.dtype != dtype:
+        raise DataError(f"{name}: {what} must be {dtype} of shape (n,), got {y.dtype} of shape {y.shape}")
+    wrong = np.flatnonzero((y < 0) | (y >= n_classes) if n_classes else ~np.isfinite(y))
     if len(wrong):
-        raise DataError(
-            f"{name}: row {wrong[0]} has label {y[wrong[0]]}, but the {n_classes} classes are numbered from 0"
-        )
-
-
-def _check_numbers(name: str, y: Array) -> None:
-    if y.ndim != 1 or y.dtype != np.float32:
-        raise DataError(
-            f"{name}: without classes, targets must be float32 of shape (n,), got {y.dtype} of shape {y.shape}"
-        )
-    wrong = np.flatnonzero(~np.isfinite(y))
-    if len(wrong):
-        raise DataError(f"{name}: row {wrong[0]} has the target {y[wrong[0]]}, which is no finite number")
+        row, value = wrong[0], y[wrong[0]]
+        if n_classes:
+            raise DataError(f"{name}: row {row} has label {value}, but the {n_classes} classes are numbered from 0")
+        raise DataError(f"{name}: row {row} has the target {value}, which is no finite number")
 
 
 def _check_features(name: str, x: Array) -> None:

@@ -112,14 +112,7 @@ class Federation:
 
     def sizes(self, part: Part) -> Tensor:
         """Return each client's number of samples in one part, int64 (N,). Do not write to it."""
-        lists = self.part(part)
-        if part not in self._sizes:
-            self._sizes[part] = torch.from_numpy(lists.sizes)
-        return self._sizes[part]
-
-    @cached_property
-    def _sizes(self) -> dict[str, Tensor]:
-        return {}
+        return torch.from_numpy(self.part(part).sizes)
 
     def label_counts(self, part: Part | None = None) -> Array:
         """Count each client's samples of each class in one part or in all, int64 (N, classes)."""
@@ -144,18 +137,6 @@ class Federation:
         shift, scale = (None if a is None else a.to(dtype) for a in (self.shift, self.scale))
         return self.x, shift, scale
 
-    def _compare_numbers(self) -> dict[str, float]:
-        """Measure how unlike the clients' targets are, which are numbers."""
-        y = self.y.cpu().numpy()
-        every = [y[client.all] for client in self.index]
-        sizes = np.array([len(mine) for mine in every])
-        means, whole = np.array([mine.mean() for mine in every]), np.concatenate(every)
-        return {
-            "clients": self.n_clients,
-            **{f"samples_{k}": v for k, v in _summarize(sizes).items()},
-            "target_distance": float(np.sqrt(((means - whole.mean()) ** 2).mean()) / max(whole.std(), 1e-12)),
-        }
-
     def to(self, device: torch.device | str) -> "Federation":
         """Return the federation with its samples on `device`."""
         if self.x.device == torch.device(device):
@@ -173,7 +154,7 @@ class Federation:
 
     def iter_manifest(self) -> Iterator[str]:
         """Yield the JSON of the manifest in pieces, because the manifest of many clients is larger than the data."""
-        head = {"hash": self.digest, "data": self._describe(), "partition": dict(self.partition)}
+        head = {"hash": self.digest, "data": self._about, "partition": dict(self.partition)}
         yield json.dumps(head).removesuffix("}") + ', "clients": ['
         for i, client in enumerate(self.clients):
             lists: dict[str, list[int]] = {part: getattr(client, part).tolist() for part in PARTS}
@@ -183,15 +164,13 @@ class Federation:
     @cached_property
     def digest(self) -> str:
         """The manifest's `hash`."""
-        return hash_clients(self._describe(), dict(self.partition), self.index)
-
-    def _describe(self) -> dict[str, Any]:
-        """Return the manifest's entry `data`."""
-        return {"name": self.name, "n": len(self.y), "fingerprint": self._fingerprint}
+        return hash_clients(self._about, dict(self.partition), self.index)
 
     @cached_property
-    def _fingerprint(self) -> str:
-        return self.source or hash_arrays(self.x.cpu().numpy(), self.y.cpu().numpy())
+    def _about(self) -> dict[str, Any]:
+        """The manifest's entry `data`."""
+        fingerprint = self.source or hash_arrays(self.x.cpu().numpy(), self.y.cpu().numpy())
+        return {"name": self.name, "n": len(self.y), "fingerprint": fingerprint}
 
     def heterogeneity(self) -> dict[str, float]:
         """Measure how unlike the clients are: their sizes, their numbers of classes, and their label distributions.
@@ -203,27 +182,32 @@ class Federation:
         distribution of all samples (0: all alike, towards 1: nothing in common). `label_distance_pairs` is the
         mean distance between two clients.
         """
+        n = self.n_clients
         if not self.classes:
-            return self._compare_numbers()
+            y = self.y.cpu().numpy()
+            every = [y[client.all] for client in self.index]
+            means, whole = np.array([mine.mean() for mine in every]), np.concatenate(every)
+            distance = float(np.sqrt(((means - whole.mean()) ** 2).mean()) / max(whole.std(), 1e-12))
+            return {"clients": n, **_summarize("samples", np.array([*map(len, every)])), "target_distance": distance}
         counts = self.label_counts()
-        sizes, n_held = counts.sum(axis=1), (counts > 0).sum(axis=1)
+        sizes = counts.sum(axis=1)
         shares = counts / np.maximum(sizes, 1)[:, None]
         pooled = counts.sum(axis=0) / max(int(sizes.sum()), 1)
-        n = len(counts)
         # In sorted order, each share is subtracted once per larger share: this needs no N x N distances.
         ranks = 2 * np.arange(n) - n + 1
         pairs = float(ranks @ np.sort(shares, axis=0).sum(axis=1)) / max(n * (n - 1), 1)
         return {
             "clients": n,
-            **{f"samples_{k}": v for k, v in _summarize(sizes).items()},
-            **{f"classes_{k}": v for k, v in _summarize(n_held).items()},
+            **_summarize("samples", sizes),
+            **_summarize("classes", (counts > 0).sum(axis=1)),
             "label_distance": float(np.abs(shares - pooled).sum(axis=1).mean() / 2),
             "label_distance_pairs": max(0.0, pairs),
         }
 
 
-def _summarize(values: Array) -> dict[str, float]:
-    return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
+def _summarize(name: str, values: Array) -> dict[str, float]:
+    low, middle, high = int(values.min()), float(np.median(values)), int(values.max())
+    return {f"{name}_min": low, f"{name}_median": middle, f"{name}_max": high}
 
 
 def infer_schema(data: Dataset | Federation) -> Schema:
@@ -244,8 +228,6 @@ def infer_schema(data: Dataset | Federation) -> Schema:
 
 IMBALANCED_SHARE = 0.75
 """Share of one class above which accuracy says little, so that another metric is the default."""
-
-
 MIN_AUC_CLIENTS = 6
 """Clients with test rows of several classes above which their mean AUC says enough."""
 
@@ -271,14 +253,7 @@ def choose_metric(federation: Federation) -> MetricName:
 class FederationInfo:
     """Facts that a server knows of clients whose data it never sees. It takes the place of a `Federation`.
 
-    Args:
-        name: name of the data.
-        names: names of the N clients.
-        counts: each client's number of samples by part, (N, 3), in the order of `PARTS`.
-        classes: names of the classes.
-        input_shape: shape of one sample.
-        partition: how the data were divided, as far as the server knows.
-        target_scale: mean and deviation of a target that is a number.
+    `counts` has each client's number of samples by part, (N, 3), in the order of `PARTS`.
     """
 
     name: str
@@ -291,11 +266,9 @@ class FederationInfo:
 
     @property
     def n_clients(self) -> int:
-        """Number of clients N."""
         return len(self.names)
 
     def sizes(self, part: Part) -> Tensor:
-        """Return each client's number of samples in one part, int64 (N,)."""
         column = PARTS.index(part)
         return torch.tensor([row[column] for row in self.counts], dtype=torch.int64)
 
@@ -305,15 +278,7 @@ class FederationInfo:
 
 
 def gather(x: Tensor, index: Tensor, shift: Tensor | None, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return `(x - shift) * scale` of some samples. TorchScript can compile this function.
-
-    Args:
-        shift: subtracted from the samples, if given.
-        scale: multiplied with the samples, if given.
-
-    Returns:
-        The samples, (*index.shape, *shape).
-    """
+    """Return `(x - shift) * scale` of some samples, (*index.shape, *shape). TorchScript can compile this function."""
     samples = x.index_select(0, index.reshape(-1)).to(dtype)
     if shift is not None:
         samples.sub_(shift)
@@ -323,11 +288,7 @@ def gather(x: Tensor, index: Tensor, shift: Tensor | None, scale: Tensor | None,
 
 
 def combine_federations(name: str, pieces: Sequence[Federation]) -> Federation:
-    """Put all clients of some federations into one federation, in this order.
-
-    Raises:
-        DataError: the pieces differ in their samples, classes or constants, or two clients have one name.
-    """
+    """Put all clients of some federations into one federation, in this order."""
     first = pieces[0]
     if len(pieces) == 1:
         return replace(first, name=name)
@@ -386,11 +347,7 @@ def select_samples(federation: Federation, members: Index) -> Federation:
 
 
 def renumber_clients(federation: Federation, members: Index, n_clients: int) -> Federation:
-    """Give the clients other numbers in a larger federation, where all other clients are empty.
-
-    Args:
-        members: their numbers, (M,), sorted.
-    """
+    """Give the clients the sorted numbers `members` (M,) in a larger federation, where all other clients are empty."""
 
     def renumber(lists: RaggedIndex) -> RaggedIndex:
         sizes = np.zeros(n_clients, dtype=np.int64)
@@ -400,31 +357,21 @@ def renumber_clients(federation: Federation, members: Index, n_clients: int) -> 
     return replace(federation, clients=federation.index.change(renumber, None))
 
 
-def _rescale_target(federation: Federation, schema: Schema, where: str) -> Federation:
-    """Put a target that is a number into the deviations of a schema."""
-    own, common = federation.target_scale, schema.target_scale
-    if own is None or own == common:
-        return federation
-    if common is None:
-        raise DataError(
-            f"{where}: the target is a number, but the schema has no target_mean and target_deviation, which all nodes "
-            "must share; add them to the schema"
-        )
-    y = (federation.y.double() * own.deviation + own.mean - common.mean) / common.deviation
-    return replace(federation, y=y.float(), target_scale=common)
-
-
 def fit_to_schema(federation: Federation, schema: Schema, where: str) -> Federation:
-    """Check a federation against a schema, and take the schema's shift and scale where the data have none.
+    """Check a federation against the schema that all nodes share.
 
-    Args:
-        schema: the schema that all nodes share.
-
-    Raises:
-        DataError: the data do not fit the schema.
+    Shift and scale are the schema's where the data have none, and a target that is a number is in its deviations.
     """
     schema.check(infer_schema(federation), where)
-    federation = _rescale_target(federation, schema, where)
+    own, common = federation.target_scale, schema.target_scale
+    if own is not None and own != common:
+        if common is None:
+            raise DataError(
+                f"{where}: the target is a number, but the schema has no target_mean and target_deviation, which all "
+                "nodes must share; add them to the schema"
+            )
+        y = (federation.y.double() * own.deviation + own.mean - common.mean) / common.deviation
+        federation = replace(federation, y=y.float(), target_scale=common)
     if federation.shift is None and federation.scale is None:
         shift, scale = schema.scaling()
         federation = replace(federation, shift=shift, scale=scale)

@@ -75,16 +75,13 @@ def federation_from(
     notes = []
     if x.dtype == np.uint8:
         notes.append(f"Samples are bytes and reach the model as 0 to {x.max()}; scale them first if it matters.")
-    members = _locate_parts(client_parts)
+    ends = np.cumsum([0, *(len(y) for _, y in pieces)]).tolist()
+    places = iter(np.arange(start, stop) for start, stop in pairwise(ends))  # the rows of each piece in x and y
+    members = [{part: next(places) for part in parts} for parts in client_parts]
+    rows = [np.concatenate(list(parts.values())) for parts in members]
+    sizes = [_count_parts(parts, test, validation, [seed, u, 0]) for u, parts in enumerate(members)]
     usable, more_notes = select_usable_clients(
-        name,
-        labels,
-        [np.concatenate(list(parts.values())) for parts in members],
-        y,
-        class_names,
-        sizes=[_count_parts(parts, test, validation, stream=[seed, u, 0]) for u, parts in enumerate(members)],
-        small_clients=small_clients,
-        min_clients=min_clients,
+        dataset, labels, rows, sizes, small_clients=small_clients, min_clients=min_clients
     )
     return Federation(
         name=name,
@@ -92,7 +89,7 @@ def federation_from(
         y=torch.from_numpy(y),
         classes=class_names,
         clients=ClientIndex.from_clients(
-            _build_client(labels[u], members[u], (test, validation), seed, u) for u in usable
+            Client(labels[u], *_split(members[u], sizes[u][0], test, validation, seed, u)) for u in usable
         ),
         partition={"name": "given", "seed": seed, "fractions": {"test": test, "validation": validation}},
         notes=(*notes, *more_notes),
@@ -187,15 +184,8 @@ def _encode_labels(owners: list[str], ys: list[Array], classes: Sequence[str] | 
     return joint, tuple(classes) if classes is not None else tuple(str(c) for c in range(joint.max() + 1))
 
 
-def _locate_parts(client_parts: list[dict[str, LabelledSamples]]) -> list[dict[str, Index]]:
-    """Return the rows of each client's parts in the joint arrays."""
-    ends = np.cumsum([0, *(len(y) for parts in client_parts for _, y in parts.values())]).tolist()
-    rows = iter(np.arange(start, stop) for start, stop in pairwise(ends))
-    return [{part: next(rows) for part in parts} for parts in client_parts]
-
-
 def _count_parts(
-    parts: dict[str, Index], test: float, validation: float, stream: Sequence[int] = ()
+    parts: dict[str, Index], test: float, validation: float, stream: Sequence[int]
 ) -> tuple[int, int, int]:
     """Count the samples of a client's training, validation and test part."""
     if "all" in parts:
@@ -207,14 +197,13 @@ def _count_parts(
     return n_train - n_validation, n_validation, n_test
 
 
-def _build_client(name: str, parts: dict[str, Index], fractions: tuple[float, float], seed: int, number: int) -> Client:
-    """Build a client, after splitting the samples that the user has not split."""
-    test, validation = fractions
+def _split(
+    parts: dict[str, Index], n_train: int, test: float, validation: float, seed: int, number: int
+) -> tuple[Index, Index, Index]:
+    """Split the samples of client `number` that the user has not split."""
     if "all" in parts:
-        split = split_parts(parts["all"], test=test, validation=validation, seed=seed, client=number)
-        return Client(name, *split)
+        return split_parts(parts["all"], test=test, validation=validation, seed=seed, client=number)
     if "validation" in parts:
-        return Client(name, parts["train"], parts["validation"], parts["test"])
+        return parts["train"], parts["validation"], parts["test"]
     order = np.random.default_rng([seed, number]).permutation(parts["train"])
-    n_train = _count_parts(parts, test, validation)[0]
-    return Client(name, order[:n_train], order[n_train:], parts["test"])
+    return order[:n_train], order[n_train:], parts["test"]

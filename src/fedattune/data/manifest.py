@@ -58,11 +58,7 @@ def resolve_manifest_path(name_or_path: str | Path) -> Path:
 
 
 def check_saved_partition(name: str) -> None:
-    """Refuse a name that no saved partition has; the message lists the built-in partitions, too.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
+    """Refuse a name that no saved partition has; the message lists the built-in partitions, too."""
     if not resolve_manifest_path(name).exists():
         hint = did_you_mean(name, [*PARTITIONS, *list_partitions()])
         raise ConfigError(f"unknown partition {name!r}, and no such file; {hint}")
@@ -103,11 +99,7 @@ def load_manifest(name_or_path: str | Path) -> dict[str, Any]:
 
 
 def check_manifest(manifest: Any, where: str = "the partition") -> dict[str, Any]:
-    """Return the manifest after a check of its form and its hash; `where` names it in messages.
-
-    Raises:
-        DataError: the manifest has another form, or its content has another hash.
-    """
+    """Return the manifest after a check of its form and its hash; `where` names it in messages."""
     try:
         checked = _Manifest.model_validate(manifest).model_dump()
     except ValidationError as error:

@@ -124,14 +124,13 @@ def find_node_problems(
 ) -> list[str]:
     """Find all problems of a node's data that can be distinguished: one sentence each, which says what to do.
 
-    Args:
-        schema: the schema that all nodes share; without it, only the first problem is found.
+    Without the schema that all nodes share, only the first problem is found.
     """
     try:
         node = _read_config(config, other_keys)
-        problems = _find_table_problems(node, schema) if schema is not None else []
-        problems = [*problems, *_find_name_problems(node)] if problems else []
-        if not problems:
+        if problems := _find_table_problems(node, schema) if schema is not None else []:
+            problems += _find_name_problems(node)
+        else:
             load_node(
                 config, schema, test=test, validation=validation, seed=0, data_dir=data_dir, other_keys=other_keys
             )
@@ -189,12 +188,7 @@ def _refuse_keys(node: NodeConfig, only: str, *fields: str) -> None:
 
 
 def _find_files(data: str) -> list[Path]:
-    """Find the files of a node's data, all of one kind.
-
-    Raises:
-        ConfigError: there is no such file or folder.
-        DataError: the folder holds no such files, or files of several kinds.
-    """
+    """Find the files of a node's data, all of one kind."""
     path = Path(data).expanduser()
     kinds = {suffix: suffix for suffix in (*TABLE_SUFFIXES, CLIENT_SUFFIX)} | {".pq": ".parquet"}
     if path.is_file():

@@ -13,20 +13,16 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.io import read_yaml
 from ..core.options import MAX_SHOWN_CHARS, StrictSchema, describe_errors
-from .types import Array, TargetScale
+from .types import TargetScale
 
 Names = tuple[str, ...]
-
-
-TIME_SUFFIX = " %H:%M:%S"
-"""The end of the format of a date column that holds times."""
-
 NestedNumbers = float | list[Any]
 """Numbers in nested lists, as in JSON."""
 
+TIME_SUFFIX = " %H:%M:%S"
+"""The end of the format of a date column that holds times."""
 MISSING_CATEGORY = "missing"
 """The category of cells without a value."""
-
 OTHER_CATEGORY = "other"
 """The category of rare values where a column has too many, and of values that are new."""
 
@@ -143,14 +139,12 @@ class Schema(StrictSchema):
         for field in type(self).model_fields:
             value, other_value = getattr(self, field), getattr(other, field)
             if field in ("target_mean", "target_deviation"):
-                is_same = True  # every node takes the constants of the common schema
-            elif field in ("shift", "scale"):
-                is_bare = other.shift is None and other.scale is None
-                is_same = is_bare or self._is_equal(value, other_value)
-            elif field in ("classes", "input_shape"):
-                is_same = value == other_value
+                continue  # every node takes the constants of the common schema
+            if field in ("shift", "scale"):
+                is_same = (other.shift is None and other.scale is None) or self._is_equal(value, other_value)
             else:
-                is_same = value == other_value or not (self.columns and other.columns)
+                is_table = self.columns and other.columns
+                is_same = value == other_value or not (is_table or field in ("classes", "input_shape"))
             if not is_same:
                 raise DataError(
                     f"{where} does not fit the schema: expected {field} {_abbreviate(value)}, got "
@@ -178,9 +172,9 @@ class Schema(StrictSchema):
             raise ValueError("expected two classes or more, or none if the target is a number")
         return names
 
-    @field_validator("flagged")
+    @field_validator("flagged", "dates")
     @classmethod
-    def _check_flagged(cls, names: Names, info: ValidationInfo) -> Names:
+    def _check_numbers(cls, names: Names | dict[str, str], info: ValidationInfo) -> Names | dict[str, str]:
         strange = [name for name in names if name not in info.data.get("numbers", names)]
         if strange:
             raise ValueError(f"{strange[0]!r} is none of the numbers")
@@ -196,14 +190,6 @@ class Schema(StrictSchema):
                 raise ValueError(f"{name!r} has no categories")
             cls._check_distinct(values)
         return categories
-
-    @field_validator("dates")
-    @classmethod
-    def _check_dates(cls, dates: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        strange = [name for name in dates if name not in info.data.get("numbers", dates)]
-        if strange:
-            raise ValueError(f"{strange[0]!r} is none of the numbers")
-        return dates
 
     @field_validator("tokens")
     @classmethod
@@ -262,7 +248,8 @@ class Schema(StrictSchema):
             fits = False
         if not fits:
             raise ValueError(f"expected numbers in lists that fit the input shape {shape}")
-        return _to_nested_numbers(array)
+        shortest = np.array([float(str(value)) for value in array.ravel()])  # decimals that give the same float32
+        return cast(NestedNumbers, shortest.reshape(array.shape).tolist())
 
 
 def count_date_inputs(format_: str) -> int:
@@ -275,23 +262,13 @@ def describe_target(scale: TargetScale | None) -> dict[str, float]:
     return {} if scale is None else {"target_mean": scale.mean, "target_deviation": scale.deviation}
 
 
-def _to_nested_numbers(array: Array) -> NestedNumbers:
-    """Return float32 numbers as nested lists of the shortest decimals that give the same float32."""
-    shortest = np.array([float(str(value)) for value in array.ravel()])
-    return cast(NestedNumbers, shortest.reshape(array.shape).tolist())
-
-
 def _abbreviate(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
 def make_schema(values: Mapping[str, Any], where: str) -> Schema:
-    """Check the values of a schema; `where` says in messages where the values are from.
-
-    Raises:
-        ConfigError: the values are no schema; the message names every mistake.
-    """
+    """Check the values of a schema; `where` says in messages where the values are from."""
     try:
         return Schema.model_validate(values)
     except ValidationError as error:
@@ -304,9 +281,6 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
     """Return the schema that several tables can share: all their columns, categories and classes.
 
     A column that one table lacks holds no value there, so the merged column may lack values.
-
-    Raises:
-        DataError: the tables differ in their target, or in whether a column holds numbers or text.
     """
     targets = sorted({str(schema.target) for schema in schemas})
     if len(targets) > 1:
@@ -322,11 +296,8 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
                 f"column {name!r} holds numbers in one table and text in another; correct its cells, or write a "
                 "schema by hand that lists its categories"
             )
-    dates = {name: one for schema in schemas for name, one in schema.dates.items()}
-    readings = {(*schema.tokens.items(), schema.max_tokens) for schema in schemas}
-    if len(readings) > 1:
+    if len({(*schema.tokens.items(), schema.max_tokens) for schema in schemas}) > 1:
         raise DataError("tables must read their text alike: one column of tokens, one tokenizer, one max_tokens")
-    hashed = {name: n for schema in schemas for name, n in schema.texts.items()}
     lacking = {name for schema in schemas for name in (*numbers, *texts) if name not in schema.columns}
     for name in lacking & set(texts):
         texts[name].add(MISSING_CATEGORY)
@@ -336,8 +307,8 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
         numbers=tuple(numbers),
         flagged=tuple(name for name in numbers if name in lacking),
         categories={name: tuple(sorted(categories)) for name, categories in texts.items()},
-        dates=dates,
-        texts=hashed,
+        dates={name: one for schema in schemas for name, one in schema.dates.items()},
+        texts={name: n for schema in schemas for name, n in schema.texts.items()},
         tokens=schemas[0].tokens,
         max_tokens=schemas[0].max_tokens,
         target=targets[0],

@@ -16,7 +16,6 @@ from .images import cifar10, cifar100, emnist, fashion_mnist, femnist, mnist, ti
 from .images.hub import HUB_IDS
 from .tables import load_table
 from .tables.file import TABLE_SUFFIXES
-from .types import Array
 
 Deviation = Annotated[float, Field(ge=0, le=100)]
 
@@ -71,7 +70,16 @@ def digits(_data_dir: Path | None) -> Dataset:
 
     Source: Alpaydin and Kaynak, UCI Optical Recognition of Handwritten Digits, 1998.
     """
-    pixels, labels = _digits()
+    # Importing scikit-learn takes a second, and reading its file does not.
+    package = find_spec("sklearn")
+    file = Path(package.origin or "").with_name("datasets") / "data" / "digits.csv.gz" if package else None
+    if file is not None and file.is_file():
+        rows = np.loadtxt(file, delimiter=",")
+        pixels, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
+    else:  # another version of scikit-learn may keep it elsewhere
+        from sklearn.datasets import load_digits
+
+        pixels, labels = load_digits().images, load_digits().target
     return Dataset(
         name="digits",
         x=pixels.astype(np.uint8)[:, None],
@@ -79,19 +87,6 @@ def digits(_data_dir: Path | None) -> Dataset:
         classes=tuple(str(k) for k in range(10)),
         scale=np.full((1, 1, 1), 1 / 16, dtype=np.float32),
     )
-
-
-def _digits() -> tuple[Array, Array]:
-    """Read images (n, 8, 8) and labels (n,) from scikit-learn's file, because importing scikit-learn takes a second."""
-    package = find_spec("sklearn")
-    file = Path(package.origin or "").with_name("datasets") / "data" / "digits.csv.gz" if package else None
-    if file is None or not file.is_file():  # another version of scikit-learn may keep it elsewhere
-        from sklearn.datasets import load_digits
-
-        digits_set = load_digits()
-        return digits_set.images, digits_set.target
-    rows = np.loadtxt(file, delimiter=",")
-    return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
 
 
 SOURCES: dict[str, Callable[..., Dataset]] = {

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from ..core.errors import ConfigError, DataError, list_some
-from .client_index import ClientIndex
+from .client_index import Client
 from .dataset import Dataset, Times
 from .types import Array, Index
 
@@ -108,11 +108,7 @@ def compute_part_sizes(n: int, test: float, validation: float, *, stream: Sequen
 
 
 def check_fractions(test: float, validation: float, seed: int) -> None:
-    """Refuse impossible fractions for testing and validation, and impossible seeds.
-
-    Raises:
-        ConfigError: a fraction or the seed is out of its range.
-    """
+    """Refuse impossible fractions for testing and validation, and impossible seeds."""
     if not 0 < test < 1:
         raise ConfigError(f"test must be a fraction above 0 and below 1, got {test}")
     if not 0 <= validation < 1:
@@ -135,16 +131,7 @@ def validation_weights(n_train: Array, n_validation: Array, validation: float) -
 def read_times(
     dataset: Dataset, split: SplitKind, column: str | None, *, is_stratified: bool, split_number: int
 ) -> Times | None:
-    """Return the age of all samples; None if chance decides their part.
-
-    Args:
-        column: column of a table with the age of rows; None for the only date column.
-        is_stratified: whether each part should have the same share of every class.
-
-    Raises:
-        ConfigError: the options do not go together, or the data have no such column.
-        DataError: the column cannot be read.
-    """
+    """Return the age of all samples by a column (None for the only date column); None if chance decides their part."""
     if split not in ("random", "time"):
         raise ConfigError(f"split must be 'random' or 'time', got {split!r}")
     if split == "random":
@@ -177,7 +164,7 @@ def leave_out_timeless(rows: Sequence[Index], times: Times | None) -> tuple[list
     return timed, (f"{n_all - n_timed} of {n_all} rows have no value in column {times.column!r} and are left out.",)
 
 
-def describe_cuts(dataset: Dataset, times: Times, members: ClientIndex) -> tuple[str, ...]:
+def describe_cuts(dataset: Dataset, times: Times, members: Sequence[Client]) -> tuple[str, ...]:
     """Say by which column the parts follow each other, and when the clients' tests begin."""
     starts = np.array([times.values[client.test].min() for client in members])
     first, last = (times.show(float(value)) for value in (starts.min(), starts.max()))
@@ -205,28 +192,19 @@ MAX_CLIENTS_IN_NOTE = 5
 
 
 def select_usable_clients(
-    name: str,
+    dataset: Dataset,
     names: Sequence[str],
     rows: Sequence[Index],
-    y: Array,
-    classes: Sequence[str],
-    *,
     sizes: Sequence[tuple[int, int, int]],
+    *,
     small_clients: SmallClients,
     min_clients: int = 2,
 ) -> tuple[list[int], tuple[str, ...]]:
-    """Select the clients that have samples to train and to test.
-
-    Returns:
-        Numbers of the usable clients, and notes for the user.
-
-    Raises:
-        DataError: a client is not usable and `small_clients` is "error", or too few clients are usable.
-        ConfigError: `small_clients` has another value.
-    """
+    """Return the numbers of the clients that have samples to train and to test, and notes for the user."""
     if small_clients not in ("error", "drop"):
         raise ConfigError(f"small_clients must be 'error' or 'drop', got {small_clients!r}")
-    single = [u for u, mine in enumerate(rows) if classes and len(mine) and y[mine].min() == y[mine].max()]
+    name, y = dataset.name, dataset.y
+    single = [u for u, mine in enumerate(rows) if dataset.classes and len(mine) and y[mine].min() == y[mine].max()]
     faults = {}
     for u, (n_train, _, n_test) in enumerate(sizes):
         if not n_train or not n_test:
@@ -243,12 +221,9 @@ def select_usable_clients(
     if min_clients > 1:
         check_two_clients(name, [names[u] for u in usable], len(faults))
     notes = [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
-    alone = [names[u] for u in single if u not in faults]
-    if alone:
-        verb = "holds" if len(alone) == 1 else "hold"
-        notes.append(
-            f"{len(alone)} of {len(usable)} clients {verb} a single class: {list_some(alone, MAX_CLIENTS_IN_NOTE)}."
-        )
+    if alone := [names[u] for u in single if u not in faults]:
+        verb, listing = "holds" if len(alone) == 1 else "hold", list_some(alone, MAX_CLIENTS_IN_NOTE)
+        notes.append(f"{len(alone)} of {len(usable)} clients {verb} a single class: {listing}.")
     bare = [names[u] for u in usable if sizes[u][1] == 0]
     if 0 < len(bare) < len(usable):
         listing = list_some(bare, MAX_CLIENTS_IN_NOTE)
@@ -256,19 +231,8 @@ def select_usable_clients(
     return usable, tuple(notes)
 
 
-def settle_small_clients(small_clients: SmallClients, *, is_natural: bool) -> SmallClients:
-    """Choose the treatment of small clients where it is `auto`."""
-    if small_clients != "auto":
-        return small_clients
-    return "drop" if is_natural else "error"
-
-
 def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> None:
-    """Refuse a federation of a single client.
-
-    Raises:
-        DataError: there are fewer than two clients.
-    """
+    """Refuse a federation of a single client."""
     if len(names) < 2:
         why = f" after {left_out} too small or of one class were left out" if left_out else ""
         todo = "give these clients more data" if left_out else "divide the data among more clients"

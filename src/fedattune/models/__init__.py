@@ -47,14 +47,7 @@ def make_model(
     batch_size: int = 20,
     engine: EngineName = "auto",
 ) -> nn.Module:
-    """Build a model by name and check it on a federation's data.
-
-    Args:
-        name: a name of `MODELS`, "file.py:factory", or "package.module:factory".
-        federation: the data, which decide the input shape and the number of classes.
-
-    Returns:
-        The model with its initial weights.
+    """Build a model by name, with its initial weights, and check it on a federation's data; see `build_model`.
 
     Raises:
         ConfigError: the name or an option is unknown.
@@ -81,9 +74,6 @@ def build_model(name: str, input_shape: tuple[int, ...], n_classes: int, options
         name: a name of `MODELS`, "file.py:factory", or "package.module:factory".
         n_classes: number of classes; 1 if the target is a number.
         options: keywords of the factory. A user's factory without parameters is called without arguments.
-
-    Returns:
-        The module that the factory makes.
 
     Raises:
         ConfigError: the name or an option is unknown.

@@ -42,15 +42,7 @@ def cnn(input_shape: tuple[int, ...], n_classes: int, *, width: Count = 32, feat
         width: channels of the first convolution; the second one has twice as many.
         features: units of the first linear layer.
     """
-    channels, *size = _check_image_shape(input_shape, smallest=16)
-    rows, columns = (((s - 4) // 2 - 4) // 2 for s in size)
-    return nn.Sequential(
-        *_convolve(channels, width, 5),
-        nn.MaxPool2d(2),
-        *_convolve(width, 2 * width, 5),
-        nn.MaxPool2d(2),
-        *_stack_linear(2 * width * rows * columns, features, n_classes),
-    )
+    return _build_lenet(input_shape, width, 2 * width, features, n_classes)
 
 
 @cite("shamsian2021personalized")
@@ -64,15 +56,7 @@ def lenet(
         conv2: channels of the second 5x5 convolution. Linear layers of 120 and 84 units follow.
         batch_norm: normalise both convolutions over the batch, as pFedLA does for CIFAR.
     """
-    channels, *size = _check_image_shape(input_shape, smallest=16)
-    rows, columns = (((s - 4) // 2 - 4) // 2 for s in size)
-    return nn.Sequential(
-        *_convolve(channels, conv1, 5, batch_norm=batch_norm),
-        nn.MaxPool2d(2),
-        *_convolve(conv1, conv2, 5, batch_norm=batch_norm),
-        nn.MaxPool2d(2),
-        *_stack_linear(conv2 * rows * columns, 120, 84, n_classes),
-    )
+    return _build_lenet(input_shape, conv1, conv2, 120, 84, n_classes, batch_norm=batch_norm)
 
 
 @cite("zhang2021personalized")
@@ -230,7 +214,6 @@ class _ResidualBlock(nn.Module):
             self.downsample = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, channels, height, width) to (B, width, height / stride, width / stride)."""
         shortcut = x if self.downsample is None else self.downsample(x)
         out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
         added: Tensor = self.relu(out + shortcut)
@@ -250,6 +233,21 @@ def _check_image_shape(input_shape: tuple[int, ...], smallest: int = 1) -> tuple
             "take mlr or dnn"
         )
     return channels, height, width
+
+
+def _build_lenet(
+    input_shape: tuple[int, ...], conv1: int, conv2: int, *widths: int, batch_norm: bool = False
+) -> nn.Module:
+    """Make two 5x5 convolutions with pooling, and linear layers of these widths."""
+    channels, *size = _check_image_shape(input_shape, smallest=16)
+    rows, columns = (((s - 4) // 2 - 4) // 2 for s in size)
+    return nn.Sequential(
+        *_convolve(channels, conv1, 5, batch_norm=batch_norm),
+        nn.MaxPool2d(2),
+        *_convolve(conv1, conv2, 5, batch_norm=batch_norm),
+        nn.MaxPool2d(2),
+        *_stack_linear(conv2 * rows * columns, *widths),
+    )
 
 
 def _convolve(channels: int, width: int, size: int, *, padding: int = 0, batch_norm: bool = False) -> list[nn.Module]:
@@ -312,7 +310,6 @@ class CharacterLstm(nn.Module):
         self.classifier = nn.Linear(hidden, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits after the last token."""
         h = self.embedding(x.long().clamp_min(-1) + 1)
         for layer in self.layers:
             h = layer(h)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -45,12 +46,8 @@ class ExportedModel:
     """A model that was written and checked.
 
     Attributes:
-        file: the file.
-        format: "safetensors", "torch-export" or "onnx".
-        size_bytes: size of the file.
         max_difference: largest difference between the logits of the file and of the run's model, on random inputs.
-        input: the inputs of the network in the file, in words.
-        output: its outputs, in words.
+        input: the inputs of the network in the file, in words; likewise `output`.
     """
 
     file: Path
@@ -67,15 +64,7 @@ def make_file_name(number: int, client: str) -> str:
 
 
 def export_model(file: Path, model: nn.Module, card: ModelCard, format: ExportFormat) -> ExportedModel:  # noqa: A002
-    """Write a model and its card, and keep the file only if it predicts the same.
-
-    Returns:
-        The file, and the result of the check.
-
-    Raises:
-        ConfigError: the file's suffix does not belong to the format, or packages for ONNX are missing.
-        RunError: the format cannot hold the model, or the file predicts something else.
-    """
+    """Write a model and its card, and keep the file only if it predicts the same."""
     check_format(format, file)
     card = describe_model(model, card)
     write, read = WRITE_AND_READ[format]
@@ -88,11 +77,7 @@ def export_model(file: Path, model: nn.Module, card: ModelCard, format: ExportFo
 
 
 def check_format(format: str, file: Path | None = None) -> None:  # noqa: A002
-    """Refuse a format that cannot be written here, or a file whose suffix does not belong to the format.
-
-    Raises:
-        ConfigError: the format is unknown, the suffix is another one, or packages for ONNX are missing.
-    """
+    """Refuse a format that cannot be written here, or a file whose suffix does not belong to the format."""
     if format not in FORMAT_SUFFIXES:
         raise ConfigError(f"format: expected {', '.join(get_args(ExportFormat))}, got {format!r}")
     suffix = FORMAT_SUFFIXES[format]
@@ -103,21 +88,12 @@ def check_format(format: str, file: Path | None = None) -> None:  # noqa: A002
 
 
 def _require_packages(*packages: str) -> None:
-    """Refuse to go on without packages for ONNX."""
-    from importlib.util import find_spec
-
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
+    if missing := [name for name in packages if find_spec(name) is None]:
         raise ConfigError(f"ONNX needs {' and '.join(missing)}; pip install 'fedattune[export]'")
 
 
 def open_onnx(file: Path) -> tuple[LogitsFunction, dict[str, str]]:
-    """Open an ONNX file with ONNX Runtime on the CPU; return its network and its metadata.
-
-    Raises:
-        ConfigError: ONNX Runtime is missing.
-        RunError: ONNX Runtime cannot read the file.
-    """
+    """Open an ONNX file with ONNX Runtime on the CPU; return its network and its metadata."""
     _require_packages("onnxruntime")
     import onnxruntime
 
@@ -199,11 +175,7 @@ def _make_export_error(form: str, error: BaseException) -> RunError:
 
 
 def _compare_logits(logits: LogitsFunction, model: nn.Module, card: ModelCard, format: str) -> float:  # noqa: A002
-    """Return the largest difference of logits on random inputs.
-
-    Raises:
-        RunError: the difference is more than rounding, or a predicted class differs.
-    """
+    """Return the largest difference of logits on random inputs."""
     generator, dtype = torch.Generator().manual_seed(0), get_dtype(model)
     largest = 0.0
     for n in CHECK_BATCH_SIZES:
@@ -239,10 +211,10 @@ def _silence_pytorch() -> Iterator[None]:
             logger.setLevel(level)
 
 
-WriteFunction = Callable[[Path, nn.Module, ModelCard], None]
-ReadFunction = Callable[[Path, nn.Module, ModelCard], LogitsFunction]
-
-WRITE_AND_READ: dict[ExportFormat, tuple[WriteFunction, ReadFunction]] = {
+WRITE_AND_READ: dict[
+    ExportFormat,
+    tuple[Callable[[Path, nn.Module, ModelCard], None], Callable[[Path, nn.Module, ModelCard], LogitsFunction]],
+] = {
     "safetensors": (save_model, _read_safetensors),
     "torch-export": (_write_torch_export, _read_torch_export),
     "onnx": (_write_onnx, _read_onnx),

@@ -56,11 +56,7 @@ class _CardSchema(BaseModel):
 
 
 def parse_card(text: str | None, file: Path | str) -> ModelCard:
-    """Read the card of a model's file.
-
-    Raises:
-        RunError: FedAttune did not write the file, or the card is broken.
-    """
+    """Read the card of a model's file."""
     if text is None:
         raise RunError(
             f"{file} is no model that FedAttune saved; expected one that fedattune export or Result.save_models wrote"
@@ -77,11 +73,7 @@ def parse_card(text: str | None, file: Path | str) -> ModelCard:
 
 
 def check_preparation(card: ModelCard, source: str) -> None:
-    """Refuse a card without the preparation of inputs, because predictions would be wrong.
-
-    Raises:
-        RunError: the schema is missing, or the constants of a table's numbers are.
-    """
+    """Refuse a card without the preparation of inputs, because predictions would be wrong."""
     schema = card.get("schema")
     if schema is None or (schema.get("numbers") and card.get("preparation") is None):
         raise RunError(
@@ -93,6 +85,10 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
     """Return the card with the inputs and outputs of the network."""
     dtype = str(get_dtype(model)).removeprefix("torch.")
     schema, shape = card.get("schema") or {}, ", ".join(map(str, ("batch", *card["input_shape"])))
+    output = f"{len(card['classes'])}), logits in the order of `classes`; softmax gives probabilities"
+    if not card["classes"]:
+        mean, deviation = schema.get("target_mean"), schema.get("target_deviation")
+        output = f"1); output * {deviation} + {mean} is the prediction in the unit of the target"
     preparation = "samples as they are"
     if tokens := schema.get("tokens"):
         (column, tokenizer), *_ = tokens.items()
@@ -108,24 +104,14 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
         **card,
         "dtype": dtype,
         "input": f"{dtype} ({shape}), {preparation}",
-        "output": _describe_output(dtype, card),
+        "output": f"{dtype} (batch, {output}",
         **({"reference_logits": compute_reference_logits(model, card)} if has_outside_parts(card["model"]) else {}),
     }
 
 
-def _describe_output(dtype: str, card: ModelCard) -> str:
-    if card["classes"]:
-        n = len(card["classes"])
-        return f"{dtype} (batch, {n}), logits in the order of `classes`; softmax gives probabilities"
-    schema = card.get("schema") or {}
-    mean, deviation = schema.get("target_mean"), schema.get("target_deviation")
-    return f"{dtype} (batch, 1); output * {deviation} + {mean} is the prediction in the unit of the target"
-
-
 def compute_reference_logits(model: nn.Module, card: ModelCard) -> list[list[float]] | None:
     """Compute the logits of two fixed inputs, (2, classes); None if the network fails or they are not finite."""
-    generator = torch.Generator().manual_seed(0)
-    x = draw_inputs(model, card, 2, generator)
+    x = draw_inputs(model, card, 2, torch.Generator().manual_seed(0))
     try:
         with torch.no_grad():
             logits = model(x).double()
@@ -147,14 +133,7 @@ def draw_inputs(model: nn.Module, card: ModelCard, n: int, generator: torch.Gene
 def check_reference_logits(
     model: nn.Module, card: ModelCard, before: list[list[float]] | None, file: Path | str
 ) -> None:
-    """Refuse a network whose outputs have changed since training.
-
-    Args:
-        before: logits of the trained network, (2, classes); None accepts any network.
-
-    Raises:
-        RunError: the outputs differ.
-    """
+    """Refuse a network whose outputs were `before` (2, classes) in training, and have changed; None accepts any."""
     now = None if before is None else compute_reference_logits(model, card)
     if before is None or now is None:
         return
@@ -174,12 +153,9 @@ def get_dtype(model: nn.Module) -> torch.dtype:
 
 def save_model(file: Path, model: nn.Module, card: ModelCard) -> None:
     """Write a model and its card. The card rebuilds the frozen weights of a built-in model, so they are left out."""
-    state, frozen = model.state_dict(), set[str]()
-    if card["model"] in MODELS:
-        frozen = {
-            name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad
-        }
-    state = {name: value for name, value in state.items() if name not in frozen}
+    named = model.named_parameters(remove_duplicate=False) if card["model"] in MODELS else ()
+    frozen = {name for name, parameter in named if not parameter.requires_grad}
+    state = {name: value for name, value in model.state_dict().items() if name not in frozen}
     save_tensors(file, copy_tensors(state), {CARD_KEY: json.dumps(describe_model(model, card))})
 
 
@@ -222,14 +198,7 @@ def read_model(file: Path, module: nn.Module | None, factory: str | None) -> tup
 
 
 def confirm_code(card: ModelCard, factory: str | None, where: Path | str) -> ModelCard:
-    """Return the card of a model whose code may run: FedAttune's, or custom code that the user names.
-
-    Args:
-        factory: the "file.py:factory" or "package.module:factory" that the user named.
-
-    Raises:
-        RunError: the card names code that the user did not name.
-    """
+    """Return the card of a model whose code may run: FedAttune's, or custom code that the user names as `factory`."""
     if not is_reference(card["model"]):
         return card
     name = make_portable(card["model"])
@@ -242,16 +211,9 @@ def confirm_code(card: ModelCard, factory: str | None, where: Path | str) -> Mod
 
 
 def fill_model(module: nn.Module | None, state: Mapping[str, Tensor], card: ModelCard) -> nn.Module:
-    """Copy a module and fill the copy with weights. A method that changes the model changes the copy, too.
+    """Fill a copy of a module (None: of the card's module) with weights, in evaluation mode.
 
-    Args:
-        module: the module; None builds the module of the card.
-
-    Returns:
-        The filled copy in evaluation mode.
-
-    Raises:
-        RunError: the module is missing and the card names none, or the weights do not fit.
+    A method that changes the model changes the copy, too.
     """
     module = rebuild_model(card) if module is None else module
     is_known = card["algorithm"] in ALGORITHMS or SOURCE_KEY in card
@@ -278,11 +240,7 @@ def fill_model(module: nn.Module | None, state: Mapping[str, Tensor], card: Mode
 
 
 def rebuild_model(card: ModelCard) -> nn.Module:
-    """Build the run's model with its initial weights, as it was before any method changed it.
-
-    Raises:
-        RunError: the run had a custom module.
-    """
+    """Build the run's model with its initial weights, as it was before any method changed it."""
     if not is_rebuildable(card):
         raise RunError(f"the run's model was a {card['model']} of your own; give one as `module` to fill")
     with torch.random.fork_rng():
@@ -296,20 +254,12 @@ def is_rebuildable(card: ModelCard) -> bool:
 
 
 def build_algorithm(card: ModelCard) -> Algorithm:
-    """Build the method of a run from its name, or the reference to a custom factory, and its options.
-
-    Raises:
-        ConfigError: the method is unknown, or its code cannot be loaded.
-    """
+    """Build the method of a run from its name, or the reference to a custom factory, and its options."""
     return build_method(card.get(SOURCE_KEY, card["algorithm"]), card.get("options", {}))
 
 
 def wrap_model(network: Network, module: nn.Module, x: Tensor, seed: int) -> nn.Module:
-    """Return the module that a method trains in place of the user's module.
-
-    Args:
-        x: inputs (B, ...).
-    """
+    """Return the module that a method trains on inputs x (B, ...) in place of the user's module."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return network.wrap(copy.deepcopy(module), x)

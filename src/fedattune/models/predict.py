@@ -24,11 +24,8 @@ from ..data.types import Array
 from .export import LogitsFunction, open_onnx
 from .files import CARD_KEY, ModelCard, check_preparation, parse_card, read_model
 
-BATCH_ROWS = 4096
-"""Rows that the model predicts at once."""
-
-MAX_TEXTS = 256
-"""Rows that the model predicts at once if they are texts of tokens, whose network may be large."""
+BATCH_ROWS, MAX_TEXTS = 4096, 256
+"""Rows that the model predicts at once; fewer if they are texts of tokens, whose network may be large."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,11 +184,7 @@ def predict(
 
 
 def check_predictions_file(file: Path) -> None:
-    """Refuse a file to which predictions cannot be written.
-
-    Raises:
-        ConfigError: the file ends neither in .csv nor in .parquet.
-    """
+    """Refuse a file to which predictions cannot be written."""
     if file.suffix.lower() not in (".csv", ".parquet"):
         raise ConfigError(f"{file}: predictions are written as .csv or .parquet; name the file so")
 
@@ -215,11 +208,7 @@ def _open_model(file: Path, module: nn.Module | None, factory: str | None) -> tu
 
 
 def _parse_inputs(file: Path, card: ModelCard) -> tuple[Schema, Array | None]:
-    """Return the schema of a model's data and, for a table, the client's constants (3, K).
-
-    Raises:
-        RunError: the file lacks them, or they are broken.
-    """
+    """Return the schema of a model's data and, for a table, the client's constants (3, K)."""
     check_preparation(card, str(file))
     try:
         schema = Schema.model_validate(card["schema"])

@@ -113,14 +113,10 @@ def hf(
 
 
 class PretrainedNetwork(nn.Module):
-    """A pretrained network behind the interface of all models: a tensor in, logits (B, classes) out.
-
-    Attributes:
-        pretrained: the network of transformers.
-        activations_per_value: numbers that training keeps for each input value; see `Task.activations_per_value`.
-    """
+    """A pretrained network behind the interface of all models: a tensor in, logits (B, classes) out."""
 
     activations_per_value: int
+    """Numbers that training keeps for each input value; see `Task.activations_per_value`."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -128,11 +124,7 @@ class PretrainedNetwork(nn.Module):
 
     @abstractmethod
     def check_inputs(self, x: Tensor) -> None:
-        """Refuse inputs (B, ...) that the network would misread.
-
-        Raises:
-            ModelError: the inputs are no token numbers, or have values outside the expected range.
-        """
+        """Refuse inputs (B, ...) that the network would misread."""
 
 
 class TextNetwork(PretrainedNetwork):
@@ -154,7 +146,6 @@ class TextNetwork(PretrainedNetwork):
         self.has_square_mask = self._accepts_square_mask(length)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits; the attention mask follows from the tokens that are missing."""
         ids = x.long()
         is_token = ids >= 0
         mask = is_token.long()
@@ -168,7 +159,6 @@ class TextNetwork(PretrainedNetwork):
         return logits
 
     def check_inputs(self, x: Tensor) -> None:
-        """Refuse inputs that are no token numbers of this network."""
         if bool((x != x.round()).any()):
             raise ModelError(
                 "hf: got fractions, expected token numbers; read a text column with --set table.tokens=ID_OR_FOLDER"
@@ -185,9 +175,8 @@ class TextNetwork(PretrainedNetwork):
 
     def _accepts_square_mask(self, length: int) -> bool:
         """Tell whether the network gives the same outputs with a mask (B, 1, length, length); causal ones do not."""
-        generator = torch.Generator().manual_seed(0)
         n = min(length, 6)
-        x = torch.randint(0, self.vocabulary, (2, n), generator=generator)
+        x = torch.randint(0, self.vocabulary, (2, n), generator=torch.Generator().manual_seed(0))
         x[0, n // 2 + 1 :] = -1
         was_training = self.training
         self.eval()
@@ -237,7 +226,6 @@ class ImageNetwork(PretrainedNetwork):
             self.activations_per_value = max(1, 64 * self.channels * area // values)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits."""
         if self.pixels == "half":
             x = (x + 1) / 2
         if x.shape[1] < self.channels:
@@ -250,7 +238,6 @@ class ImageNetwork(PretrainedNetwork):
         return logits
 
     def check_inputs(self, x: Tensor) -> None:
-        """Refuse images whose values are outside the range of the option `pixels`."""
         low, high = {"unit": (0, 1), "half": (-1, 1)}.get(self.pixels, (-math.inf, math.inf))
         if not low - 1e-3 <= float(x.min()) <= float(x.max()) <= high + 1e-3:
             raise ModelError(
@@ -320,10 +307,9 @@ def _read_normalization(name: str, revision: str | None) -> dict[str, Any]:
     from transformers.image_processing_base import ImageProcessingMixin
 
     try:
-        values: dict[str, Any] = ImageProcessingMixin.get_image_processor_dict(name, revision=revision)[0]
+        return dict(ImageProcessingMixin.get_image_processor_dict(name, revision=revision)[0])
     except Exception:  # OSError where there is none
         return {}
-    return values
 
 
 @contextmanager
@@ -371,11 +357,7 @@ class FrozenBatchNorm(nn.Module):
 def _choose_trained(
     net: nn.Module, new: list[nn.Parameter], tuning: Tuning, rank: int, alpha: int, targets: list[str] | None
 ) -> None:
-    """Freeze all weights that are not trained, and add adapters.
-
-    Args:
-        targets: ends of the names of layers that get adapters; None lets peft choose.
-    """
+    """Freeze all weights that are not trained, and add adapters to the layers whose names end in `targets`."""
     prefix = str(cast(Any, net).base_model_prefix)
     backbone = getattr(net, prefix, None)
     if not isinstance(backbone, nn.Module):
@@ -433,11 +415,10 @@ def _freeze_norms(net: nn.Module) -> None:
 def _freeze_buffers(net: nn.Module) -> None:
     """Turn buffers into frozen parameters, because buffers are kept per client; batch statistics stay buffers."""
     for module in net.modules():
-        if isinstance(module, _BatchNorm):
-            continue
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            delattr(module, name)
-            module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
+        if not isinstance(module, _BatchNorm):
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                delattr(module, name)
+                module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
 
 
 def _set_dropout(net: nn.Module, rate: float | None) -> None:

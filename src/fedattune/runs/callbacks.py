@@ -218,14 +218,7 @@ class WandB(Callback):
 
 
 def check_installed(module: str, name: str, extra: str | None = None) -> None:
-    """Check that an optional package is installed.
-
-    Args:
-        extra: what to install, if it is not the module.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Check that an optional package is installed; `extra` is what to install, if it is not the module."""
     if find_spec(module) is None:
         raise ConfigError(f"{name} is not installed; pip install {extra or module}, or log without it")
 

@@ -30,20 +30,10 @@ def restore_tree(
     rows: Path | None = None,
     older: Sequence[Mapping[str, Tensor]] = (),
 ) -> Any:
-    """Restore nested tensors from a checkpoint.
+    """Restore nested tensors, shaped like `template`, from a checkpoint.
 
-    Stacks go where the template has them, to disk or to memory, independent of the checkpoint.
-
-    Args:
-        template: nested mappings of tensors and stacks on disk, with the expected shapes.
-        older: tensors of the checkpoints before, the latest first. Their rows on disk stay until as many checkpoints
-            have followed.
-
-    Returns:
-        A nest like `template`, with the tensors of the checkpoint.
-
-    Raises:
-        RunError: a tensor is missing or has another shape.
+    Stacks go where the template has them, to disk or to memory, independent of the checkpoint. The rows on disk of
+    `older` checkpoints, the latest first, stay until as many checkpoints have followed.
     """
     name = f"{path}/{SLOTS_KEY}"
     slots = flat.get(name)
@@ -93,19 +83,12 @@ class DamagedCheckpointError(RunError):
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint, as read from its file.
+    """A checkpoint, as read from its file."""
 
-    Attributes:
-        flat: tensors by path.
-        meta: text entries.
-        older_slots: slots of the stacks on disk in the other kept checkpoints, the latest first.
-        warnings: one sentence per damaged checkpoint.
-    """
-
-    flat: dict[str, Tensor]
+    flat: dict[str, Tensor]  # tensors by path
     meta: dict[str, str]
-    older_slots: tuple[dict[str, Tensor], ...] = ()
-    warnings: tuple[str, ...] = ()
+    older_slots: tuple[dict[str, Tensor], ...] = ()  # of stacks on disk in the other checkpoints, the latest first
+    warnings: tuple[str, ...] = ()  # one sentence per damaged checkpoint
 
 
 @dataclass(frozen=True)
@@ -129,18 +112,22 @@ class CheckpointFolder:
     def save(self, round_: int, tree: Mapping[str, Any], meta: Mapping[str, str]) -> None:
         """Write the state after a round, and remove checkpoints older than the last `n_kept`."""
         leaves = flatten_tree(tree)
-        on_disk = [leaf for leaf in leaves.values() if isinstance(leaf, DiskRows)]
-        for stack in on_disk:
+        on_disk = {f"{k}/{SLOTS_KEY}": leaf for k, leaf in leaves.items() if isinstance(leaf, DiskRows)}
+        for stack in on_disk.values():
             stack.sync()
-        slots = {f"{k}/{SLOTS_KEY}": v.slots for k, v in leaves.items() if isinstance(v, DiskRows)}
-        in_memory = {k: v for k, v in leaves.items() if not isinstance(v, DiskRows)}
-        flat = copy_tensors(in_memory | slots)
+        in_memory = {k: leaf for k, leaf in leaves.items() if not isinstance(leaf, DiskRows)}
+        flat = copy_tensors(in_memory | {k: stack.slots for k, stack in on_disk.items()})
         text = {**meta, "format": str(CHECKPOINT_FORMAT)}
         self.folder.mkdir(exist_ok=True)
         save_tensors(self.folder / f"{round_:06d}.safetensors", flat, text | {"checksum": compute_checksum(flat, text)})
         self._prune()
-        _sync_folder(self.folder)
-        for stack in on_disk:
+        if os.name == "posix":
+            fd = os.open(self.folder, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        for stack in on_disk.values():
             stack.commit()
 
     def forget_after(self, round_: int) -> None:
@@ -158,11 +145,7 @@ class CheckpointFolder:
             return None
 
     def load(self) -> Checkpoint:
-        """Read the latest undamaged checkpoint; rename damaged ones, so that nobody tries them again.
-
-        Raises:
-            RunError: no checkpoint can be read.
-        """
+        """Read the latest undamaged checkpoint; rename damaged ones, so that nobody tries them again."""
         intact: list[Checkpoint] = []
         damaged: dict[Path, str] = {}
         for path in self._files():
@@ -183,13 +166,8 @@ class CheckpointFolder:
         return newest._replace(older_slots=tuple(older), warnings=tuple(warnings))
 
     def load_latest(self) -> Checkpoint:
-        """Read the latest checkpoint, where no earlier one would do.
-
-        Raises:
-            RunError: the checkpoint cannot be read.
-        """
-        files = self._files()
-        if not files:
+        """Read the latest checkpoint, where no earlier one would do."""
+        if not (files := self._files()):
             raise RunError(f"{self.folder} holds no checkpoint; {self._start_again}")
         try:
             return self._read(files[0])
@@ -201,9 +179,8 @@ class CheckpointFolder:
         return f"expected an undamaged one; remove {self.folder.parent}, and start the run again"
 
     def _files(self) -> list[Path]:
-        paths = [path for path in self.folder.glob("*.safetensors") if path.stem.isdecimal()]
-        paths.sort(key=lambda path: int(path.stem), reverse=True)
-        return paths
+        paths = (path for path in self.folder.glob("*.safetensors") if path.stem.isdecimal())
+        return sorted(paths, key=lambda path: int(path.stem), reverse=True)
 
     def _read(self, path: Path) -> Checkpoint:
         try:
@@ -237,12 +214,3 @@ def compute_checksum(flat: Mapping[str, Tensor], meta: Mapping[str, str]) -> str
     for name in names:
         crc = zlib.crc32(flat[name].reshape(-1).view(torch.uint8).numpy().data, crc)
     return f"{crc:08x}"
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

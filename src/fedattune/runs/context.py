@@ -36,38 +36,24 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class RunContext:
-    """The parts of a run that all its rounds share; it is handed to everything that takes part in a round.
+    """The parts of a run that all its rounds share; it is handed to everything that takes part in a round."""
 
-    Attributes:
-        algorithm: the method, with what the settings decide for all methods alike.
-        settings: rounds, learning rate and so on.
-        task: the model that is trained, and its loss.
-        federation: the clients' data, or the facts that a server knows about data elsewhere.
-        all_ids: (N,) numbers of all clients.
-        eval_ids: (E,) numbers of the clients that are evaluated, sorted.
-        n_train: (N,) training samples of every client.
-        has_shared_parameters: whether any parameter leaves the clients.
-        excluded: (A,) numbers of the clients that are never evaluated, sorted.
-    """
-
-    algorithm: Algorithm
+    algorithm: Algorithm  # with what the settings decide for all methods alike
     settings: Settings
-    task: Task
+    task: Task  # the model that is trained, and its loss
     federation: Federation | FederationInfo
-    all_ids: Tensor
-    eval_ids: Tensor
-    n_train: Tensor
-    has_shared_parameters: bool
-    excluded: Tensor
+    all_ids: Tensor  # (N,) numbers of all clients
+    eval_ids: Tensor  # (E,) numbers of the clients that are evaluated, sorted
+    n_train: Tensor  # (N,) training samples of every client
+    has_shared_parameters: bool  # whether any parameter leaves the clients
+    excluded: Tensor  # (A,) numbers of the clients that are never evaluated, sorted
 
     @property
     def n_clients(self) -> int:
-        """Number of clients N."""
         return len(self.all_ids)
 
     @property
     def device(self) -> torch.device:
-        """The device of all tensors of the run."""
         return self.all_ids.device
 
     @property

@@ -34,11 +34,7 @@ _hashes: dict[Path, tuple[tuple[int, ...], str]] = {}
 
 
 def read_checksums(folder: Path) -> dict[str, str] | None:
-    """Read the list of a folder: name -> hash; None if the folder has no list.
-
-    Raises:
-        RunError: the list is damaged.
-    """
+    """Read the list of a folder: name -> hash; None if the folder has no list."""
     file = folder / CHECKSUM_FILE
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -72,9 +68,6 @@ def verify_file(file: Path, folder: Path, remedy: str) -> None:
 
     Args:
         file: the file; it may be missing if the list does not name it.
-
-    Raises:
-        RunError: the file is not the one that the run wrote.
     """
     sums = read_checksums(folder)
     if sums is None:
@@ -140,9 +133,6 @@ class RunFolder:
 
         Returns:
             The folder.
-
-        Raises:
-            RunError: the folder is in use without `resume`, or holds a run with other settings.
         """
         folder = cls(path)
         config = json.loads(json.dumps(config))
@@ -183,11 +173,7 @@ class RunFolder:
         write_text(self.result, text)
 
     def verify(self, *files: Path) -> None:
-        """Compare files with their checksums before they are read.
-
-        Raises:
-            RunError: a file is not as the run wrote it.
-        """
+        """Compare files with their checksums before they are read."""
         for file in files:
             again = file in (self.facts, self.inputs, self.models, self.predictions, self.result)
             remedy = "restore it from a copy, or train the run again"
@@ -199,38 +185,22 @@ class RunFolder:
             verify_file(file, self.path, remedy)
 
     def read(self, file: Path) -> Any:
-        """Read one of the JSON files of the folder, and compare it with its checksum before.
-
-        Raises:
-            RunError: the file is missing, damaged, or not as the run wrote it.
-        """
+        """Read one of the JSON files of the folder, and compare it with its checksum before."""
         self.verify(file)
         return read_json(file)
 
     def read_config(self) -> dict[str, Any]:
-        """Read the settings of the run.
-
-        Raises:
-            RunError: the file is missing or damaged.
-        """
+        """Read the settings of the run."""
         return _require(self.config, self.read(self.config), CONFIG_KEYS)
 
     def read_facts(self, *, is_finished: bool) -> dict[str, Any]:
-        """Read the facts: of the result if the run is finished, else those from its start.
-
-        Raises:
-            RunError: the file is missing or damaged.
-        """
+        """Read the facts: of the result if the run is finished, else those from its start."""
         file = self.result if is_finished else self.facts
         content = self.read(file)
         return {"notes": [], **_require(file, content["facts"] if is_finished else content, FACT_KEYS)}
 
     def read_environment(self) -> dict[str, Any]:
-        """Read versions and machine; nothing if the run has none.
-
-        Raises:
-            RunError: the file is damaged.
-        """
+        """Read versions and machine; nothing if the run has none."""
         self.verify(self.environment)
         return dict(read_json(self.environment)) if self.environment.is_file() else {}
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,22 +38,14 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class NewcomerResult:
-    """The result of a client that joined after training; RMSE in place of accuracies if the target is a number.
-
-    Attributes:
-        id: name of the client.
-        n_train: its training samples, and `n_test` its test samples.
-        received: test accuracy with the model that the server has for it.
-        trained: test accuracy after local rounds of its own from there.
-        local: test accuracy after training alone, from the initial model, for as many steps.
-    """
+    """The test accuracies of a client that joined after training; RMSE if the target is a number."""
 
     id: str
     n_train: int
     n_test: int
-    received: float
-    trained: float
-    local: float
+    received: float  # with the model that the server has for it
+    trained: float  # after local rounds of its own from there
+    local: float  # after training alone, from the initial model, for as many steps
 
 
 Metrics = dict[str, float]
@@ -73,11 +65,8 @@ def score_clients(
 ) -> NDArray[np.float64]:
     """Compute what curves show of each client (N,): its accuracy, or its RMSE in the unit of the target.
 
-    Args:
-        n: (N,) samples of each client, at least one.
-        correct: (N,) correctly classified samples.
-        loss: (N,) sum of the losses; of squared errors in deviations of the target if it is a number.
-        deviation: the deviation of a target that is a number; None for classes.
+    The scores are samples n (at least one), correctly classified samples, and sum of the losses, (N,) each. If the
+    target is a number, losses are squared errors in deviations of the target, and `deviation` is given.
     """
     return correct / n if deviation is None else deviation * np.sqrt(loss / n)
 
@@ -101,10 +90,9 @@ def summarize_scores(
 ) -> Metrics:
     """Summarise the scores of clients, as for `score_clients`; clients without samples are left out.
 
-    Returns:
-        `acc_uniform` weighs every client alike, `acc_pooled` every sample. `acc_std` is the population standard
-        deviation over clients, `acc_worst10` the mean over the worst tenth of the clients (at least one).
-        With a deviation, the same of the RMSE: `rmse_uniform` and so on.
+    `acc_uniform` weighs every client alike, `acc_pooled` every sample. `acc_std` is the population standard deviation
+    over clients, `acc_worst10` the mean over the worst tenth of the clients (at least one). With a deviation, the same
+    of the RMSE: `rmse_uniform` and so on.
     """
     has = n > 0
     n, correct, loss = n[has], correct[has], loss[has]
@@ -121,11 +109,6 @@ def summarize_scores(
         f"{name}_worst10": float(worst.mean()),
         "loss_uniform": float((loss / n).mean()),
     }
-
-
-def average_metrics(entries: list[Metrics]) -> Metrics:
-    """Average every number over several rounds."""
-    return {key: float(np.mean([e[key] for e in entries])) for key in entries[0]}
 
 
 def is_in_last_tenth(round_: int, rounds: int) -> bool:
@@ -159,11 +142,10 @@ def build_history(store: RunStore, names: Mapping[int, str], deviation: float | 
             metrics = points.setdefault((round_, part), {})
             metrics[point] = summarize_scores(n, correct, loss, deviation=deviation)
     entries: list[JsonDict] = []
-    diverged: set[int] = set()
-    absent: set[int] = set()
+    diverged, absent = set[int](), set[int]()
     for record in store.rounds():
-        diverged |= set(record.diverged)
-        absent |= set(record.absent)
+        diverged.update(record.diverged)
+        absent.update(record.absent)
         if (test := points.get((record.round, "test"))) is not None:
             entry = {
                 "round": record.round,
@@ -176,25 +158,41 @@ def build_history(store: RunStore, names: Mapping[int, str], deviation: float | 
                 "absent": [names[i] for i in sorted(absent)],
             }
             entries.append(entry | ({"global": test["global"]} if "global" in test else {}))
-            diverged, absent = set(), set()
+            diverged.clear()
+            absent.clear()
     return entries
 
 
 Point = Literal["received", "trained"]
 """Point of a round at which models are evaluated: after the communication, or after the local training."""
+Part = Literal["test", "validation"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RunFacts:
-    """The settings of a run, and the facts about its clients, model and notes.
+class RunMetrics:
+    """Everything about a run except its models.
 
     Attributes:
         config: all that defines the run.
         facts: facts about model, clients and notes.
+        store: scores, traffic and mixing matrices of all rounds.
+        is_finished: whether all rounds are done.
+        predictions: part (test or validation) -> outputs of the judged models for its rows; empty before the end of
+            the run, and where the clients are elsewhere.
     """
 
     config: Mapping[str, Any]
     facts: Mapping[str, Any]
+    store: RunStore
+    is_finished: bool = True
+    predictions: Mapping[str, RowPredictions] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        key = self._curve_key
+        name = "RMSE" if self.is_regression else "accuracy"
+        mean = f", mean {name} {self.metrics[key]:.4f}" if self.metrics else ""
+        state = "" if self.is_finished else f" of {self.config['rounds']}, not finished"
+        return f"Result({self.algorithm!r}, {self.n_clients} clients, round {self.rounds}{state}{mean})"
 
     @property
     def algorithm(self) -> str:
@@ -219,8 +217,7 @@ class RunFacts:
     @property
     def evaluation_point(self) -> Point:
         """The point at which the method's paper evaluates."""
-        point: Point = self.facts["headline"]
-        return point
+        return cast(Point, self.facts["headline"])
 
     @property
     def notes(self) -> list[str]:
@@ -258,8 +255,7 @@ class RunFacts:
     @property
     def eval_ids(self) -> Sequence[int]:
         """The numbers of the evaluated clients."""
-        ids: Sequence[int] = self.facts.get("numbers", range(len(self.facts["clients"])))
-        return ids
+        return cast(Sequence[int], self.facts.get("numbers", range(len(self.facts["clients"]))))
 
     @property
     def newcomers(self) -> list[NewcomerResult]:
@@ -284,38 +280,11 @@ class RunFacts:
 
     def read_curve(self, metrics: Mapping[str, float], over: str = "uniform") -> float:
         """Return the value of a curve at one evaluation: accuracy in percent, or RMSE in the unit of the target."""
-        name = "rmse" if self.is_regression else "acc"
-        return self.curve_metric.scale * metrics[f"{name}_{over}"]
+        return self.curve_metric.scale * metrics[self._curve_key.replace("uniform", over)]
 
     @property
     def _curve_key(self) -> str:
         return "rmse_uniform" if self.is_regression else "acc_uniform"
-
-
-Part = Literal["test", "validation"]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class RunMetrics(RunFacts):
-    """Everything about a run except its models.
-
-    Attributes:
-        store: scores, traffic and mixing matrices of all rounds.
-        is_finished: whether all rounds are done.
-        predictions: part (test or validation) -> outputs of the judged models for its rows; empty before the end of
-            the run, and where the clients are elsewhere.
-    """
-
-    store: RunStore
-    is_finished: bool = True
-    predictions: Mapping[str, RowPredictions] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        key = self._curve_key
-        name = "RMSE" if self.is_regression else "accuracy"
-        mean = f", mean {name} {self.metrics[key]:.4f}" if self.metrics else ""
-        state = "" if self.is_finished else f" of {self.config['rounds']}, not finished"
-        return f"Result({self.algorithm!r}, {self.n_clients} clients, round {self.rounds}{state}{mean})"
 
     @cached_property
     def _records(self) -> list[RoundRecord]:
@@ -410,7 +379,7 @@ class RunMetrics(RunFacts):
     @property
     def global_accuracy(self) -> float | None:
         """Accuracy (or RMSE) of the one global model on all test parts together, at the last evaluation, if any."""
-        key = "rmse_pooled" if self.is_regression else "acc_pooled"
+        key = self._curve_key.replace("uniform", "pooled")
         return next((float(e["global"][key]) for e in reversed(self.history) if "global" in e), None)
 
     @property
@@ -425,7 +394,7 @@ class RunMetrics(RunFacts):
     def mean_last_10pct(self) -> Metrics | None:
         """Test metrics averaged over the evaluations in the last tenth of the rounds."""
         late = [e[self.evaluation_point] for e in self._late()]
-        return average_metrics(late) if late else None
+        return {key: float(np.mean([e[key] for e in late])) for key in late[0]} if late else None
 
     @property
     def validation(self) -> float | None:
@@ -447,9 +416,7 @@ class RunMetrics(RunFacts):
         }
         return [
             ClientResult(
-                client["id"],
-                client["n_train"],
-                client["n_test"],
+                *(client[key] for key in ("id", "n_train", "n_test")),
                 *(last.get((number, point)) for point in ("received", "trained")),
             )
             for number, client in zip(self.eval_ids, self.facts["clients"], strict=True)

@@ -32,21 +32,13 @@ PREDICTED_AT_ONCE = 4096
 
 @dataclass(frozen=True, eq=False)
 class RowPredictions:
-    """Outputs for one part of E clients, one client after the other.
+    """Outputs for one part of E clients, one client after the other."""
 
-    Attributes:
-        client: (n,) position of each row's client among the evaluated clients, int32.
-        sample: (n,) number of each row in the federation, int64.
-        y: (n,) class numbers, int64, or target values in their unit, float64.
-        outputs: (n, classes) logits, or (n, 1) predicted values in the unit of the target, float32.
-        n_clients: number E of clients; some may have no rows.
-    """
-
-    client: NDArray[np.int32]
-    sample: NDArray[np.int64]
-    y: NDArray[Any]
-    outputs: NDArray[np.float32]
-    n_clients: int
+    client: NDArray[np.int32]  # (n,) position of each row's client among the evaluated clients
+    sample: NDArray[np.int64]  # (n,) number of each row in the federation
+    y: NDArray[Any]  # (n,) class numbers, int64, or target values in their unit, float64
+    outputs: NDArray[np.float32]  # (n, classes) logits, or (n, 1) predicted values in the unit of the target
+    n_clients: int  # E; some may have no rows
 
     @property
     def is_regression(self) -> bool:
@@ -96,8 +88,7 @@ def predict_rows(
 ) -> RowPredictions | None:
     """Let the models (E, ...) of clients `ids`, or one model (1, ...), predict the clients' rows of one part.
 
-    Returns:
-        The predictions; None if there are no rows, or more than MAX_OUTPUTS outputs.
+    None if there are no rows, or more than MAX_OUTPUTS outputs.
     """
     index = [np.asarray(federation.part(part)[i]) for i in ids]
     sizes = [len(rows) for rows in index]
@@ -154,11 +145,7 @@ def save_predictions(file: Path, parts: Mapping[str, RowPredictions]) -> None:
 
 
 def load_predictions(file: Path) -> dict[str, RowPredictions]:
-    """Read the file of `save_predictions`; empty if there is none.
-
-    Raises:
-        RunError: the file cannot be read.
-    """
+    """Read the file of `save_predictions`; empty if there is none."""
     if not file.exists():
         return {}
     tensors, meta = load_tensors(file)

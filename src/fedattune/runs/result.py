@@ -34,23 +34,14 @@ __all__ = ["ClientResult", "NewcomerResult", "Point", "Result", "TrainedServer"]
 
 @dataclass(frozen=True)
 class TrainedServer:
-    """The server after training, for clients that join.
+    """The server after training, for clients that join."""
 
-    Attributes:
-        algorithm: the method, with what the settings decide for all methods.
-        module: the user's model with its initial weights.
-        trained_module: the model that is trained: a copy of `module`, or one that the method made from it.
-        state: the server's state.
-        statistics: the averaged BatchNorm statistics; empty if they stay local.
-        n_clients: clients that took part in training.
-    """
-
-    algorithm: Algorithm
-    module: nn.Module
-    trained_module: nn.Module
+    algorithm: Algorithm  # with what the settings decide for all methods
+    module: nn.Module  # the user's model with its initial weights
+    trained_module: nn.Module  # a copy of `module`, or a model that the method made from it
     state: ServerState
-    statistics: Params
-    n_clients: int
+    statistics: Params  # averaged BatchNorm statistics; empty if they stay local
+    n_clients: int  # clients that took part in training
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -42,14 +42,10 @@ Bytes = NDArray[np.uint8]
 
 
 class BackgroundWriter:
-    """Write batches of rows to the file `fd` in the background, one batch after the other.
-
-    Attributes:
-        batch_rows: largest number of rows in a batch.
-    """
+    """Write batches of rows to the file `fd` in the background, one batch after the other."""
 
     def __init__(self, fd: int, row_bytes: int, where: str) -> None:
-        self.batch_rows = max(1, QUEUE_BYTES // max(1, row_bytes))
+        self.batch_rows = max(1, QUEUE_BYTES // max(1, row_bytes))  # at most
         self._fd, self._where = fd, where
         self._rows = np.empty((0, row_bytes), dtype=np.uint8)
         self._slots = np.empty(0, dtype=np.int32)
@@ -80,11 +76,7 @@ class BackgroundWriter:
         return self._rows, order[np.searchsorted(self._slots, slots, sorter=order)]
 
     def wait(self) -> None:
-        """Wait until all rows are written.
-
-        Raises:
-            RunError: the rows cannot be written.
-        """
+        """Wait until all rows are written."""
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
@@ -194,11 +186,10 @@ class SlotFile:
         """Read the rows (C, ...) of slots."""
         # Use tensors aligned by PyTorch: the last bit of a product may depend on the alignment.
         raw = {k: torch.empty(len(slots), self._layout[k][1], dtype=torch.uint8) for k in names}
-        if (pending := self._writer.find_pending(slots)) is not None:
-            rows, positions = pending
-            columns = self._columns(rows)
+        if pending := self._writer.find_pending(slots):
+            columns = self._columns(pending[0])
             for k, v in raw.items():
-                v.numpy()[:] = columns[k][positions]
+                v.numpy()[:] = columns[k][pending[1]]
         else:
             self._read(slots, {k: v.numpy() for k, v in raw.items()})
         return {k: self._to_rows(raw[k], self._layout[k][2]) for k in names}
@@ -328,8 +319,9 @@ class DiskRows:
     """
 
     def __init__(self, first: Params, n: int, path: Path | None = None, each: Params | None = None) -> None:
-        self._first, self._each, self._n = first, each or Params(), n
+        self.n, self._first, self._each = n, first, each or Params()
         self._file = SlotFile(first, n, path)
+        self.row_bytes = self._file.row_bytes
         self._names = list(first)
 
     def __iter__(self) -> Iterator[str]:
@@ -342,17 +334,14 @@ class DiskRows:
         return len(self._names)
 
     def keys(self) -> list[str]:
-        """List the names of the tensors."""
         return list(self._names)
 
     def only(self, names: Iterable[str]) -> "DiskRows":
-        """Select tensors by name, in this order, from the same file."""
         part = object.__new__(DiskRows)
         part.__dict__ |= self.__dict__ | {"_names": list(names)}
         return part
 
     def without(self, names: Iterable[str]) -> "DiskRows":
-        """Select all tensors except these, from the same file."""
         excluded = set(names)
         return self.only(name for name in self._names if name not in excluded)
 
@@ -361,7 +350,7 @@ class DiskRows:
         if isinstance(ids, int):
             return self.rows(torch.tensor([ids])).map(lambda a: a[0])
         if isinstance(ids, slice):
-            ids = torch.arange(*ids.indices(self._n))
+            ids = torch.arange(*ids.indices(self.n))
         clients = ids.reshape(-1).cpu()
         slots = self._file.slots[clients.numpy()]
         written = np.flatnonzero(slots >= 0)
@@ -392,16 +381,6 @@ class DiskRows:
             ids.cpu().numpy(), {k: new[k].detach().to("cpu", self._first[k].dtype).contiguous() for k in self._first}
         )
         return self
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return self._file.row_bytes
-
-    @property
-    def n(self) -> int:
-        """Number of clients N."""
-        return self._n
 
     def split_clients(self, ids: Tensor) -> Iterator[Tensor]:
         """Split clients `ids` into chunks whose rows take little memory."""
@@ -449,7 +428,6 @@ class LazyModel(Params):
     """A model whose copies take no memory, for server rules that begin with one row per client."""
 
     def map(self, f: Callable[..., Tensor], *others: Params) -> Params:
-        """Apply `f` as `Params` does; the result is lazy, too."""
         return LazyModel(super().map(f, *others))
 
     def copies(self, n: int) -> Params:
@@ -457,7 +435,6 @@ class LazyModel(Params):
         return LazyRows(self.repeat(n))
 
     def repeat(self, n: int) -> Params:
-        """Repeat the model as `Params` does."""
         return Params({k: v.expand(n, *v.shape) for k, v in self.items()})
 
 
@@ -477,15 +454,9 @@ class RowStorage:
     def choose(
         cls, settings: Settings, n: int, row_bytes: int, folder: Path | None, *, is_small: bool = False
     ) -> "RowStorage":
-        """Choose memory or disk by the settings.
-
-        Args:
-            settings: settings of the run; `client_state` decides, or with `auto` the size.
-            folder: folder for the files; without it, temporary files.
-        """
-        is_on_disk = settings.execution.client_state == "disk"
-        if settings.execution.client_state == "auto":
-            is_on_disk = n * row_bytes > AUTO_MEMORY_BYTES
+        """Choose memory or disk by the setting `client_state`, which with `auto` looks at the size."""
+        how = settings.execution.client_state
+        is_on_disk = n * row_bytes > AUTO_MEMORY_BYTES if how == "auto" else how == "disk"
         return cls(n, is_on_disk, folder, is_small)
 
     def share_cores(self) -> AbstractContextManager[None]:
@@ -493,11 +464,7 @@ class RowStorage:
         return use_threads(1) if self.is_on_disk and self.is_small else nullcontext()
 
     def allocate(self, name: str, row: Params, each: Params | None = None) -> RowStack:
-        """Make a writable stack of N rows.
-
-        Args:
-            each: tensors (N, ...) that replace their entries in `row`.
-        """
+        """Make a writable stack of N rows; tensors (N, ...) in `each` replace their entries in `row`."""
         if self.is_on_disk and row:
             return DiskRows(row, self.n, make_rows_path(self.folder, name), each)
         return Params({**row.copies(self.n), **(each or {})})
@@ -535,11 +502,7 @@ def pick_rows(stack: RowStack, ids: Tensor, n: int) -> Params:
 
 
 def check_newcomer_memory(server_state: ServerState) -> None:
-    """Check that clients can join after training: the rows of the server must then fit into memory.
-
-    Raises:
-        ConfigError: the rows take too much memory.
-    """
+    """Check that clients can join after training: the rows of the server must then fit into memory."""
     stacks = [part for part in server_state.values() if isinstance(part, DiskRows)]
     n_bytes = sum(stack.n * stack.row_bytes for stack in stacks)
     if n_bytes > NEWCOMER_MEMORY_BYTES:
@@ -551,11 +514,7 @@ def check_newcomer_memory(server_state: ServerState) -> None:
 
 
 def load_server_rows(server_state: ServerState) -> ServerState:
-    """Load all rows of the server's state into memory.
-
-    Raises:
-        ConfigError: the rows take too much memory.
-    """
+    """Load all rows of the server's state into memory."""
     check_newcomer_memory(server_state)
     return {k: part if isinstance(part, Tensor) else load_rows(part) for k, part in server_state.items()}
 

@@ -35,11 +35,9 @@ class Criterion(NamedTuple):
 
 
 def compute_criterion(scores: FloatArray, by: EarlyStopping) -> Criterion:
-    """Compute the criterion of one round.
+    """Compute the criterion of one round from validation rows, correctly classified rows, and sums of losses (3, E).
 
-    Args:
-        scores: (3, E) validation rows of each client, correctly classified rows, and sum of losses.
-        by: `accuracy` counts wrong rows, and losses where these are equal; `loss` counts losses.
+    By `accuracy`, wrong rows count, and losses where these are equal; by `loss`, losses alone.
     """
     n, correct, loss = scores
     loss = np.where(np.isfinite(loss), loss, np.inf)
@@ -60,10 +58,8 @@ def pick_by_others(scores: Sequence[FloatArray], by: EarlyStopping) -> FloatArra
     """Pick the scores of each client (3, E) at the round that the other clients' rows choose.
 
     A client's own rows flatter the round that they chose, most with methods whose rounds differ by chance. Scores at
-    the round of the others are an honest measure for comparing methods.
-
-    Returns:
-        The scores; None if rounds are not judged, or fewer than two clients have rows.
+    the round of the others are an honest measure for comparing methods. None if rounds are not judged, or fewer than
+    two clients have rows.
     """
     if by == "off" or not len(scores) or (scores[0][0] > 0).sum() < 2:
         return None
@@ -90,26 +86,17 @@ def _bound(n: FloatArray, total: FloatArray) -> FloatArray:
 
 @dataclass
 class StoppingRule:
-    """Remember the best round of each client so far.
-
-    Attributes:
-        by: what rounds are judged by; `off` judges the last one.
-        rounds: (E,) the best round of each client; empty before the first evaluation.
-        best: the criterion of these rounds.
-    """
+    """Remember the best round of each client so far; `off` judges the last one."""
 
     by: EarlyStopping
     rounds: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """The best round of each client (E,); empty before the first evaluation."""
     best: Criterion | None = None
 
     def add_round(self, r: int, scores: FloatArray | None) -> NDArray[np.bool_] | None:
-        """Judge an evaluated round.
+        """Judge an evaluated round by scores (3, E) as for `compute_criterion`, None without validation data.
 
-        Args:
-            scores: (3, E) as for `compute_criterion`; None if there are no validation data.
-
-        Returns:
-            For which clients (E,) the round is the best so far; None if rounds are not judged.
+        Return for which clients (E,) the round is the best so far; None if rounds are not judged.
         """
         if self.by == "off" or scores is None or not scores[0].sum():
             return None

@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,44 +49,28 @@ OF_OTHERS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 """Errors of SQLite by which another process holds the file."""
 
 
-def make_store_error(what: str, path: Path | None, error: Exception) -> RunError:
-    """Make the error for a store that cannot be read or written: the disk, a process or the file is to blame."""
-    code = getattr(error, "sqlite_errorcode", None)
-    primary = None if code is None else code & 0xFF  # the higher bits are details
-    where = path or "the metrics of the run"
-    go_on = ", then continue with --resume: all rounds to the last checkpoint are kept" if what == "write" else ""
-    if primary in OF_THE_DISK:
-        return RunError(f"cannot {what} {where}: {OF_THE_DISK[primary]}{go_on} ({error})")
-    if primary in OF_OTHERS:
-        return RunError(
-            f"cannot {what} {where}: {error}; check that the disk has space and that no halted process is reading "
-            f"it{go_on}"
-        )
-    return RunError(
-        f"cannot {what} {where}: it is damaged ({summarize_error(error)}); restore it from a copy, or train that run "
-        "again"
-    )
-
-
 @contextmanager
 def explain_errors(what: str, path: Path | None) -> Iterator[None]:
     """Turn errors of SQLite, and of entries that are not as the run wrote them, into one sentence.
 
-    Raises:
-        RunError: there was such an error.
+    The disk, a process or the file is to blame.
     """
     try:
         yield
     except (sqlite3.Error, zlib.error, ValueError, TypeError, KeyError, OverflowError) as error:
-        raise make_store_error(what, path, error) from error
+        primary = getattr(error, "sqlite_errorcode", -1) & 0xFF  # the higher bits are details
+        go_on = ", then continue with --resume: all rounds to the last checkpoint are kept" if what == "write" else ""
+        if primary in OF_THE_DISK:
+            why = f"{OF_THE_DISK[primary]}{go_on} ({error})"
+        elif primary in OF_OTHERS:
+            why = f"{error}; check that the disk has space and that no halted process is reading it{go_on}"
+        else:
+            why = f"it is damaged ({summarize_error(error)}); restore it from a copy, or train that run again"
+        raise RunError(f"cannot {what} {path or 'the metrics of the run'}: {why}") from error
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """Open a connection for reading, even if the writer was killed during a commit.
-
-    Raises:
-        sqlite3.Error: the file is missing, damaged or locked.
-    """
+    """Open a connection for reading, even if the writer was killed during a commit."""
     where = path.absolute().as_uri()
     db = sqlite3.connect(f"{where}?mode=ro", uri=True)
     try:
@@ -125,11 +109,6 @@ def unpack_scores(blob: bytes) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     whole = np.frombuffer(raw, dtype="<i4", count=3 * n).reshape(3, n)
     loss = np.frombuffer(raw, dtype="<f8", offset=12 * n)
     return np.cumsum(whole[0], dtype=np.int64), np.stack([whole[1], whole[2], loss]).astype(np.float64)
-
-
-def pack_weights(weights: NDArray[Any]) -> bytes:
-    """Pack a matrix of single or half precision."""
-    return zlib.compress(weights.tobytes(), ZLIB_LEVEL)
 
 
 def unpack_weights(blob: bytes, rows: int, columns: int) -> NDArray[np.float32]:
@@ -188,12 +167,7 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
         return out
 
     def among(self, round_: int) -> RoundMixing:
-        """Read the matrices of one round, for the clients of the round only.
-
-        Raises:
-            KeyError: the round has no matrices.
-            RunError: they are damaged.
-        """
+        """Read the matrices of one round, for the clients of the round only; KeyError if it has none."""
         with explain_errors("read", self._path):
             records = self._db.execute(
                 "SELECT component, row_clients, column_clients, weights FROM mixing WHERE round = ?", (round_,)
@@ -221,15 +195,11 @@ MIN_MIXING_ROUNDS = 4
 WRITE_LOCK_TIMEOUT_S, READER_TIMEOUT_S = 5.0, 600.0
 """Seconds to wait for another writer, and for readers to finish: a reader may be halted while it copies."""
 
-ROUND_COLUMNS = "round, seconds, bytes_up, bytes_down, steps, diverged, absent"
-
 
 class RoundRecord(NamedTuple):
     """One finished round; seconds, bytes and steps are totals since the start.
 
-    Attributes:
-        diverged: clients whose training diverged.
-        absent: clients of the cohort that did not answer.
+    `diverged` are clients whose training diverged, `absent` clients of the cohort that did not answer.
     """
 
     round: int
@@ -260,11 +230,7 @@ class RunStore:
 
     @classmethod
     def load_copy(cls, path: Path) -> "RunStore":
-        """Copy a store into memory, while another process may write it.
-
-        Raises:
-            RunError: the store is missing or damaged.
-        """
+        """Copy a store into memory, while another process may write it."""
         store = cls(None)
         store._path = path
         with explain_errors("read", path):
@@ -278,9 +244,6 @@ class RunStore:
         """Open a store to read it, while another process may write it; the writer waits while a query runs.
 
         The store is not copied, so small queries of a large store are cheap. One answer may be older than the next.
-
-        Raises:
-            RunError: the store is missing, damaged or locked.
         """
         store = cls.__new__(cls)
         store._begin(path)
@@ -289,33 +252,25 @@ class RunStore:
         return store
 
     def add_round(self, record: RoundRecord) -> None:
-        """Add a finished round."""
         *numbers, diverged, absent = record
+        self._insert("rounds", [(*numbers, json.dumps(diverged), json.dumps(absent))])
+
+    def _insert(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
         with explain_errors("write", self._path):
-            self._db.execute(
-                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", (*numbers, json.dumps(diverged), json.dumps(absent))
-            )
+            for row in rows:
+                marks = ", ".join("?" * len(row))
+                self._db.execute(f"INSERT INTO {table} VALUES ({marks})", row)  # noqa: S608 (no user input)
 
     def add_scores(self, round_: int, point: str, part: str, scores: Scores, ids: Tensor | None = None) -> None:
-        """Add scores of one round.
+        """Add scores (E,) of one round for clients `ids` (E,), by default 0 to E - 1.
 
-        Args:
-            point: point of evaluation: received, trained, or global (the one global model on every client's part).
-            scores: scores (E,).
-            ids: numbers of the clients (E,); None: 0 to E - 1.
+        The point is received, trained, or global (the one global model on every client's part).
         """
         clients = np.arange(len(scores.n)) if ids is None else ids.cpu().numpy()
-        with explain_errors("write", self._path):
-            self._db.execute(
-                "INSERT INTO evaluations VALUES (?, ?, ?, ?)", (round_, point, part, pack_scores(clients, scores))
-            )
+        self._insert("evaluations", [(round_, point, part, pack_scores(clients, scores))])
 
     def check_checkpoint(self, record: RoundRecord) -> None:
-        """Check that the last round is the one of the checkpoint from which the run goes on.
-
-        Raises:
-            RunError: the store is of another run, or lacks rounds.
-        """
+        """Check that the last round is the one of the checkpoint from which the run goes on."""
         records = self.rounds()
         if len(records) != record.round or (records and records[-1] != record):
             raise RunError(
@@ -325,11 +280,7 @@ class RunStore:
 
     def add_faults(self, round_: int, faults: Mapping[int, Fault]) -> None:
         """Add why clients of the cohort have no part in a round."""
-        with explain_errors("write", self._path):
-            self._db.executemany(
-                "INSERT INTO faults VALUES (?, ?, ?)",
-                ((round_, client, str(fault)) for client, fault in faults.items()),
-            )
+        self._insert("faults", ((round_, client, str(fault)) for client, fault in faults.items()))
 
     def faults(self) -> list[tuple[int, int, str]]:
         """List (round, client, reason) of the clients of the cohort that have no part in their round, in order."""
@@ -359,11 +310,7 @@ class RunStore:
         rows, columns = json.dumps(mixing.rows.tolist()), json.dumps(mixing.columns.tolist())
         for component, weights in mixing.weights.items():
             values = weights.detach().cpu().float().contiguous().numpy().astype(dtype)
-            with explain_errors("write", self._path):
-                self._db.execute(
-                    "INSERT INTO mixing VALUES (?, ?, ?, ?, ?)",
-                    (round_, component, rows, columns, pack_weights(values)),
-                )
+            self._insert("mixing", [(round_, component, rows, columns, zlib.compress(values.tobytes(), ZLIB_LEVEL))])
 
     def _thin_out_mixing(self, maximum: int) -> None:
         with explain_errors("write", self._path):
@@ -375,10 +322,9 @@ class RunStore:
 
     def set_traffic(self, total: Mapping[str, Mapping[str, int]]) -> None:
         """Set the bytes since the start: `up` and `down`, each by layer or other part of the messages."""
-        rows = [(way, part, count) for way, parts in total.items() for part, count in parts.items()]
         with explain_errors("write", self._path):
             self._db.execute("DELETE FROM traffic")
-            self._db.executemany("INSERT INTO traffic VALUES (?, ?, ?)", rows)
+        self._insert("traffic", ((way, part, n) for way, parts in total.items() for part, n in parts.items()))
 
     def traffic(self) -> dict[str, dict[str, int]]:
         """Read the bytes since the start: `up` and `down`, each by layer or other part of the messages."""
@@ -389,11 +335,7 @@ class RunStore:
         return {way: {part: parts[part] for part in sorted(parts, key=natural_key)} for way, parts in total.items()}
 
     def commit(self) -> None:
-        """Make everything durable, and visible to other processes.
-
-        Raises:
-            RunError: the store cannot be written, or a reader took longer than READER_TIMEOUT_S.
-        """
+        """Make everything durable, and visible to other processes."""
         self._flush_mixing()
         with explain_errors("write", self._path):
             self._db.execute(f"PRAGMA busy_timeout={1000 * READER_TIMEOUT_S:.0f}")
@@ -408,27 +350,15 @@ class RunStore:
             self._db.commit()
 
     def rounds(self, since: int = 0) -> list[RoundRecord]:
-        """Read the finished rounds in order, from round `since` on.
-
-        Raises:
-            RunError: the store is damaged.
-        """
+        """Read the finished rounds in order, from round `since` on."""
         with explain_errors("read", self._path):
-            rows = self._db.execute(
-                f"SELECT {ROUND_COLUMNS} FROM rounds WHERE round >= ? ORDER BY round",  # noqa: S608 (no user input)
-                (since,),
-            )
+            rows = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (since,))
             return [
-                RoundRecord(r, seconds, up, down, steps, json.loads(diverged), json.loads(absent))
-                for r, seconds, up, down, steps, diverged, absent in rows
+                RoundRecord(*numbers, json.loads(diverged), json.loads(absent)) for *numbers, diverged, absent in rows
             ]
 
     def scores(self, part: str, since: int = 0) -> Iterator[tuple[int, str, NDArray[Any]]]:
-        """Read scores of one part in order, from round `since` on.
-
-        Yields:
-            round, point, and an array (3, E): samples, correct predictions, and sum of losses.
-        """
+        """Yield round, point, and samples, correct predictions and sum of losses (3, E) of one part in order."""
         for round_, point, _, values in self._read_evaluations(part, since):
             yield round_, point, values
 
@@ -461,5 +391,4 @@ class RunStore:
         return MixingLog(self._db, n_clients, self._path)
 
     def close(self) -> None:
-        """Close the file."""
         self._db.close()

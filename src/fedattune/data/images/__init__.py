@@ -9,7 +9,6 @@ The functions of the sets share their arguments:
     samples: number of images to draw at random, the same in every run; by default all
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -22,13 +21,12 @@ from ..types import Array
 from .decode import Images
 from .hub import EmnistSplit, RowSet, read_emnist, read_known_images
 
-Scaling = tuple[Array | None, Array, tuple[str, ...]]
-"""Shift, scale and notes."""
 PixelScaling = Literal["pixel", "half", "unit"]
 ChannelScaling = Literal["channel", "half", "unit"]
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2023, 0.1994, 0.2010)
+"""Mean and deviation of the channels of CIFAR-10's training images."""
 
 
 @cite(r"""
@@ -244,7 +242,7 @@ def _draw_owners(images: Images, n: int, seed: int) -> Images:
 
 def _build_dataset(name: str, images: Images, scaling: str) -> Dataset:
     """Make a data set of images; shift and scale turn bytes into the model's input, (x - shift) * scale."""
-    shift, scale, note = SCALINGS[scaling](images.x)
+    shift, scale, note = _choose_scaling(scaling, images.x)
     return Dataset(
         name=name,
         x=images.x,
@@ -259,27 +257,17 @@ def _build_dataset(name: str, images: Images, scaling: str) -> Dataset:
     )
 
 
-def _scale_pixels(x: Array) -> Scaling:
-    """Standardise every pixel over all images, with deviation + 0.001 (pFedMe's and FedMCSA's protocol)."""
-    mean, std = _compute_moments(x)
-    note = "Every pixel is standardised over all images, test images included, as in the papers."
-    return mean.astype(np.float32), (1 / (std + 0.001)).astype(np.float32), (note,)
-
-
-def _scale_channels(_x: Array) -> Scaling:
-    """Standardise every channel with the mean and deviation of CIFAR-10's training images."""
-    mean = np.array(CIFAR_MEAN, dtype=np.float64)[:, None, None]
-    std = np.array(CIFAR_STD, dtype=np.float64)[:, None, None]
-    return (255 * mean).astype(np.float32), (1 / (255 * std)).astype(np.float32), ()
-
-
-def _scale_to_half(_x: Array) -> Scaling:
-    """Scale from -1 to 1: Normalize(0.5, 0.5) of images from 0 to 1 (FedAM's, FedCP's and PFLlib's protocol)."""
-    return np.full((1, 1, 1), 127.5, dtype=np.float32), np.full((1, 1, 1), 1 / 127.5, dtype=np.float32), ()
-
-
-def _scale_to_unit(_x: Array) -> Scaling:
-    """Scale from 0 to 1."""
+def _choose_scaling(name: str, x: Array) -> tuple[Array | None, Array, tuple[str, ...]]:
+    """Return shift, scale and notes of a scaling of the bytes x."""
+    if name == "pixel":  # deviation + 0.001 is pFedMe's and FedMCSA's protocol
+        mean, std = _compute_moments(x)
+        note = "Every pixel is standardised over all images, test images included, as in the papers."
+        return mean.astype(np.float32), (1 / (std + 0.001)).astype(np.float32), (note,)
+    if name == "channel":
+        mean, std = (np.array(values, dtype=np.float64)[:, None, None] for values in (CIFAR_MEAN, CIFAR_STD))
+        return (255 * mean).astype(np.float32), (1 / (255 * std)).astype(np.float32), ()
+    if name == "half":  # Normalize(0.5, 0.5) of images from 0 to 1: FedAM's, FedCP's and PFLlib's protocol
+        return np.full((1, 1, 1), 127.5, dtype=np.float32), np.full((1, 1, 1), 1 / 127.5, dtype=np.float32), ()
     return None, np.full((1, 1, 1), 1 / 255, dtype=np.float32), ()
 
 
@@ -294,11 +282,3 @@ def _compute_moments(x: Array, block: int = 2_000) -> tuple[Array, Array]:
         squares += square.sum(axis=0, dtype=np.uint32)
     mean = total / len(x)
     return mean, np.sqrt(np.maximum(squares / len(x) - mean * mean, 0))
-
-
-SCALINGS: dict[str, Callable[[Array], Scaling]] = {
-    "pixel": _scale_pixels,
-    "channel": _scale_channels,
-    "half": _scale_to_half,
-    "unit": _scale_to_unit,
-}

@@ -30,15 +30,6 @@ class Images(NamedTuple):
     known_fingerprint: str = ""  # the fingerprint of x and y, where the cache knows it
 
 
-class _ImageColumns(NamedTuple):
-    """The columns of images and labels, the names of the classes if the file gives them, and notes."""
-
-    image: str
-    label: str
-    classes: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
 def read_images(
     files: Sequence[Path], label: str | None = None, *, owner: str | None = None, mode: ColourMode = None
 ) -> Images:
@@ -48,9 +39,6 @@ def read_images(
         label: column of the label; by default the label column with most classes.
         owner: column that names each image's natural client, if the files have one.
         mode: make all images grey or coloured; by default they become like the first one.
-
-    Raises:
-        DataError: a file cannot be read or has no image or label column, or images differ in shape.
     """
     # Two decoders of JPEG need not agree on every pixel, so the key holds Pillow's version.
     return read_cached(
@@ -59,11 +47,7 @@ def read_images(
 
 
 def read_cached(files: Sequence[Path], options: Sequence[Any], make: Callable[[], Images]) -> Images:
-    """Return the images that `make` reads from files, from the cache if it has them.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
+    """Return the images that `make` reads from files, from the cache if it has them."""
 
     def make_entry() -> tuple[dict[str, Array], dict[str, Any]]:
         values = make()._asdict()
@@ -92,25 +76,28 @@ def decode_images(
     except (pa.ArrowException, OSError) as error:
         names = ", ".join(str(path) for path in files)
         raise DataError(f"cannot read {names} as Parquet: {str(error).splitlines()[0]}") from error
-    columns = _find_columns(opened[0].schema_arrow, label, str(files[0]))
+    image_column, label_column, classes, notes = _find_columns(opened[0].schema_arrow, label, str(files[0]))
     total = sum(file.metadata.num_rows for file in opened)
     if total == 0:
         raise DataError(f"{files[0]}: no rows")
     x: Array | None = None
     labels = []
     owner_names: list[str] = []
-    column_names = [columns.image, columns.label, *([owner] if owner else [])]
+    column_names = [image_column, label_column, *([owner] if owner else [])]
     row = 0
     for path, file in zip(files, opened, strict=True):
         for name in column_names:
             if name not in file.schema_arrow.names:
                 raise DataError(f"{path} has no column {name!r}; {did_you_mean(name, file.schema_arrow.names)}")
         for batch in file.iter_batches(batch_size=4096, columns=column_names):
-            labels.append(_read_labels(batch.column(columns.label), f"{path}: column {columns.label!r}"))
+            for name, what in [(label_column, "labels"), *([(owner, "of the images' clients")] if owner else [])]:
+                if lacking := batch.column(name).null_count:
+                    raise DataError(f"{path}: column {name!r} lacks {lacking} {what}")
+            labels.append(np.asarray(batch.column(label_column).to_numpy(zero_copy_only=False)))
             if owner:
-                owner_names += _read_owners(batch.column(owner), f"{path}: column {owner!r}")
-            for data in read_encoded(batch.column(columns.image)):
-                where = f"row {row} of {columns.image!r} in the files from {files[0].name}"
+                owner_names += map(str, batch.column(owner).to_pylist())
+            for data in read_encoded(batch.column(image_column)):
+                where = f"row {row} of {image_column!r} in the files from {files[0].name}"
                 image = decode_image(data, x, mode, where)
                 if x is None:
                     x = np.empty((total, *image.shape), dtype=np.uint8)
@@ -118,24 +105,11 @@ def decode_images(
                 row += 1
     assert x is not None
     y = np.concatenate(labels).astype(np.int64)
-    classes = columns.classes or tuple(str(k) for k in range(int(y.max()) + 1))
-    images = Images(x, y, classes, columns.notes, bool(columns.classes))
+    images = Images(x, y, classes or tuple(str(k) for k in range(int(y.max()) + 1)), notes, bool(classes))
     if not owner:
         return images
     owners, numbers = np.unique(np.array(owner_names), return_inverse=True)
     return images._replace(owner=numbers, owners=tuple(owners.tolist()))
-
-
-def _read_labels(column: Any, where: str) -> Array:
-    if column.null_count:
-        raise DataError(f"{where} lacks {column.null_count} labels")
-    return np.asarray(column.to_numpy(zero_copy_only=False))
-
-
-def _read_owners(column: Any, where: str) -> list[str]:
-    if column.null_count:
-        raise DataError(f"{where} lacks {column.null_count} of the images' clients")
-    return [str(name) for name in column.to_pylist()]
 
 
 def read_encoded(column: Any) -> list[bytes | None]:
@@ -147,15 +121,7 @@ def read_encoded(column: Any) -> list[bytes | None]:
 
 
 def decode_image(data: bytes | None, like: Array | None, mode: ColourMode, where: str) -> Array:
-    """Decode one image as (channels, height, width).
-
-    Args:
-        like: images (n, channels, height, width) that it must be like, if there are any.
-        mode: grey or coloured; ignored if `like` is given.
-
-    Raises:
-        DataError: the bytes are missing or no image, or the image differs in shape from `like`.
-    """
+    """Decode one image as (channels, height, width), like the images `like` (n, ...) if given, else by `mode`."""
     from PIL import Image, UnidentifiedImageError
 
     if data is None:
@@ -173,8 +139,11 @@ def decode_image(data: bytes | None, like: Array | None, mode: ColourMode, where
     return image
 
 
-def _find_columns(schema: Any, label: str | None, where: str) -> _ImageColumns:
-    """Find the image column, and the label column: the one that `label` names, or the one with most classes."""
+def _find_columns(schema: Any, label: str | None, where: str) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
+    """Find the image column, and the label column: the one that `label` names, or the one with most classes.
+
+    Also return the names of the classes if the file gives them, and notes.
+    """
     from pyarrow import types
 
     images = find_image_columns(schema)
@@ -186,16 +155,16 @@ def _find_columns(schema: Any, label: str | None, where: str) -> _ImageColumns:
     if not classes:
         raise DataError(f"{where}: no label column of whole numbers")
     if label is not None:
-        return _ImageColumns(images[0], label, classes[label], ())
+        return images[0], label, classes[label], ()
     largest = max(classes, key=lambda name: len(classes[name]))
     rivals = [name for name in classes if name != largest]
     if not rivals:
-        return _ImageColumns(images[0], largest, classes[largest], ())
+        return images[0], largest, classes[largest], ()
     if not classes[largest]:
         raise DataError(f"{where}: several columns could be the label; choose one with label: {', '.join(classes)}")
     others = ", ".join(f"{name} ({len(classes[name])} classes)" for name in rivals)
     note = f"Labels are {largest} ({len(classes[largest])} classes); there is also {others}, see option label."
-    return _ImageColumns(images[0], largest, classes[largest], (note,))
+    return images[0], largest, classes[largest], (note,)
 
 
 def find_image_columns(schema: Any) -> list[str]:

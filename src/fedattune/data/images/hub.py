@@ -48,9 +48,6 @@ def read_known_images(
         data_dir: folder to look in; by default FEDATTUNE_DATA and the hub.
         label: column of the label; by default the label column with most classes.
         owner: column that names each image's natural client, if the set has one.
-
-    Raises:
-        DataError: the images cannot be found or read, or they are images of another set.
     """
     image_set = IMAGE_SETS[name]
     files = _select_files(name, _find_image_files(name, data_dir), rows)
@@ -169,9 +166,6 @@ def read_emnist(split: EmnistSplit, data_dir: Path | None, rows: RowSet) -> Imag
 
     Args:
         data_dir: folder to look in; by default FEDATTUNE_DATA and the hub.
-
-    Raises:
-        DataError: the images cannot be found or read, or they are images of another set.
     """
     patterns = (f"emnist-{split}-*-ubyte.gz", f"emnist-{split}-*-ubyte", "*.parquet")
     all_files = _find_image_files("emnist", data_dir, patterns, EMNIST_HUB_IDS[split])
@@ -212,9 +206,6 @@ def read_idx(path: Path, n_dims: int) -> Array:
 
     The header is two zeros, 8 for unsigned bytes, the number of dimensions, and each dimension in 4 bytes, the
     highest byte first.
-
-    Raises:
-        DataError: there is no such file, or it has another form.
     """
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

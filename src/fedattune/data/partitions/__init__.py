@@ -66,11 +66,7 @@ STRATIFIED = {"pfedla", "pfedla_similarity"}
 
 
 def find_partition(name: str) -> Callable[..., Any]:
-    """Return a partition by its name, or a custom function by its reference.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return a partition by its name, or a custom function by its reference."""
     return load_function(name, "the partition") if is_reference(name) else look_up("partition", name, PARTITIONS)
 
 
@@ -79,10 +75,6 @@ def divide_samples(name: str, labels: Array, n_clients: int, seed: int, options:
 
     Returns:
         Sample numbers of each client.
-
-    Raises:
-        DataError: the samples cannot be divided so, or the user's function fails or returns anything but one array of
-            sample numbers per client.
     """
     divide = find_partition(name)
     if not is_reference(name):
@@ -100,11 +92,7 @@ def divide_samples(name: str, labels: Array, n_clients: int, seed: int, options:
 
 
 def _check_rows(name: str, client: int, part: object, n: int) -> Index:
-    """Check the sample numbers of one client.
-
-    Raises:
-        DataError: they are no sample numbers, or name a sample twice.
-    """
+    """Check the sample numbers of one client."""
     where, rows = f"the partition {name}, client {client}:", np.asarray(part)
     if rows.ndim != 1 or (len(rows) and not np.issubdtype(rows.dtype, np.integer)):
         raise DataError(f"{where} got an array {rows.shape} of {rows.dtype}, expected sample numbers (m,) of int")

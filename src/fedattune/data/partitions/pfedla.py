@@ -147,9 +147,6 @@ def _fit_counts(name: str, by_class: list[Index], counts: Callable[[int], Array]
     """Return how many samples of each class each client gets, (N, K): for `size`, or the most up to `DEFAULT_SIZE`.
 
     `counts(n)` returns the same for clients of size n.
-
-    Raises:
-        DataError: the data do not hold enough samples.
     """
     available = np.array([len(rows) for rows in by_class])
 

@@ -90,9 +90,6 @@ def make_distinct(dealt: Array, own: Array, random: np.random.Generator) -> Arra
 
     Returns:
         The numbers after the swaps, (N, k).
-
-    Raises:
-        DataError: `MAX_SWAPS` swaps for each number do not suffice.
     """
     dealt = dealt.copy()
     n_clients, k = dealt.shape

@@ -201,10 +201,7 @@ def _drop_rows_with_gaps(table: TableFile, names: Sequence[str], notes: list[str
 
 def _warn_of_revealing(columns: FeatureColumns, y: Array, classes: Sequence[str]) -> list[str]:
     """Warn of columns that predict the target nearly perfectly alone: they may not be known in time."""
-    codes = {
-        name: number_values(values, columns.categories[name]).astype(np.float64)
-        for name, values in columns.texts.items()
-    }
+    codes = {name: number_values(values, columns.categories[name]) for name, values in columns.texts.items()}
     warnings = []
     for name, (score, label) in find_revealing({**columns.numbers, **codes}, y).items():
         what = "the target" if label is None else f"the class {classes[label]!r}"
@@ -217,21 +214,13 @@ def _warn_of_revealing(columns: FeatureColumns, y: Array, classes: Sequence[str]
 
 @dataclass(frozen=True)
 class FeatureReader:
-    """Reads columns as they look.
-
-    Attributes:
-        table: the table.
-        free_texts: columns that are free text, whatever they look like.
-        text_features: inputs of a free text.
-        max_categories: categories of a column above which the rare ones are grouped.
-        may_leave_out: whether columns that count or name the rows are left out.
-    """
+    """Reads columns as they look; for the numbers, see `load_table`."""
 
     table: TableFile
-    free_texts: Sequence[str]
+    free_texts: Sequence[str]  # columns that are free text, whatever they look like
     text_features: int
     max_categories: int
-    may_leave_out: bool
+    may_leave_out: bool  # whether columns that count or name the rows are left out
 
     def read(self, names: Sequence[str]) -> FeatureColumns:
         """Read numbers, dates, categories and free text; columns without values are left out."""
@@ -246,25 +235,23 @@ class FeatureReader:
             elif is_categorical(column.type):
                 self._read_text(columns, name, names)
             elif is_numeric(column.type):
-                self._read_numbers(columns, name)
+                values = read_numbers(self.table, name)
+                if self.may_leave_out and is_index(name, values):
+                    columns.notes.append(
+                        f"Column {name!r} counts or names the rows and is left out; to use it, name it in "
+                        "--set features=..."
+                    )
+                else:
+                    columns.add_numbers(name, values, is_flagged=bool(np.isnan(values).any()))
             else:
                 raise DataError(
                     f"{self.table.path}: column {name!r} has the type {column.type}; features must be numbers, "
                     f"true/false, dates or text. Turn it into a number, or {suggest_features(name, names)}"
                 )
-        if not columns.schema_columns:
+        if not (columns.numbers or columns.texts or columns.free_texts):
             raise DataError(f"{self.table.path}: no feature column holds any value")
         columns.notes += columns.describe()
         return columns
-
-    def _read_numbers(self, columns: FeatureColumns, name: str) -> None:
-        values = read_numbers(self.table, name)
-        if self.may_leave_out and is_index(name, values):
-            columns.notes.append(
-                f"Column {name!r} counts or names the rows and is left out; to use it, name it in --set features=..."
-            )
-        else:
-            columns.add_numbers(name, values, is_flagged=bool(np.isnan(values).any()))
 
     def _read_text(self, columns: FeatureColumns, name: str, names: Sequence[str]) -> None:
         values = self.table.values(name)
@@ -291,11 +278,9 @@ class FeatureReader:
 def encode_features(
     x: Array, n_numbers: int, train: Sequence[Index], rows: Sequence[Index], scaling: Scaling = "auto"
 ) -> tuple[Array, list[Array], Scaling]:
-    """Fill and standardise the columns of numbers client by client.
+    """Fill and standardise the columns of numbers client by client; see `Dataset.encode`.
 
-    Returns:
-        The features, float32 (n, F), each client's constants, float64 (3, K), and the scaling, which `auto` chose. A
-        column without any value in the rows of the constants becomes 0; rows of no client become 0.
+    A column without any value in the rows of the constants becomes 0; rows of no client become 0.
     """
     out = np.zeros(x.shape, dtype=np.float32)
     numbers = x[:, :n_numbers]

@@ -12,33 +12,18 @@ from .columns import FeatureColumns, number_values
 from .dates import read_dates
 from .file import MAX_NAMED_COLUMNS, NO_COLUMN, TableFile, is_categorical, is_numeric, read_table
 
-MEND_OR_EXTEND = "correct the cell, or give all nodes a schema with it"
-"""Advice for a value that the schema does not know."""
-
 
 def read_labels(path: Path, name: str, values: Array, classes: Names) -> Array:
-    """Return the number of each row's class in a schema, int64 (n,); without classes, the target, float32 (n,).
-
-    Raises:
-        DataError: a value is no class of the schema.
-    """
+    """Return the number of each row's class in a schema, int64 (n,); without classes, the target, float32 (n,)."""
     if not classes:
         return read_target(path, name, values, "number")[0]
     labels = to_text(values)
-    _check_values(path, f"target column {name!r}", labels, classes, "class", MEND_OR_EXTEND)
+    _check_values(path, f"target column {name!r}", labels, classes, "class")
     return number_values(labels, classes)
 
 
 def check_schema_columns(table: TableFile, schema: Schema, target: str, features: list[str] | str | None) -> list[str]:
-    """Return the feature columns that a schema asks for.
-
-    Args:
-        features: columns that the user names; must be None.
-
-    Raises:
-        ConfigError: the schema is not for tables, or the user names other columns.
-        DataError: a column is missing.
-    """
+    """Return the feature columns that a schema asks for; the user may name no `features`."""
     if not schema.columns:
         raise ConfigError(f"{table.path}: the schema names no columns; a table needs one with numbers or categories")
     if features is not None:
@@ -57,12 +42,8 @@ def check_schema_columns(table: TableFile, schema: Schema, target: str, features
 def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: bool = False) -> FeatureColumns:
     """Read the features that a schema asks for.
 
-    Args:
-        is_prediction: take what training did not have, with a note: missing numbers in columns that the schema does
-            not flag, and unknown categories.
-
-    Raises:
-        DataError: a column holds values that the schema does not allow.
+    A prediction takes what training did not have, with a note: missing numbers in columns that the schema does not
+    flag, and unknown categories.
     """
     columns = FeatureColumns()
     for name in schema.numbers:
@@ -93,7 +74,7 @@ def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: boo
             columns.notes += notes
         columns.add_text(name, texts, categories)
         if not is_prediction:
-            _check_values(table.path, f"column {name!r}", columns.texts[name], categories, "category", MEND_OR_EXTEND)
+            _check_values(table.path, f"column {name!r}", columns.texts[name], categories, "category")
     return columns
 
 
@@ -158,7 +139,7 @@ def to_text(values: Array) -> Array:
     return np.array(texts, dtype=object)
 
 
-def _check_values(path: Path, where: str, values: Array, allowed: Names, kind: str, advice: str) -> None:
+def _check_values(path: Path, where: str, values: Array, allowed: Names, kind: str) -> None:
     """Refuse values that the schema does not know; `kind` says what the values are, such as "class"."""
     strange = set(values.tolist()) - set(allowed)
     if not strange:
@@ -169,22 +150,17 @@ def _check_values(path: Path, where: str, values: Array, allowed: Names, kind: s
     more = f"; nor does it have {list_some(others, MAX_NAMED_COLUMNS)}" if others else ""
     raise DataError(
         f"{path}: {where} holds {'no value' if is_gap else repr(values[row])} in data row {row + 1}, which is no "
-        f"{kind} of the schema; {did_you_mean(values[row], allowed)}; {advice}{more}"
+        f"{kind} of the schema; {did_you_mean(values[row], allowed)}; correct the cell, or give all nodes a schema "
+        f"with it{more}"
     )
 
 
 def _take_unknown(name: str, raw: Array, texts: Array, categories: Names) -> tuple[Array, list[str]]:
     """Give unknown categories the place that training gave them, and say so.
 
-    They count as `other` if training grouped its rare categories, or else as `missing` if training had that. In any
-    other column they stay as they are, and all inputs of the column become 0.
-
-    Args:
-        raw: text (n,), None where missing.
-        texts: the text (n,) with `other` in place of unknown categories, if training had that.
-
-    Returns:
-        The text (n,), and notes.
+    They count as `other` if training grouped its rare categories (`texts` has that already, and `raw` has the cells),
+    or else as `missing` if training had that. In any other column they stay as they are, and all inputs of the column
+    become 0.
     """
     is_gap = find_missing(raw)
     strange = sorted(set(raw[~is_gap].tolist()) - set(categories))
@@ -212,21 +188,13 @@ def _take_unknown(name: str, raw: Array, texts: Array, categories: Names) -> tup
 
 
 def find_table_problems(path: Path, schema: Schema, *, client_column: str | None, target: str) -> list[str]:
-    """Compare every column of a table with a schema.
-
-    Args:
-        client_column: column with the client of each row; None if the table has one client.
-
-    Returns:
-        One sentence for each problem, which says what to do.
-    """
+    """Compare every column of a table with a schema; return one sentence for each problem, which says what to do."""
     try:
         table = read_table(path, client_column or NO_COLUMN, target)
     except DataError as error:
         return [str(error)]
     problems = []
-    named = [*schema.columns, target, *([client_column] if client_column is not None else [])]
-    for name in named:
+    for name in (*schema.columns, target, *([client_column] if client_column is not None else [])):
         try:
             if name not in table.names:
                 raise DataError(
@@ -238,7 +206,7 @@ def find_table_problems(path: Path, schema: Schema, *, client_column: str | None
             elif name == target:
                 problems += _find_target_problems(table, schema, name)
             else:
-                _read_column(table, schema, name)
+                read_schema_features(table, _select_column(schema, name))
         except DataError as error:
             problems.append(str(error))
     return problems
@@ -261,21 +229,11 @@ def _find_target_problems(table: TableFile, schema: Schema, name: str) -> list[s
     return problems
 
 
-def _read_column(table: TableFile, schema: Schema, name: str) -> None:
-    """Read one column as the schema says.
-
-    Raises:
-        DataError: the column does not fit.
-    """
-    keep = {name}
-    only = schema.model_copy(
-        update={
-            "numbers": tuple(one for one in schema.numbers if one in keep),
-            "flagged": tuple(one for one in schema.flagged if one in keep),
-            **{
-                field: {key: value for key, value in getattr(schema, field).items() if key in keep}
-                for field in ("categories", "dates", "texts", "tokens")
-            },
-        }
-    )
-    read_schema_features(table, only)
+def _select_column(schema: Schema, name: str) -> Schema:
+    """Return the schema of one feature column."""
+    lists = {key: tuple({name} & set(getattr(schema, key))) for key in ("numbers", "flagged")}
+    tables = {
+        key: {one: value for one, value in getattr(schema, key).items() if one == name}
+        for key in ("categories", "dates", "texts", "tokens")
+    }
+    return schema.model_copy(update={**lists, **tables})

@@ -23,14 +23,7 @@ MAX_EXAMPLE_COLUMNS = 6
 
 
 def read_complete_column(table: TableFile, name: str, role: str) -> Array:
-    """Read a column that may not lack values; an empty text is a missing value, "NA" is not.
-
-    Returns:
-        Text or numbers (n,).
-
-    Raises:
-        DataError: the column lacks values, or holds neither text nor numbers.
-    """
+    """Read text or numbers (n,) that may not lack values; an empty text is a missing value, "NA" is not."""
     column = table.column(name)
     if not (is_categorical(column.type) or is_numeric(column.type) or column.null_count == len(column)):
         raise DataError(f"{table.path}: {role} column {name!r} has the type {column.type}; expected text or numbers")
@@ -55,16 +48,9 @@ TargetType = Literal["auto", "class", "number"]
 
 
 def read_target(path: Path, name: str, values: Array, kind: TargetType = "auto") -> tuple[Array, tuple[str, ...]]:
-    """Turn the values (n,) of the target into class numbers, or into numbers to predict.
+    """Turn the values (n,) of the target into class numbers, int64, with names, or into numbers to predict, float32.
 
-    Args:
-        kind: `auto` takes fractions, and more than MAX_NUMBER_CLASSES different numbers, as numbers to predict.
-
-    Returns:
-        Class numbers (n,), int64, and the names of the classes; or numbers (n,), float32, and no names.
-
-    Raises:
-        DataError: the values are no numbers, all alike, or too many to be classes.
+    `auto` takes fractions, and more than MAX_NUMBER_CLASSES different numbers, as numbers to predict.
     """
     if values.dtype.kind == "f" and (values == np.floor(values)).all():
         values = values.astype(np.int64)
@@ -118,14 +104,7 @@ def _find_numbers(texts: Array) -> Array:
 
 
 def check_text_column(table: TableFile, name: str, values: Array, features: Sequence[str]) -> None:
-    """Refuse a text column whose cells are nearly all numbers, unless the file declares categories.
-
-    Args:
-        values: text (n,), None where missing.
-
-    Raises:
-        DataError: nearly all cells are numbers.
-    """
+    """Refuse a text column (n,), None where missing, of nearly all numbers, unless the file declares categories."""
     from pyarrow import types
 
     rows = np.flatnonzero(~find_missing(values))
@@ -148,11 +127,7 @@ def check_text_column(table: TableFile, name: str, values: Array, features: Sequ
 
 
 def read_numbers(table: TableFile, name: str) -> Array:
-    """Read a column of numbers, float64 (n,), NaN where missing.
-
-    Raises:
-        DataError: a number is too large.
-    """
+    """Read a column of numbers, float64 (n,), NaN where missing."""
     numbers = table.values(name).astype(np.float64)
     wrong = np.flatnonzero(np.abs(numbers) > MAX_ABS_VALUE)
     if len(wrong):
@@ -175,8 +150,7 @@ def suggest_features(name: str, features: Sequence[str]) -> str:
     return f"leave it out by naming the features to use: --set 'features=[{','.join(examples)}]'{among}"
 
 
-MAX_AUDIT_ROWS = 5_000
-MAX_AUDIT_COLUMNS = 200
+MAX_AUDIT_ROWS, MAX_AUDIT_COLUMNS = 5_000, 200
 """Rows and columns that are looked at, so that large tables load fast."""
 REVEALING_SCORE = 0.95
 """Balanced accuracy, or R2, of one column alone, above which it is called revealing."""
@@ -207,23 +181,16 @@ def is_index(name: str, values: Array) -> bool:
 
 
 class Finding(NamedTuple):
-    """The prediction of the target from one column alone.
+    """The prediction of the target from one column alone."""
 
-    Attributes:
-        score: cross-validated balanced accuracy, or R2.
-        label: number of the class that the column tells from all others; None if it tells the whole target.
-    """
-
-    score: float
-    label: int | None
+    score: float  # cross-validated balanced accuracy, or R2
+    label: int | None  # the class that the column tells from all others; None if it tells the whole target
 
 
 def find_revealing(columns: Mapping[str, Array], y: Array) -> dict[str, Finding]:
-    """Find the columns that predict the target, or one of its classes, nearly perfectly alone.
+    """Find the columns that predict the target y (n,), or one of its classes, nearly perfectly alone.
 
-    Args:
-        columns: name -> numbers or codes of categories (n,), NaN where missing.
-        y: class numbers (n,) of integers, or the target (n,) of floats.
+    Columns hold numbers or codes of categories (n,), NaN where missing.
     """
     rows = np.random.default_rng(0).permutation(len(y))[:MAX_AUDIT_ROWS]
     is_classes = y.dtype.kind in "iu"

@@ -32,14 +32,12 @@ class FeatureColumns:
     notes: list[str] = field(default_factory=list)
 
     def add_numbers(self, name: str, values: Array, is_flagged: bool) -> None:
-        """Add a column of numbers."""
         self.numbers[name] = values
         if is_flagged:
             self.flagged.append(name)
         self._count_gaps(name, np.isnan(values))
 
     def add_date(self, name: str, days: Array, format_: str, is_flagged: bool) -> None:
-        """Add a column of dates."""
         self.dates[name] = format_
         self.add_numbers(name, days, is_flagged)
 
@@ -48,11 +46,7 @@ class FeatureColumns:
         self.free_texts[name], self.hashed[name] = values, n_features
 
     def add_tokens(self, name: str, values: Array, tokenizer: str, length: int) -> None:
-        """Add a column whose text is read as token numbers.
-
-        Args:
-            values: text (n,), None where missing.
-        """
+        """Add a column whose text (n,), None where missing, is read as token numbers."""
         self.tokens[name], self.tokenizer, self.max_tokens = values, tokenizer, length
 
     def group_rare(self, name: str, most: int) -> None:
@@ -68,12 +62,7 @@ class FeatureColumns:
         )
 
     def add_text(self, name: str, values: Array, categories: Names = ()) -> None:
-        """Add a column of text.
-
-        Args:
-            values: text (n,), None where missing.
-            categories: all categories; by default the values that occur.
-        """
+        """Add a column of text (n,), None where missing; its categories are by default the values that occur."""
         is_missing = find_missing(values)
         self.texts[name] = np.where(is_missing, MISSING_CATEGORY, values)
         self.categories[name] = categories or tuple(sorted(set(self.texts[name].tolist())))
@@ -99,11 +88,6 @@ class FeatureColumns:
             notes.append(f"Missing texts are a category of their own: {list_some(texts, MAX_NAMED_COLUMNS)}.")
         return notes
 
-    @property
-    def schema_columns(self) -> Names:
-        """Names of the columns that became features."""
-        return (*self.numbers, *self.texts, *self.free_texts, *self.tokens)
-
     def describe(self) -> list[str]:
         """Say what became of text and dates."""
         notes = []
@@ -116,27 +100,19 @@ class FeatureColumns:
             notes.append(
                 f"Dates became days, month, weekday and, with times, the hour: {list_columns(list(self.dates))}."
             )
-        notes += [
-            f"The words of column {name!r} are hashed to {n} inputs; nothing of them is shared."
-            for name, n in self.hashed.items()
-        ]
-        notes += [
-            f"The text of column {name!r} is read as at most {self.max_tokens} tokens ({self.tokenizer})."
-            for name in self.tokens
-        ]
+        for name, n in self.hashed.items():
+            notes.append(f"The words of column {name!r} are hashed to {n} inputs; nothing of them is shared.")
+        for name in self.tokens:
+            notes.append(f"The text of column {name!r} is read as at most {self.max_tokens} tokens ({self.tokenizer}).")
         return notes
 
     def matrix(self) -> Array:
-        """Return all features, float64 (n, F).
-
-        Numbers come first, then marks of missing numbers, one column per category, waves of dates, hashed text, and
-        token numbers.
-        """
+        """Return all features, float64 (n, F)."""
         flags = [np.isnan(self.numbers[name]) for name in self.flagged]
         one_hot = [
             # An unknown category has the number -1, and the last row holds only 0.
             np.eye(len(names) + 1, len(names), dtype=np.float32)[number_values(self.texts[name], names)]
-            for name, names in ((name, self.categories[name]) for name in self.texts)
+            for name, names in self.categories.items()
         ]
         waves = [make_date_inputs(self.numbers[name], format_) for name, format_ in self.dates.items()]
         hashed = [hash_texts(values, self.hashed[name]) for name, values in self.free_texts.items()]

@@ -36,11 +36,7 @@ def _is_dated(kind: Any) -> bool:
 
 
 def find_date_format(table: TableFile, name: str) -> str | None:
-    """Return the format of a column of dates; None if the column holds no dates.
-
-    Returns:
-        A format of `DATE_FORMATS`, with `TIME_SUFFIX` at its end if a cell has a time of day.
-    """
+    """Return a format of `DATE_FORMATS`, with `TIME_SUFFIX` if a cell has a time of day; None if there are no dates."""
     column = table.column(name)
     if _is_dated(column.type):
         days = _read_typed(column)
@@ -59,11 +55,7 @@ def find_date_format(table: TableFile, name: str) -> str | None:
 
 
 def read_dates(table: TableFile, name: str, format_: str) -> Array:
-    """Read a column of dates as days since 1970, float64 (n,), NaN where missing or no date of the format.
-
-    Raises:
-        DataError: the column holds neither dates nor text.
-    """
+    """Read a column of dates as days since 1970, float64 (n,), NaN where missing or no date of the format."""
     column = table.column(name)
     if column.null_count == len(column):
         return np.full(len(column), np.nan)
@@ -78,15 +70,7 @@ def read_dates(table: TableFile, name: str, format_: str) -> Array:
 
 
 def read_times(table: TableFile, column: str | None) -> Times:
-    """Read how old the rows of a table are.
-
-    Args:
-        column: a column of dates or numbers; None for the only column of dates.
-
-    Raises:
-        ConfigError: no column is given, and the table has no column of dates or several.
-        DataError: the column is missing, or holds neither dates nor numbers.
-    """
+    """Read how old the rows of a table are, by a column of dates or numbers; None stands for the only one of dates."""
     if column is None:
         dated = [
             name
@@ -151,6 +135,9 @@ def _clean(texts: Any) -> Any:
     return compute.utf8_trim_whitespace(texts)
 
 
+MIN_DAYS = float(np.datetime64("1000-01-01", "D").astype(np.int64))
+
+
 def _parse(texts: Any, base: str) -> Array:
     """Return the days since 1970 of texts in one format of dates with any time or none, float64 (n,)."""
     from pyarrow import compute, float64, int64
@@ -161,9 +148,6 @@ def _parse(texts: Any, base: str) -> Array:
     if "%Y" in base:  # the format takes 24 for a year, too
         days = np.where(days < MIN_DAYS, np.nan, days)
     return days
-
-
-MIN_DAYS = float(np.datetime64("1000-01-01", "D").astype(np.int64))
 
 
 def _share(texts: Any, base: str) -> float:

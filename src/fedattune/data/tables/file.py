@@ -24,28 +24,19 @@ MAX_NAMED_COLUMNS = 10
 
 @dataclass(frozen=True)
 class TableFile:
-    """The content of a table file.
-
-    Attributes:
-        path: the file, for messages.
-        content: a pyarrow table with at least one row.
-        rows: positions of these rows in the file, (n,); None where all rows are there.
-        signed: columns where a sign such as "?" stands for a missing value.
-    """
+    """The content of a table file."""
 
     path: Path
-    content: Any
-    rows: Index | None = None
-    signed: tuple[str, ...] = ()
+    content: Any  # a pyarrow table with at least one row
+    rows: Index | None = None  # positions of these rows in the file (n,); None where all rows are there
+    signed: tuple[str, ...] = ()  # columns where a sign such as "?" stands for a missing value
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns."""
         return list(self.content.column_names)
 
     @property
     def n_rows(self) -> int:
-        """Number of rows."""
         return int(self.content.num_rows)
 
     @property
@@ -63,8 +54,10 @@ class TableFile:
 
     def select(self, is_wanted: Array) -> "TableFile":
         """Return the table of the rows that `is_wanted` (n,) marks."""
+        from pyarrow import array
+
         rows = np.flatnonzero(is_wanted)
-        content = self.content.filter(_to_arrow(is_wanted))
+        content = self.content.filter(array(is_wanted))
         return replace(self, content=content, rows=rows if self.rows is None else self.rows[rows])
 
     def values(self, name: str) -> Array:
@@ -120,14 +113,7 @@ def find_stem(path: Path) -> str:
 
 
 def read_table(path: Path, client_column: str, target: str) -> TableFile:
-    """Read a CSV or Parquet file.
-
-    Args:
-        client_column: column that names each row's client. CSV has it as text, so that the names 007 and NA stay.
-
-    Raises:
-        DataError: the file is missing, empty or unreadable, or two columns have one name.
-    """
+    """Read a CSV or Parquet file; in CSV, the client column is text, so that the names 007 and NA stay."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -179,8 +165,7 @@ def _replace_lone_returns(path: Path) -> bytes | None:
 
     Pandas writes such a cell without quotes, and every reader takes it for the end of a row.
     """
-    is_packed = path.name.lower().endswith(".gz")
-    content = gzip.decompress(path.read_bytes()) if is_packed else path.read_bytes()
+    content = gzip.decompress(path.read_bytes()) if _is_packed(path) else path.read_bytes()
     fixed = re.sub(rb"\r(?!\r?\n)", b" ", content) if b"\n" in content else content
     return None if fixed == content else fixed
 
@@ -204,16 +189,15 @@ def _find_missing_signs(table: TableFile, client_column: str, target: str) -> Ta
 
     Client names keep such signs, and so does a target that is no number without them.
     """
-    from pyarrow import compute
+    from pyarrow import array, compute
 
     content, signed = table.content, []
     for i, name in enumerate(table.names):
         column = content.column(i)
         if name == client_column or not is_plain_text(column.type):
             continue
-        is_sign = compute.is_in(
-            compute.utf8_trim_whitespace(column), value_set=_to_arrow(sorted(MISSING_SIGNS), column.type)
-        )
+        signs = array(sorted(MISSING_SIGNS), type=column.type)
+        is_sign = compute.is_in(compute.utf8_trim_whitespace(column), value_set=signs)
         if not compute.any(is_sign).as_py():
             continue
         others = compute.if_else(is_sign, None, column)
@@ -239,31 +223,21 @@ def _to_numbers(column: Any) -> Any:
     return None
 
 
-def _to_arrow(values: Any, kind: Any = None) -> Any:
-    from pyarrow import array
-
-    return array(values, type=kind)
+def _is_packed(path: Path) -> bool:
+    return path.name.lower().endswith(".gz")
 
 
-def _open_text(path: Path) -> TextIOBase:
-    """Open a CSV file, packed or not, for reading its text; bytes of another encoding become a sign."""
-    if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace")
-    return path.open(encoding="utf-8-sig", errors="replace")
+def _open_text(path: Path, errors: str) -> TextIOBase:
+    """Open a CSV file, packed or not, for reading its text; `errors` is for bytes of another encoding."""
+    if _is_packed(path):
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors)
+    return path.open(encoding="utf-8-sig", errors=errors)
 
 
 def _check_encoding(path: Path) -> None:
-    """Refuse a file of another encoding, which pyarrow would read as bytes, or as one column.
-
-    Raises:
-        DataError: the file is not UTF-8.
-    """
+    """Refuse a file of another encoding, which pyarrow would read as bytes, or as one column."""
     try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8")
-            if path.name.lower().endswith(".gz")
-            else path.open(encoding="utf-8") as file
-        ):
+        with _open_text(path, "strict") as file:
             while file.read(1 << 20):
                 pass
     except UnicodeDecodeError as error:
@@ -274,7 +248,7 @@ def _check_encoding(path: Path) -> None:
 
 def _find_delimiter(path: Path) -> str:
     """Return the sign that separates the header of a CSV file; a comma comes first, a tab in .tsv files."""
-    with _open_text(path) as file:
+    with _open_text(path, "replace") as file:
         header = re.sub(r'"[^"]*"', "", file.readline())
     signs = "\t,;|" if ".tsv" in path.name.lower() else ",;\t|"
     return next((sign for sign in signs if sign in header), signs[0])

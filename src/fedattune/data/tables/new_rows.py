@@ -42,12 +42,7 @@ def read_rows(path: Path, schema: Schema, constants: Array | None) -> NewRows:
 
     A model that was trained on a table finds its columns by their names. For any other model, the table has one
     column of numbers per value of a sample, in their order. A Parquet table may have one column of encoded images.
-
-    Args:
-        constants: the client's constants (3, K), which standardise the numbers; None if the schema has no columns.
-
-    Raises:
-        DataError: the table cannot be read, lacks a column, or holds values that the model does not know.
+    The client's constants (3, K) standardise the numbers; they are None if the schema has no columns.
     """
     if find_suffix(path) is None:
         raise DataError(f"{path}: expected a table that ends in {', '.join(TABLE_SUFFIXES)}")
@@ -138,11 +133,10 @@ def _read_image_rows(table: TableFile, schema: Schema, images: list[str]) -> New
         x[row] = image
     notes: list[str] = []
     labels = find_label_columns(table.content.schema)
-    target = next((name for name, names in labels.items() if names == schema.classes), None)
-    target = target or next((name for name in TARGET_NAMES if name in table.names), None)
-    if target is None:
-        return NewRows(x, None, notes)
-    return NewRows(x, _read_classes(table, target, schema.classes, notes, labels.get(target, ())), notes)
+    known = [name for name, names in labels.items() if names == schema.classes]
+    target = next((name for name in (*known, *TARGET_NAMES) if name in table.names), None)
+    y = _read_classes(table, target, schema.classes, notes, labels.get(target, ())) if target else None
+    return NewRows(x, y, notes)
 
 
 def _read_classes(

@@ -42,11 +42,7 @@ def choose_scaling(x: Array, train: Sequence[Index]) -> Literal["client", "feder
 
 
 def fit_all_constants(x: Array, train: Sequence[Index], scaling: Scaling) -> list[Array]:
-    """Fit the constants (3, K) of each client.
-
-    Args:
-        scaling: `client`, `global` or `federated`; the last two give all clients the same constants.
-    """
+    """Fit the constants (3, K) of each client; `global` and `federated` give all clients the same."""
     if scaling == "client":
         return [_fit_constants(x[rows]) for rows in train]
     if scaling == "global":
@@ -111,11 +107,7 @@ def constants_to_card(constants: Array, numbers: Sequence[str]) -> dict[str, dic
 
 
 def constants_from_card(card: Mapping[str, Any], numbers: Sequence[str]) -> Array:
-    """Return the constants (3, K) of the columns `numbers` that `constants_to_card` wrote.
-
-    Raises:
-        DataError: a column is missing, or its constants are no numbers.
-    """
+    """Return the constants (3, K) of the columns `numbers` that `constants_to_card` wrote."""
     constants = np.full((3, len(numbers)), np.nan)
     for k, name in enumerate(numbers):
         try:

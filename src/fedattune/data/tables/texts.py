@@ -61,10 +61,6 @@ def encode_texts(values: Array, tokenizer: str, length: int) -> Array:
 
     Of a text that is too long, a tokenizer keeps the beginning. Characters keep the end, and stand at the end of the
     row, because a recurrent network predicts from the last one.
-
-    Raises:
-        ConfigError: transformers is missing, or the tokenizer cannot be loaded.
-        DataError: the tokenizer has more tokens than float32 can number.
     """
     texts = ["" if value is None else str(value) for value in values.tolist()]
     out = np.full((len(texts), length), NO_TOKEN, dtype=np.float32)
@@ -85,11 +81,7 @@ def encode_texts(values: Array, tokenizer: str, length: int) -> Array:
 
 
 def require_transformers(why: str, *more: str) -> None:
-    """Check that the packages for pretrained models are installed.
-
-    Raises:
-        ConfigError: a package is missing.
-    """
+    """Check that the packages for pretrained models are installed."""
     missing = [name for name in ("transformers", *more) if find_spec(name) is None]
     if missing:
         raise ConfigError(f"{why} needs {' and '.join(missing)}: pip install 'fedattune[hf]'")
