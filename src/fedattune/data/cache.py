@@ -22,7 +22,6 @@ from .types import Array
 
 CACHE_VERSION = 5
 HEADER_FILE = "header.json"
-
 _mapped_files: dict[int, tuple[Path, tuple[int, ...], np.dtype[Any]]] = {}
 """Address of an array that this process has mapped -> file, shape and type."""
 

@@ -19,9 +19,7 @@ from .types import Array, Index
 
 Part = Literal["train", "validation", "test"]
 """A part of a client's samples."""
-
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
-
 CHUNK_SAMPLES = 1 << 20
 """Number of samples to look at together when going through all clients."""
 

@@ -14,7 +14,6 @@ from .federated import Federation
 from .partitions import PARTITIONS
 
 RowList = list[Annotated[int, Field(ge=0)]]
-
 MANIFEST_ADVICE = "give a file that --save-partition wrote, or make a new partition"
 
 

@@ -18,7 +18,6 @@ from .types import TargetScale
 Names = tuple[str, ...]
 NestedNumbers = float | list[Any]
 """Numbers in nested lists, as in JSON."""
-
 TIME_SUFFIX = " %H:%M:%S"
 """The end of the format of a date column that holds times."""
 MISSING_CATEGORY = "missing"

@@ -88,7 +88,6 @@ def group_rows(values: Array, n_values: int = 0) -> list[Index]:
 
 MIN_TRAIN_BESIDE = 2
 """Training samples that a client keeps at least where chance gives it a validation sample."""
-
 VALIDATION_STREAM = 11
 """Number of the random stream that gives small clients a validation sample, apart from the streams of splits."""
 

@@ -21,22 +21,15 @@ from .files import CARD_KEY, ModelCard, describe_model, draw_inputs, get_dtype, 
 
 LogitsFunction = Callable[[Tensor], Tensor]
 """Prepared inputs (B, ...) to logits (B, classes)."""
-
 ExportFormat = Literal["safetensors", "torch-export", "onnx"]
-
 FORMAT_SUFFIXES: dict[ExportFormat, str] = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
-
 MAX_ONNX_BYTES = 2_000_000_000
 """Bytes of weights that fit into one ONNX file, whose format ends at 2 GiB."""
-
 CHECK_BATCH_SIZES = (1, 7)
 """Samples in the two batches on which the written model and the run's model are compared."""
-
 LOGIT_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest difference of logits relative to the largest logit; another runtime adds in another order."""
-
 ANSI_COLOR_CODE = re.compile(r"\x1b\[[0-9;]*m")
-
 NOISY_LOGGERS = ("torch.onnx._internal.exporter._registration", "torch.fx.experimental.symbolic_shapes")
 """Loggers whose messages do not concern the user: torchvision is missing; a graph broke (an error says so, too)."""
 

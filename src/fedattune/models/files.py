@@ -31,7 +31,6 @@ or pretrained network, reference_logits: its outputs for fixed inputs, which rev
 
 CARD_KEY = "fedattune"
 """The key of the card in a file, as JSON."""
-
 SOURCE_KEY = "algorithm_source"
 """Key of a run's configuration with the reference to a custom method. A card in a file never has it."""
 

@@ -24,13 +24,10 @@ from ..data.tables.texts import require_transformers
 
 Tuning = Literal["lora", "head", "all"]
 """The weights that are trained: adapters and the head, the head alone, or all."""
-
 PixelRange = Literal["unit", "half", "ready"]
 """Values of images that come in: 0 to 1, -1 to 1, or already as the pretrained network wants them."""
-
 ACTIVATIONS_PER_UNIT = 16
 """Numbers that one hidden unit of one layer keeps for the gradient, roughly."""
-
 MASK_TOLERANCE = 1e-4
 """Largest relative difference of outputs at which two forms of the attention mask count as the same."""
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,9 @@ from .checkpoint import CheckpointFolder
 
 CHECKSUM_FILE = "SHA256SUMS"
 """The list: a line `HASH  NAME` for each file, its name relative to the folder."""
-
 COMPLETE_WITH = "result.json"
 """A list with this name is complete: other files of the run do not belong to it."""
-
 LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
-
 _hashes: dict[Path, tuple[tuple[int, ...], str]] = {}
 """File -> its state when it was read, and its hash: `watch` reads the same files again and again."""
 
@@ -52,11 +50,7 @@ _ADVICE_ON_LIST = f"restore it from a copy; if you trust the files, write it aga
 
 
 def set_checksums(folder: Path, files: Iterable[Path], contents: Mapping[Path, str] | None = None) -> None:
-    """Write the list of a folder anew.
-
-    Args:
-        files: finished files in it; missing ones are left out.
-    """
+    """Write the list of a folder anew; files that are missing are left out."""
     sums = {file.relative_to(folder).as_posix(): _hash_file(file) for file in files if file.is_file()}
     for file, text in (contents or {}).items():
         sums[file.relative_to(folder).as_posix()] = hashlib.sha256(text.encode()).hexdigest()
@@ -64,11 +58,7 @@ def set_checksums(folder: Path, files: Iterable[Path], contents: Mapping[Path, s
 
 
 def verify_file(file: Path, folder: Path, remedy: str) -> None:
-    """Compare a file with the list of its folder before it is read.
-
-    Args:
-        file: the file; it may be missing if the list does not name it.
-    """
+    """Compare a file with the list of its folder before it is read; it may be missing if the list lacks it, too."""
     sums = read_checksums(folder)
     if sums is None:
         if (folder / COMPLETE_WITH).exists():
@@ -103,10 +93,8 @@ def _hash_file(file: Path) -> str:
 
 CONFIG_FILE = "config.json"
 """The file that makes a folder the folder of a run."""
-
 CONFIG_KEYS, FACT_KEYS = ("algorithm", "data", "seed", "rounds"), ("headline", "clients")
 """Keys that the settings and the facts of every run have."""
-
 RESUMABLE_SETTINGS = {"client_state", "device", "engine", *RAY_DEFAULTS}
 """Settings that change results by rounding at most, so that a run may resume with others."""
 
@@ -129,21 +117,29 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, config: dict[str, Any], *, resume: bool) -> "RunFolder":
-        """Make the folder, or check that it holds the same run; a kill at any moment leaves one or the other.
-
-        Returns:
-            The folder.
-        """
+        """Make the folder, or check that it holds the same run; a kill at any moment leaves one or the other."""
         folder = cls(path)
         config = json.loads(json.dumps(config))
         if folder.config.exists():
             if not resume:
                 raise RunError(f"{path} holds a run already; take another folder, or resume that run")
-            folder._check(config)
+            before = folder.read_config()
+            changed = [
+                "{} was {} and is {}".format(key, *_shorten_pair(before.get(key), config.get(key)))
+                for key in sorted(before.keys() | config.keys())
+                if before.get(key) != config.get(key) and key not in RESUMABLE_SETTINGS
+            ]
+            if changed:
+                raise RunError(
+                    f"{path} is of another run: {'; '.join(changed)}; take another folder, or remove this one"
+                )
             folder.verify(folder.environment, folder.metrics)
-        elif path.exists() and (not path.is_dir() or _list_foreign_files(path)):
-            raise RunError(f"{path} is not empty and holds no run; take a new folder")
         else:
+            # Files of the beginning of a run that was killed.
+            own = {*unfinished_files(path), path / LOCK_FILE, path / WRITER_FILE, folder.environment}
+            is_other = path.exists() and not path.is_dir()
+            if is_other or any(file.is_file() and file not in own for file in path.rglob("*")):
+                raise RunError(f"{path} is not empty and holds no run; take a new folder")
             path.mkdir(parents=True, exist_ok=True)
             write_json(folder.config, config)
         for unfinished in unfinished_files(path):
@@ -175,14 +171,10 @@ class RunFolder:
     def verify(self, *files: Path) -> None:
         """Compare files with their checksums before they are read."""
         for file in files:
-            again = file in (self.facts, self.inputs, self.models, self.predictions, self.result)
-            remedy = "restore it from a copy, or train the run again"
-            if again:
-                remedy = (
-                    f"restore it from a copy, or remove {self.result.name} from that folder and resume the run, which "
-                    "writes it again"
-                )
-            verify_file(file, self.path, remedy)
+            remedy = "train the run again"
+            if file in (self.facts, self.inputs, self.models, self.predictions, self.result):
+                remedy = f"remove {COMPLETE_WITH} from that folder and resume the run, which writes it again"
+            verify_file(file, self.path, f"restore it from a copy, or {remedy}")
 
     def read(self, file: Path) -> Any:
         """Read one of the JSON files of the folder, and compare it with its checksum before."""
@@ -205,23 +197,14 @@ class RunFolder:
         return dict(read_json(self.environment)) if self.environment.is_file() else {}
 
     config = _File(CONFIG_FILE)
-    """Settings of the run."""
-    facts = _File("facts.json")
-    """Facts known from the start: clients, classes, the size of the model."""
-    inputs = _File("inputs.safetensors")
-    """The preparation of inputs: the schema of the data, and each client's constants of standardization."""
-    environment = _File("environment.json")
-    """Versions and machine at the start of the run."""
-    metrics = _File("metrics.sqlite")
-    """Scores, traffic and mixing matrices of every round."""
-    rows = _File("rows")
-    """Files of client rows on disk."""
-    models = _File("models.safetensors")
-    """Every client's model at the end."""
-    predictions = _File("predictions.safetensors")
-    """Outputs of the judged models for the rows of the test and validation parts."""
-    result = _File(COMPLETE_WITH)
-    """Result of the run; its presence says that the run is finished."""
+    facts = _File("facts.json")  # known from the start: clients, classes, the size of the model
+    inputs = _File("inputs.safetensors")  # the schema of the data, and each client's constants of standardization
+    environment = _File("environment.json")  # versions and machine at the start of the run
+    metrics = _File("metrics.sqlite")  # scores, traffic and mixing matrices of every round
+    rows = _File("rows")  # files of client rows on disk
+    models = _File("models.safetensors")  # every client's model at the end
+    predictions = _File("predictions.safetensors")  # outputs of the judged models for test and validation rows
+    result = _File(COMPLETE_WITH)  # its presence says that the run is finished
 
     @property
     def checkpoints(self) -> CheckpointFolder:
@@ -233,18 +216,6 @@ class RunFolder:
         """True if the run has a result."""
         return self.result.exists()
 
-    def _check(self, config: dict[str, Any]) -> None:
-        before = self.read_config()
-        changed = [
-            "{} was {} and is {}".format(key, *_shorten_pair(before.get(key), config.get(key)))
-            for key in sorted(before.keys() | config.keys())
-            if before.get(key) != config.get(key) and key not in RESUMABLE_SETTINGS
-        ]
-        if changed:
-            raise RunError(
-                f"{self.path} is of another run: {'; '.join(changed)}; take another folder, or remove this one"
-            )
-
 
 def _require(file: Path, content: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     if missing := [key for key in keys if key not in content]:
@@ -253,12 +224,6 @@ def _require(file: Path, content: dict[str, Any], keys: Iterable[str]) -> dict[s
             "train the run again"
         )
     return content
-
-
-def _list_foreign_files(path: Path) -> list[Path]:
-    """List the files of a folder without a run that do not belong to the beginning of one."""
-    own = {*unfinished_files(path), path / LOCK_FILE, path / WRITER_FILE, RunFolder(path).environment}
-    return [file for file in path.rglob("*") if file.is_file() and file not in own]
 
 
 def _shorten_pair(before: Any, after: Any) -> tuple[str, str]:
@@ -278,25 +243,15 @@ def _shorten_pair(before: Any, after: Any) -> tuple[str, str]:
 def describe_environment() -> dict[str, Any]:
     """Collect the versions, the machine and the git revision (if any) of a run."""
     packages = ["torch", "numpy", "pydantic", "scikit-learn", "pyarrow", "safetensors"]
+    revision, command = "", ["git", "describe", "--always", "--dirty", "--abbrev=40"]
+    with suppress(OSError, subprocess.TimeoutExpired):
+        process = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603
+        revision = process.stdout.strip()
     return {
         "fedattune": __version__,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "packages": {name: importlib.metadata.version(name) for name in packages},
-        "git": _git_revision(),
+        "git": revision or None,
     }
-
-
-def _git_revision() -> str | None:
-    try:
-        process = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"],  # noqa: S607
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return process.stdout.strip() or None

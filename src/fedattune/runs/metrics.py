@@ -55,7 +55,6 @@ If the target is a number: rmse_uniform, rmse_pooled, rmse_std and rmse_worst10 
 """
 
 JsonDict = dict[str, Any]
-
 MERGED_NAME = "all clients together"
 """Name of the client that stands for all where the server learns sums only."""
 

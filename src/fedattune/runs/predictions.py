@@ -22,10 +22,8 @@ from .context import RunContext
 from .rows import RowStack
 
 FloatArray = NDArray[np.float64]
-
 MAX_OUTPUTS = 50_000_000
 """Outputs of one part above which they are not stored: 200 MB."""
-
 PREDICTED_AT_ONCE = 4096
 """Rows that go through a model together."""
 

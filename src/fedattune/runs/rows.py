@@ -31,12 +31,10 @@ from ..core.task import Task
 
 QUEUE_BYTES = 1 << 26
 """Bytes of rows that wait to be written (at least one row)."""
-
 O_BINARY = getattr(os, "O_BINARY", 0)
 """Flag without which Windows changes line ends."""
 _POSITION_LOCK = threading.Lock()
 """Guards the position of a file where the system has no calls that read and write at a place."""
-
 SlotIndex = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
 
@@ -145,7 +143,6 @@ def _write_rows(fd: int, rows: Bytes, slots: SlotIndex) -> None:
 
 MAX_BUFFERS = 512
 """Tensors of one row in one system call; the limit of the system is 1024."""
-
 KEPT_CHECKPOINTS = 2
 """Checkpoints whose rows stay: if the last checkpoint cannot be read, there is the one before."""
 
@@ -412,10 +409,8 @@ def make_rows_path(folder: Path | None, name: str) -> Path | None:
 
 RowStack: TypeAlias = Params | DiskRows
 """One row per client, with the methods `only`, `without`, `rows` and `put_rows`."""
-
 AUTO_MEMORY_BYTES = 1 << 30
 """Bytes of client rows above which `client_state="auto"` uses the disk."""
-
 NEWCOMER_MEMORY_BYTES = 4 << 30
 """Bytes of rows on disk that the server may keep if clients join later: joining loads these rows into memory."""
 

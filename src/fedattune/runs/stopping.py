@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ..core.settings import EarlyStopping
 
 FloatArray = NDArray[np.float64]
-
 PRIOR_ROWS = 20.0
 """Rows that the mean over all clients counts for, beside a client's own validation rows."""
 MAX_ROW_LOSS = 10.0

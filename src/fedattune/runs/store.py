@@ -44,7 +44,6 @@ OF_THE_DISK = {
     sqlite3.SQLITE_IOERR: "the disk reports an error; check the disk",
 }
 """Error of SQLite -> a sentence, where the file itself is not to blame."""
-
 OF_OTHERS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 """Errors of SQLite by which another process holds the file."""
 
@@ -89,7 +88,6 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 
 ZLIB_LEVEL = 1
 """The fastest compression: rows that are alike, and whole numbers, take little room already."""
-
 SCORE_BYTES = 20
 """Bytes of one client's scores: client, samples and right predictions as int32, the sum of losses as float64."""
 
@@ -188,10 +186,8 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
 
 MAX_MIXING_BYTES = 8 << 20
 """Bytes of mixing matrices, before compression, above which rounds are thinned out."""
-
 MIN_MIXING_ROUNDS = 4
 """Minimum number of rounds of mixing matrices, unless the matrices are larger than the limit."""
-
 WRITE_LOCK_TIMEOUT_S, READER_TIMEOUT_S = 5.0, 600.0
 """Seconds to wait for another writer, and for readers to finish: a reader may be halted while it copies."""
 
@@ -353,9 +349,7 @@ class RunStore:
         """Read the finished rounds in order, from round `since` on."""
         with explain_errors("read", self._path):
             rows = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (since,))
-            return [
-                RoundRecord(*numbers, json.loads(diverged), json.loads(absent)) for *numbers, diverged, absent in rows
-            ]
+            return [RoundRecord._make([*row[:-2], *map(json.loads, row[-2:])]) for row in rows]
 
     def scores(self, part: str, since: int = 0) -> Iterator[tuple[int, str, NDArray[Any]]]:
         """Yield round, point, and samples, correct predictions and sum of losses (3, E) of one part in order."""

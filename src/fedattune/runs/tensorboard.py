@@ -9,16 +9,14 @@ from numpy.typing import NDArray
 
 from ..core.errors import ConfigError
 from .callbacks import Callback, StartedRun, check_installed
-from .context import Progress, RunContext
+from .context import Progress
 from .metrics import score_clients, summarize_scores
-from .store import RoundMixing, RunStore
+from .store import RoundMixing
 
 FLUSH_S = 5
 """Seconds after which the event file is written."""
-
 ACCURACY_BINS = np.linspace(0, 1, 41)
 """Bins of the histograms of clients' accuracies."""
-
 MAX_MIXING_ROWS = 256
 """Clients over which the mean of a mixing matrix is taken: the mean over thousands would cost too much."""
 
@@ -36,7 +34,7 @@ class TensorBoard(Callback):
     def __init__(self, folder: Path | str | None = None) -> None:
         check_installed("tensorboard", "TensorBoard", "'fedattune[tensorboard]'")
         self.folder = None if folder is None else Path(folder)
-        self._log: _EventLog | None = None
+        self._writer: Any = None
 
     def on_fit_start(self, run: StartedRun) -> None:
         """Open the event file, and log the rounds that an interrupted run had done before.
@@ -47,42 +45,30 @@ class TensorBoard(Callback):
         folder = self.folder or run.folder
         if folder is None:
             raise ConfigError("TensorBoard: give a folder, TensorBoard(folder), or a run folder, fit(..., out=folder)")
-        self._log = _EventLog(folder, run.context, run.store, run.seconds)
-
-    def on_round_end(self, progress: Progress, server_state: Any) -> None:
-        """Log the round if it was evaluated."""
-        if self._log:
-            self._log.log_new_rounds()
-
-    def close(self) -> None:
-        """Close the event file."""
-        if self._log:
-            self._log.close()
-            self._log = None
-
-
-class _EventLog:
-    """The event file of one run; the step is the round."""
-
-    def __init__(self, folder: Path, context: RunContext, store: RunStore, seconds: float) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         is_continued = _wait_for_later_file_name(folder)
-        self._evaluation_point, self._n_clients, self._store = (
-            context.algorithm.evaluation_point,
-            context.n_clients,
-            store,
-        )
-        self._writer: Any = SummaryWriter(folder, purge_step=0 if is_continued else None, flush_secs=FLUSH_S)
-        scale = context.federation.target_scale
+        self._writer = SummaryWriter(folder, purge_step=0 if is_continued else None, flush_secs=FLUSH_S)
+        scale = run.context.federation.target_scale
         self._deviation = None if scale is None else scale.deviation
-        self._next = 0
-        self._start = time.time() - seconds  # TensorBoard shows the time since then
-        self.log_new_rounds()
+        self._run, self._next = run, 0
+        self._start = time.time() - run.seconds  # TensorBoard shows the time since then
+        self._log_new_rounds()
 
-    def log_new_rounds(self) -> None:
+    def on_round_end(self, progress: Progress, server_state: Any) -> None:
+        """Log the round if it was evaluated."""
+        if self._writer:
+            self._log_new_rounds()
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self._writer:
+            self._writer.close()
+            self._writer = None
+
+    def _log_new_rounds(self) -> None:
         """Log the rounds since the last time, if one of them was evaluated."""
-        store = self._store
+        store, point_of_paper = self._run.store, self._run.context.algorithm.evaluation_point
         evaluated: dict[int, dict[str, Any]] = {}
         for part in ("test", "validation"):
             for round_, point, (n, correct, loss) in store.scores(part, self._next):
@@ -103,13 +89,8 @@ class _EventLog:
             when = self._start + record.seconds
             clients = evaluated[record.round].pop("clients")
             groups = evaluated[record.round]
-            groups["headline"] = groups.get(f"test_{self._evaluation_point}", {})
-            groups["cost"] = {
-                "bytes_up": record.bytes_up,
-                "bytes_down": record.bytes_down,
-                "seconds": record.seconds,
-                "steps": record.steps,
-            }
+            groups["headline"] = groups.get(f"test_{point_of_paper}", {})
+            groups["cost"] = {key: getattr(record, key) for key in ("bytes_up", "bytes_down", "seconds", "steps")}
             groups["lost"] = {"absent": absent, "diverged": diverged}
             groups |= self._mixing(record.round)
             for group, numbers in groups.items():
@@ -123,7 +104,7 @@ class _EventLog:
     def _mixing(self, round_: int) -> dict[str, dict[str, float]]:
         """Summarise each component: the share of the own model, and the entropy over all models."""
         try:
-            mixed = self._store.mixing(self._n_clients).among(round_)
+            mixed = self._run.store.mixing(self._run.context.n_clients).among(round_)
         except KeyError:  # the method mixes nothing, or nobody uploaded
             return {}
         some = np.unique(np.linspace(0, len(mixed.rows) - 1, MAX_MIXING_ROWS).round().astype(int))
@@ -133,10 +114,6 @@ class _EventLog:
             "mixing_own": {name: mean_own_weight(mixed, matrix) for name, matrix in mixed.weights.items()},
             "mixing_entropy": {name: mean_entropy(matrix) for name, matrix in mixed.weights.items()},
         }
-
-    def close(self) -> None:
-        """Close the event file."""
-        self._writer.close()
 
 
 def mean_own_weight(mixed: RoundMixing, matrix: NDArray[np.float32]) -> float:

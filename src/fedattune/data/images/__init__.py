@@ -23,7 +23,6 @@ from .hub import EmnistSplit, RowSet, read_emnist, read_known_images
 
 PixelScaling = Literal["pixel", "half", "unit"]
 ChannelScaling = Literal["channel", "half", "unit"]
-
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2023, 0.1994, 0.2010)
 """Mean and deviation of the channels of CIFAR-10's training images."""

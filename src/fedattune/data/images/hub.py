@@ -150,7 +150,6 @@ def _download(name: str, repo: str, pattern: str, kind: str, searched: str | Non
 
 
 EmnistSplit = Literal["byclass", "balanced"]
-
 EMNIST_HUB_IDS: dict[EmnistSplit, str] = {"byclass": "Royc30ne/emnist-byclass", "balanced": "Royc30ne/emnist-balanced"}
 EMNIST_CLASSES: dict[EmnistSplit, tuple[str, ...]] = {
     "byclass": tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),

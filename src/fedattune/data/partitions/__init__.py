@@ -51,16 +51,12 @@ PARTITIONS: dict[str, Callable[..., list[Any]]] = {
     "by_column": by_column,
 }
 """name -> partition of labels, a number of clients and a seed."""
-
 CLASS_PARTITIONS = set(PARTITIONS) - {"iid", "by_column"}
 """Partitions that divide samples by class."""
-
 DEFAULT_SEEDS = {"two_class": 1}
 """Default seeds of partitions; the others have 0."""
-
 DEFAULT_CLIENTS = {"pfedla_similarity": 8}
 """Default numbers of clients of partitions; for the others, the data decide."""
-
 STRATIFIED = {"pfedla", "pfedla_similarity"}
 """Partitions where each part of a client has the same share of every class."""
 

@@ -14,11 +14,7 @@ from ..types import Array, Index
 from .shards import make_distinct
 
 DEFAULT_SIZE = 600  # samples of a client: 100 clients then use all of CIFAR-10 and CIFAR-100
-
-
 MANY_CLASSES = 100  # from here on clients have three times as many classes
-
-
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 

@@ -41,17 +41,13 @@ def hash_texts(values: Array, n_features: int) -> Array:
 
 NO_TOKEN = -1
 """The number that fills the rest of a row."""
-
 DEFAULT_MAX_TOKENS = 64
 CHARACTERS = "characters"
 """The value of the table option `tokens` that reads one token per character."""
-
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's Shakespeare. The list is fixed, so clients share nothing of their texts."""
-
 N_CHARACTERS = len(ALPHABET) + 1
 """Number of different tokens of characters; token 0 stands for all characters outside ALPHABET."""
-
 MAX_TOKEN_NUMBER = 1 << 24
 """Smallest number above which float32 skips whole numbers."""
 
