@@ -58,18 +58,10 @@ def partition_dataset(
     scaling: Scaling = "auto",
     min_clients: int = 2,
 ) -> Federation:
-    """Divide a data set among clients.
+    """Divide a data set among clients; for the arguments, see `load_federation`.
 
     Args:
-        partition: name of a partition, or of a saved one; "file.py:function" names your own. By default the data's
-            own clients, or `dirichlet`.
-        clients: number of clients; by default the number that suits the data.
-        stratify: whether each part of a client has the same share of every class; by default the partition decides.
-        split: what decides the part of a sample: `random`, or `time`, where a client's oldest rows are for training
-            and its newest ones for testing.
-        time_column: column of dates or numbers of a table with the age of rows; by default the only date column.
-        split_number: number of a random split; each has the same clients with other parts.
-        scaling: rows whose constants standardise the numbers of a table; see `tables.scaling`.
+        options: options of the partition.
         min_clients: minimum number of clients; a node of a real federation may have a single one.
 
     Raises:
@@ -96,12 +88,8 @@ def partition_dataset(
     rows, time_notes = leave_out_timeless(rows, times)
     if small_clients == "auto":
         small_clients = "drop" if name == "by_column" else "error"
-    sizes = [
-        compute_part_sizes(len(mine), test, validation, stream=[seed, u, split_number]) for u, mine in enumerate(rows)
-    ]
-    usable, notes = select_usable_clients(
-        dataset, names, rows, sizes, small_clients=small_clients, min_clients=min_clients
-    )
+    sizes = [compute_part_sizes(len(one), test, validation, [seed, u, split_number]) for u, one in enumerate(rows)]
+    usable, notes = select_usable_clients(dataset, names, rows, sizes, small_clients, min_clients)
     members = []
     for u in usable:
         parts = split_parts(
@@ -122,10 +110,8 @@ def partition_dataset(
         "seed": seed,
         "fractions": {"test": test, "validation": validation},
     }
-    if is_stratified:
-        description["stratified"] = True
-    if split_number:
-        description["split"] = split_number
+    description |= {"stratified": True} if is_stratified else {}
+    description |= {"split": split_number} if split_number else {}
     if times is not None:
         description["time_column"] = times.column
         time_notes += describe_cuts(dataset, times, members)

@@ -144,9 +144,7 @@ class ClientIndex(Sequence[Client]):
         if isinstance(clients, ClientIndex):
             return clients
         members = list(clients)
-        train, validation, test = (
-            RaggedIndex.from_lists([getattr(client, part) for client in members]) for part in PARTS
-        )
+        train, validation, test = (RaggedIndex.from_lists([getattr(one, part) for one in members]) for part in PARTS)
         return cls(train, validation, test, [client.name for client in members])
 
     @overload
@@ -210,10 +208,8 @@ class ClientIndex(Sequence[Client]):
             if times.max(initial=0) < 2:  # no two clients share a sample, as in most partitions
                 return None
         for start, stop in self.chunks():
-            keys = [
-                (lists.client_numbers(start, stop) << 32) + lists.rows_between(start, stop)
-                for lists in self.parts.values()
-            ]
+            chunk = (start, stop)
+            keys = [(one.client_numbers(*chunk) << 32) + one.rows_between(*chunk) for one in self.parts.values()]
             joint = np.sort(np.concatenate(keys))
             if (same := np.flatnonzero(joint[1:] == joint[:-1])).size:
                 return int(joint[same[0]] >> 32)

@@ -14,16 +14,10 @@ from .types import Array, Index, Scaling
 
 @dataclass(frozen=True)
 class Times:
-    """The age of samples.
+    """The age of samples."""
 
-    Attributes:
-        column: the column of a table that says it.
-        values: days since 1970, or other numbers that grow with time, float64 (n,); NaN where missing.
-        are_dates: whether the values are days since 1970.
-    """
-
-    column: str
-    values: Array
+    column: str  # the column of a table that says it
+    values: Array  # days since 1970, or other numbers that grow with time, float64 (n,); NaN where missing
     are_dates: bool
 
     def show(self, value: float) -> str:
@@ -77,10 +71,8 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or (self.owner is not None and len(self.owner) != len(self.y)):
-            owners = "" if self.owner is None else f", {len(self.owner)} owners"
-            raise DataError(
-                f"{self.name}: {len(self.x)} samples but {len(self.y)} labels{owners}; give one of each per sample"
-            )
+            labels = f"{len(self.y)} labels" + ("" if self.owner is None else f", {len(self.owner)} owners")
+            raise DataError(f"{self.name}: {len(self.x)} samples but {labels}; give one of each per sample")
         if len(self.y) == 0:
             raise DataError(f"{self.name}: no samples; give at least one")
         _check_target(self.name, self.y, len(self.classes))

@@ -79,10 +79,8 @@ def federation_from(
     places = iter(np.arange(start, stop) for start, stop in pairwise(ends))  # the rows of each piece in x and y
     members = [{part: next(places) for part in parts} for parts in client_parts]
     rows = [np.concatenate(list(parts.values())) for parts in members]
-    sizes = [_count_parts(parts, test, validation, [seed, u, 0]) for u, parts in enumerate(members)]
-    usable, more_notes = select_usable_clients(
-        dataset, labels, rows, sizes, small_clients=small_clients, min_clients=min_clients
-    )
+    sizes = [_count(parts, test, validation, [seed, u, 0]) for u, parts in enumerate(members)]
+    usable, more_notes = select_usable_clients(dataset, labels, rows, sizes, small_clients, min_clients)
     return Federation(
         name=name,
         x=torch.from_numpy(x),
@@ -184,12 +182,10 @@ def _encode_labels(owners: list[str], ys: list[Array], classes: Sequence[str] | 
     return joint, tuple(classes) if classes is not None else tuple(str(c) for c in range(joint.max() + 1))
 
 
-def _count_parts(
-    parts: dict[str, Index], test: float, validation: float, stream: Sequence[int]
-) -> tuple[int, int, int]:
+def _count(parts: dict[str, Index], test: float, validation: float, stream: Sequence[int]) -> tuple[int, int, int]:
     """Count the samples of a client's training, validation and test part."""
     if "all" in parts:
-        return compute_part_sizes(len(parts["all"]), test, validation, stream=stream)
+        return compute_part_sizes(len(parts["all"]), test, validation, stream)
     n_train, n_test = len(parts["train"]), len(parts["test"])
     if "validation" in parts:
         return n_train, len(parts["validation"]), n_test

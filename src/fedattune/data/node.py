@@ -41,12 +41,14 @@ class NodeData(NamedTuple):
     numbers: tuple[int | None, ...]
 
 
+def _to_key(field: str) -> str:
+    return field.replace("_", "-")
+
+
 class NodeConfig(StrictSchema):
     """The part of a node's configuration that is about data; keys have hyphens in place of underscores."""
 
-    model_config = ConfigDict(
-        extra="forbid", coerce_numbers_to_str=True, alias_generator=lambda name: name.replace("_", "-")
-    )
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, alias_generator=_to_key)
 
     data: str
     name: str | None = None
@@ -131,9 +133,8 @@ def find_node_problems(
         if problems := _find_table_problems(node, schema) if schema is not None else []:
             problems += _find_name_problems(node)
         else:
-            load_node(
-                config, schema, test=test, validation=validation, seed=0, data_dir=data_dir, other_keys=other_keys
-            )
+            split = Split(test=test, validation=validation, seed=0)
+            load_node(config, schema, **split, data_dir=data_dir, other_keys=other_keys)
     except (ConfigError, DataError) as error:
         return [str(error)]
     return problems
@@ -180,11 +181,9 @@ def _read_config(config: Mapping[str, Any], other_keys: Collection[str]) -> Node
 
 def _refuse_keys(node: NodeConfig, only: str, *fields: str) -> None:
     """Refuse keys that go only with other data."""
-    needless = [field.replace("_", "-") for field in fields if getattr(node, field) is not None]
+    needless = " and ".join(_to_key(field) for field in fields if getattr(node, field) is not None)
     if needless:
-        raise ConfigError(
-            f"the node's configuration: {' and '.join(needless)} goes only with {only}, not with {node.data!r}"
-        )
+        raise ConfigError(f"the node's configuration: {needless} goes only with {only}, not with {node.data!r}")
 
 
 def _find_files(data: str) -> list[Path]:
@@ -237,9 +236,8 @@ def _read_tables(node: NodeConfig, files: Sequence[Path], schema: Schema | None,
             replace(data, owner=np.zeros(len(data.y), dtype=np.int64), owners=(name,))
             for data, name in zip(tables, names, strict=True)
         ]
-    pieces = [
-        partition_dataset(data, partition="by_column", small_clients="error", min_clients=1, **split) for data in tables
-    ]
+    as_named: dict[str, Any] = {"partition": "by_column", "small_clients": "error", "min_clients": 1, **split}
+    pieces = [partition_dataset(data, **as_named) for data in tables]
     federation = combine_federations(node.data, pieces)
     return NodeData(federation, (None,) * federation.n_clients)
 

@@ -122,10 +122,8 @@ class Schema(StrictSchema):
 
     def scaling(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return shift and scale as float32 tensors, None where the schema has none."""
-        shift, scale = (
-            None if values is None else torch.tensor(values, dtype=torch.float32) for values in (self.shift, self.scale)
-        )
-        return shift, scale
+        one, other = (None if k is None else torch.tensor(k, dtype=torch.float32) for k in (self.shift, self.scale))
+        return one, other
 
     def check(self, other: "Schema", where: str) -> None:
         """Compare the `other` schema of data, called `where` in messages, with this one.

@@ -44,9 +44,7 @@ def split_parts(
         DataError: the training or the test part would be empty.
     """
     random = np.random.default_rng([seed, client, split_number] if split_number else [seed, client])
-    n_train, n_validation, n_test = compute_part_sizes(
-        len(indices), test, validation, stream=[seed, client, split_number]
-    )
+    n_train, n_validation, n_test = compute_part_sizes(len(indices), test, validation, [seed, client, split_number])
     if not n_train or not n_test:
         raise DataError(
             f"client {client} has {len(indices)} samples, too few for a training and a test part; "
@@ -73,9 +71,8 @@ def _draw_stratified(strata: Array, n: int, random: np.random.Generator) -> tupl
     lacking = n - int(quotas.sum())
     remainders = np.round(shares - quotas, 9)
     quotas[np.lexsort((random.random(len(totals)), -remainders))[:lacking]] += 1
-    mixed = [random.permutation(rows) for rows in group_rows(strata)]
-    selected_rows = np.concatenate([rows[:k] for rows, k in zip(mixed, quotas, strict=True)])
-    other_rows = np.concatenate([rows[k:] for rows, k in zip(mixed, quotas, strict=True)])
+    mixed = [np.split(random.permutation(rows), [k]) for rows, k in zip(group_rows(strata), quotas, strict=True)]
+    selected_rows, other_rows = (np.concatenate(pieces) for pieces in zip(*mixed, strict=True))
     return random.permutation(selected_rows), random.permutation(other_rows)
 
 
@@ -92,7 +89,7 @@ VALIDATION_STREAM = 11
 """Number of the random stream that gives small clients a validation sample, apart from the streams of splits."""
 
 
-def compute_part_sizes(n: int, test: float, validation: float, *, stream: Sequence[int]) -> tuple[int, int, int]:
+def compute_part_sizes(n: int, test: float, validation: float, stream: Sequence[int]) -> tuple[int, int, int]:
     """Return how many samples are for training, validation and testing.
 
     A client whose share of validation samples is below one gets one sample with that probability. So the clients with
@@ -195,9 +192,8 @@ def select_usable_clients(
     names: Sequence[str],
     rows: Sequence[Index],
     sizes: Sequence[tuple[int, int, int]],
-    *,
     small_clients: SmallClients,
-    min_clients: int = 2,
+    min_clients: int,
 ) -> tuple[list[int], tuple[str, ...]]:
     """Return the numbers of the clients that have samples to train and to test, and notes for the user."""
     if small_clients not in ("error", "drop"):

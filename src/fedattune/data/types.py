@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Shape = tuple[int, ...]
 Index = NDArray[np.int64]
 """Numbers of samples or clients."""
 

@@ -14,17 +14,18 @@ from ..core.citing import cite
 from ..core.errors import ModelError
 from ..core.options import Count
 from ..data.tables.texts import N_CHARACTERS
+from ..data.types import Shape
 
 DropoutRate = Annotated[float, Field(ge=0, lt=1)]
 """Share of the units that dropout sets to 0."""
 
 
-def mlr(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
+def mlr(input_shape: Shape, n_classes: int) -> nn.Module:
     """Multinomial logistic regression: one linear layer."""
     return nn.Sequential(*_stack_linear(math.prod(input_shape), n_classes))
 
 
-def dnn(input_shape: tuple[int, ...], n_classes: int, *, hidden: Count = 100) -> nn.Module:
+def dnn(input_shape: Shape, n_classes: int, *, hidden: Count = 100) -> nn.Module:
     """One hidden layer with ReLU; FedMCSA has 100 units for images and 20 for Synthetic.
 
     Args:
@@ -34,7 +35,7 @@ def dnn(input_shape: tuple[int, ...], n_classes: int, *, hidden: Count = 100) ->
 
 
 @cite("zhang2023fedcp")
-def cnn(input_shape: tuple[int, ...], n_classes: int, *, width: Count = 32, features: Count = 512) -> nn.Module:
+def cnn(input_shape: Shape, n_classes: int, *, width: Count = 32, features: Count = 512) -> nn.Module:
     """The 4-layer CNN of FedAM, FedCP and PFLlib: two 5x5 convolutions with pooling, then two linear layers.
 
     Args:
@@ -47,7 +48,7 @@ def cnn(input_shape: tuple[int, ...], n_classes: int, *, width: Count = 32, feat
 
 @cite("shamsian2021personalized")
 def lenet(
-    input_shape: tuple[int, ...], n_classes: int, *, conv1: Count = 16, conv2: Count = 32, batch_norm: bool = False
+    input_shape: Shape, n_classes: int, *, conv1: Count = 16, conv2: Count = 32, batch_norm: bool = False
 ) -> nn.Module:
     """The LeNet of pFedHN, and with `conv1=6` and `conv2=16` the `base_cnn` of FedFomo.
 
@@ -60,7 +61,7 @@ def lenet(
 
 
 @cite("zhang2021personalized")
-def tf_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
+def tf_cnn(input_shape: Shape, n_classes: int) -> nn.Module:
     """The `tf_cnn` of FedFomo: three 3x3 convolutions, pooling after two of them, and 64 linear units."""
     channels, *size = _check_image_shape(input_shape, smallest=18)
     rows, columns = (((s - 2) // 2 - 2) // 2 - 2 for s in size)
@@ -75,7 +76,7 @@ def tf_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
 
 
 @cite("mcmahan2017communication")
-def mcmahan_cnn(input_shape: tuple[int, ...], n_classes: int, *, lrn: bool = False) -> nn.Module:
+def mcmahan_cnn(input_shape: Shape, n_classes: int, *, lrn: bool = False) -> nn.Module:
     """The CIFAR network of the FedAvg paper, which IGFL trains: two 5x5 convolutions, three linear layers.
 
     McMahan et al. (AISTATS 2017, section 3) take the network from TensorFlow's tutorial and crop images to 24x24.
@@ -101,7 +102,7 @@ def mcmahan_cnn(input_shape: tuple[int, ...], n_classes: int, *, lrn: bool = Fal
 
 @cite("reddi2021adaptive")
 def reddi_cnn(
-    input_shape: tuple[int, ...], n_classes: int, *, conv_dropout: DropoutRate = 0.25, fc_dropout: DropoutRate = 0.5
+    input_shape: Shape, n_classes: int, *, conv_dropout: DropoutRate = 0.25, fc_dropout: DropoutRate = 0.5
 ) -> nn.Module:
     """The EMNIST network of the FedAdam paper, which IGFL trains: two 3x3 convolutions, dropout, 128 units.
 
@@ -126,9 +127,7 @@ def reddi_cnn(
 
 
 @cite("li2021fedbn")
-def digit_model(
-    input_shape: tuple[int, ...], n_classes: int, *, batch_norm: Literal["all", "conv", "none"] = "all"
-) -> nn.Module:
+def digit_model(input_shape: Shape, n_classes: int, *, batch_norm: Literal["all", "conv", "none"] = "all") -> nn.Module:
     """The DigitModel of FedBN: three 5x5 convolutions, linear layers of 2048 and 512 units, all normalised.
 
     Li et al. (ICLR 2021, https://arxiv.org/abs/2102.07623).
@@ -161,7 +160,7 @@ def digit_model(
 }
 """)
 def resnet18(
-    input_shape: tuple[int, ...], n_classes: int, *, stem: Literal["7x7", "3x3"] = "7x7", width: Count = 64
+    input_shape: Shape, n_classes: int, *, stem: Literal["7x7", "3x3"] = "7x7", width: Count = 64
 ) -> nn.Module:
     """ResNet-18, which FedAM trains: a stem and eight blocks of two convolutions, all normalised.
 
@@ -220,7 +219,7 @@ class _ResidualBlock(nn.Module):
         return added
 
 
-def _check_image_shape(input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int, int]:
+def _check_image_shape(input_shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
     """Return channels, height and width; refuse samples that are no images, or smaller ones."""
     if len(input_shape) != 3:
         raise ValueError(
@@ -235,9 +234,7 @@ def _check_image_shape(input_shape: tuple[int, ...], smallest: int = 1) -> tuple
     return channels, height, width
 
 
-def _build_lenet(
-    input_shape: tuple[int, ...], conv1: int, conv2: int, *widths: int, batch_norm: bool = False
-) -> nn.Module:
+def _build_lenet(input_shape: Shape, conv1: int, conv2: int, *widths: int, batch_norm: bool = False) -> nn.Module:
     """Make two 5x5 convolutions with pooling, and linear layers of these widths."""
     channels, *size = _check_image_shape(input_shape, smallest=16)
     rows, columns = (((s - 4) // 2 - 4) // 2 for s in size)
@@ -271,7 +268,7 @@ def _make_stage(channels: int, width: int, stride: int) -> nn.Sequential:
 
 @cite("caldas2018leaf")
 def char_lstm(
-    input_shape: tuple[int, ...],
+    input_shape: Shape,
     n_classes: int,
     *,
     embedding: Count = 8,

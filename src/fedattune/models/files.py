@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,6 +21,7 @@ from ..core.own_code import is_reference, make_portable
 from ..core.task import trainable_params
 from . import MODELS, build_model, has_outside_parts
 
+Logits = list[list[float]]
 ModelCard = Mapping[str, Any]
 """The description of a model that its file holds beside the weights.
 
@@ -51,7 +52,7 @@ class _CardSchema(BaseModel):
     dtype: Literal["float32", "float64"]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     preparation: dict[str, Any] | None = None
-    reference_logits: list[list[float]] | None = None
+    reference_logits: Logits | None = None
 
 
 def parse_card(text: str | None, file: Path | str) -> ModelCard:
@@ -108,7 +109,7 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
     }
 
 
-def compute_reference_logits(model: nn.Module, card: ModelCard) -> list[list[float]] | None:
+def compute_reference_logits(model: nn.Module, card: ModelCard) -> Logits | None:
     """Compute the logits of two fixed inputs, (2, classes); None if the network fails or they are not finite."""
     x = draw_inputs(model, card, 2, torch.Generator().manual_seed(0))
     try:
@@ -116,8 +117,7 @@ def compute_reference_logits(model: nn.Module, card: ModelCard) -> list[list[flo
             logits = model(x).double()
     except Exception:  # a user's code may fail here; its model is worth keeping
         return None
-    rows: list[list[float]] | None = logits.tolist() if bool(logits.isfinite().all()) else None
-    return rows
+    return cast(Logits, logits.tolist()) if bool(logits.isfinite().all()) else None
 
 
 def draw_inputs(model: nn.Module, card: ModelCard, n: int, generator: torch.Generator) -> Tensor:
@@ -129,9 +129,7 @@ def draw_inputs(model: nn.Module, card: ModelCard, n: int, generator: torch.Gene
     return torch.randn(*shape, generator=generator, dtype=get_dtype(model))
 
 
-def check_reference_logits(
-    model: nn.Module, card: ModelCard, before: list[list[float]] | None, file: Path | str
-) -> None:
+def check_reference_logits(model: nn.Module, card: ModelCard, before: Logits | None, file: Path | str) -> None:
     """Refuse a network whose outputs were `before` (2, classes) in training, and have changed; None accepts any."""
     now = None if before is None else compute_reference_logits(model, card)
     if before is None or now is None:
@@ -146,8 +144,7 @@ def check_reference_logits(
 
 def get_dtype(model: nn.Module) -> torch.dtype:
     """Return the type of the floating-point weights, which is also the type of the inputs."""
-    dtype: torch.dtype = next(v.dtype for v in model.state_dict().values() if v.is_floating_point())
-    return dtype
+    return cast(torch.dtype, next(v.dtype for v in model.state_dict().values() if v.is_floating_point()))
 
 
 def save_model(file: Path, model: nn.Module, card: ModelCard) -> None:

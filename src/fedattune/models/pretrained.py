@@ -21,6 +21,7 @@ from ..core.citing import cite
 from ..core.errors import ConfigError, ModelError, summarize_error
 from ..core.options import Count
 from ..data.tables.texts import require_transformers
+from ..data.types import Shape
 
 Tuning = Literal["lora", "head", "all"]
 """The weights that are trained: adapters and the head, the head alone, or all."""
@@ -60,7 +61,7 @@ MASK_TOLERANCE = 1e-4
 """,
 )
 def hf(
-    input_shape: tuple[int, ...],
+    input_shape: Shape,
     n_classes: int,
     *,
     id: str | None = None,  # noqa: A002 (the name of the option)
@@ -193,12 +194,7 @@ class ImageNetwork(PretrainedNetwork):
     """Images (B, channels, height, width) to logits (B, classes); images are resized and normalised before."""
 
     def __init__(
-        self,
-        net: nn.Module,
-        input_shape: tuple[int, ...],
-        pixels: PixelRange,
-        size: int | None,
-        normalization: dict[str, Any],
+        self, net: nn.Module, input_shape: Shape, pixels: PixelRange, size: int | None, normalization: dict[str, Any]
     ) -> None:
         super().__init__(net)
         config = cast(Any, net).config
@@ -282,9 +278,7 @@ def _count_activations(config: Any, length: int) -> int:
     return layers * (ACTIVATIONS_PER_UNIT * hidden + 3 * heads * length)
 
 
-def _choose_size(
-    config: Any, normalization: dict[str, Any], input_shape: tuple[int, ...], size: int | None
-) -> tuple[int, int]:
+def _choose_size(config: Any, normalization: dict[str, Any], input_shape: Shape, size: int | None) -> tuple[int, int]:
     """Choose height and width of the images that the network gets."""
     if size is not None:
         return size, size

@@ -124,15 +124,13 @@ class RunFolder:
             if not resume:
                 raise RunError(f"{path} holds a run already; take another folder, or resume that run")
             before = folder.read_config()
-            changed = [
+            changed = "; ".join(
                 "{} was {} and is {}".format(key, *_shorten_pair(before.get(key), config.get(key)))
                 for key in sorted(before.keys() | config.keys())
                 if before.get(key) != config.get(key) and key not in RESUMABLE_SETTINGS
-            ]
+            )
             if changed:
-                raise RunError(
-                    f"{path} is of another run: {'; '.join(changed)}; take another folder, or remove this one"
-                )
+                raise RunError(f"{path} is of another run: {changed}; take another folder, or remove this one")
             folder.verify(folder.environment, folder.metrics)
         else:
             # Files of the beginning of a run that was killed.

@@ -73,15 +73,12 @@ def score_clients(
 def measure_scores(metric: MetricName, scores: NDArray[np.float64], deviation: float | None) -> NDArray[np.float64]:
     """Compute a metric of each client (N,) from its scores; NaN for metrics that need more than scores."""
     n, correct, loss = scores
-    values: NDArray[np.float64] = np.full(len(n), np.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
-        if metric == "accuracy" and deviation is None:
-            values = correct / n
-        elif metric == "log_loss" and deviation is None:
-            values = loss / n
-        elif metric == "rmse" and deviation is not None:
-            values = deviation * np.sqrt(loss / n)
-    return values
+        if metric == ("accuracy" if deviation is None else "rmse"):
+            return score_clients(n, correct, loss, deviation=deviation)
+        if metric == "log_loss" and deviation is None:
+            return cast(NDArray[np.float64], loss / n)
+    return np.full(len(n), np.nan)
 
 
 def summarize_scores(

@@ -446,9 +446,7 @@ class RowStorage:
     is_small: bool = False
 
     @classmethod
-    def choose(
-        cls, settings: Settings, n: int, row_bytes: int, folder: Path | None, *, is_small: bool = False
-    ) -> "RowStorage":
+    def choose(cls, settings: Settings, n: int, row_bytes: int, folder: Path | None, *, is_small: bool = False) -> Self:
         """Choose memory or disk by the setting `client_state`, which with `auto` looks at the size."""
         how = settings.execution.client_state
         is_on_disk = n * row_bytes > AUTO_MEMORY_BYTES if how == "auto" else how == "disk"

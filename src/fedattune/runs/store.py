@@ -211,7 +211,8 @@ class RunStore:
     """Append the results of each round; nothing is durable, or visible to other processes, before `commit`."""
 
     def __init__(self, path: Path | None) -> None:
-        self._begin(path)
+        self._path = path
+        self._waiting_mixing: tuple[int, MixingMatrices] | None = None
         with explain_errors("write", path):
             self._db = sqlite3.connect(":memory:" if path is None else path, timeout=WRITE_LOCK_TIMEOUT_S)
             # A commit must be as durable as the checkpoint that follows.
@@ -219,10 +220,6 @@ class RunStore:
             # In KiB. SQLite writes larger changes before the commit, and until the commit nobody can read.
             self._db.execute("PRAGMA cache_size=-65536")
             self._db.executescript(CREATE_TABLES)
-
-    def _begin(self, path: Path | None) -> None:
-        self._path = path
-        self._waiting_mixing: tuple[int, MixingMatrices] | None = None
 
     @classmethod
     def load_copy(cls, path: Path) -> "RunStore":
@@ -242,7 +239,7 @@ class RunStore:
         The store is not copied, so small queries of a large store are cheap. One answer may be older than the next.
         """
         store = cls.__new__(cls)
-        store._begin(path)
+        store._path, store._waiting_mixing = path, None
         with explain_errors("read", path):
             store._db = connect_reader(path)
         return store
@@ -356,9 +353,7 @@ class RunStore:
         for round_, point, _, values in self._read_evaluations(part, since):
             yield round_, point, values
 
-    def _read_evaluations(
-        self, part: str, since: int = 0
-    ) -> Iterator[tuple[int, str, NDArray[np.int64], NDArray[np.float64]]]:
+    def _read_evaluations(self, part: str, since: int = 0) -> Iterator[tuple[int, str, NDArray[Any], NDArray[Any]]]:
         with explain_errors("read", self._path):
             records = self._db.execute(
                 "SELECT round, point, scores FROM evaluations WHERE round >= ? AND part = ? ORDER BY round, point",

@@ -41,9 +41,8 @@ def read_images(
         mode: make all images grey or coloured; by default they become like the first one.
     """
     # Two decoders of JPEG need not agree on every pixel, so the key holds Pillow's version.
-    return read_cached(
-        files, [label, owner, mode, version("pillow")], lambda: decode_images(files, label, owner=owner, mode=mode)
-    )
+    options = (label, owner, mode)
+    return read_cached(files, [*options, version("pillow")], lambda: decode_images(files, *options))
 
 
 def read_cached(files: Sequence[Path], options: Sequence[Any], make: Callable[[], Images]) -> Images:
@@ -64,9 +63,7 @@ def read_cached(files: Sequence[Path], options: Sequence[Any], make: Callable[[]
     return Images(**fields)
 
 
-def decode_images(
-    files: Sequence[Path], label: str | None = None, *, owner: str | None = None, mode: ColourMode = None
-) -> Images:
+def decode_images(files: Sequence[Path], label: str | None, owner: str | None, mode: ColourMode) -> Images:
     """Decode all images of Parquet files, in order; for the arguments, see `read_images`."""
     import pyarrow as pa
     from pyarrow import parquet

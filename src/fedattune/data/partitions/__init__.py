@@ -21,11 +21,7 @@ from .two_class import two_class
 
 
 def iid(labels: Array, n_clients: int, seed: int) -> list[Index]:
-    """Equal shares at random, all clients alike.
-
-    Raises:
-        DataError: more clients than samples.
-    """
+    """Equal shares at random, all clients alike."""
     if n_clients > len(labels):
         raise DataError(f"{len(labels)} samples cannot be divided among {n_clients} clients; take fewer clients")
     order = np.random.default_rng(seed).permutation(len(labels))

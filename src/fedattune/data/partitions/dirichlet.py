@@ -40,9 +40,6 @@ def dirichlet(
             quarter, so FedAM's and FedCP's rule for another batch size B is `min_size` = 4 B.
 
     Source: Li et al., Federated Learning on Non-IID Data Silos, ICDE 2022; PFLlib, dataset_utils.
-
-    Raises:
-        DataError: there are more clients than samples, or no draw of `max_tries` gives every client enough.
     """
     n = len(labels)
     least = min(40, n / n_clients / 2) if min_size is None else min_size
@@ -109,9 +106,6 @@ def dirichlet_clients(
 
     Source: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification, arXiv:1909.06335; Huang et al., IGFL, IJCAI 2021, section 5.
-
-    Raises:
-        DataError: more clients than samples.
     """
     size = len(labels) // n_clients
     if not size:

@@ -42,9 +42,6 @@ def pfedla(
         dominant_share: share of the dominant classes in a client's samples.
 
     Source: Ma et al., Layer-wised Model Aggregation for Personalized Federated Learning, CVPR 2022, section 4.
-
-    Raises:
-        DataError: a client would need more classes or more samples than the data hold.
     """
     by_class = group_rows(labels)
     n_classes = len(by_class)
@@ -92,9 +89,6 @@ def pfedla_similarity(
             one of them, and every other client random classes that the target lacks.
 
     Source: Ma et al., pFedLA, CVPR 2022, section 4.3, figures 6 (heat map) and 5 (weights).
-
-    Raises:
-        DataError: there are too few clients or classes, or the clients would need more samples than the data hold.
     """
     by_class = group_rows(labels)
     n_classes = len(by_class)

@@ -34,9 +34,6 @@ def shards(
 
     Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS
     2017, section 3; Huang et al., IGFL, IJCAI 2021, section 5, asks for different labels.
-
-    Raises:
-        DataError: there are fewer samples than shards, or the labels cannot be dealt like this.
     """
     n_shards = n_clients * shards_per_client
     size = len(labels) // n_shards

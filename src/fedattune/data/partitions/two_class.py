@@ -26,10 +26,6 @@ def two_class(labels: Array, n_clients: int, seed: int, *, protocol: Literal["A"
             overlap.
 
     Source: Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
-
-    Raises:
-        DataError: 2 N / classes is no whole number of at least 2, a class is too small to be cut, or the seed
-            is too large.
     """
     if not 0 <= seed < LEGACY_SEEDS:
         raise DataError(f"two_class needs a seed of at least 0 and below 2**32, got {seed}; take another seed")

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from ...core.errors import ConfigError, DataError, did_you_mean
+from ...core.errors import ConfigError, DataError
 from ...core.options import Count
 from ..dataset import Dataset
 from ..schema import Schema
@@ -152,7 +152,7 @@ def _read_names(given: list[str] | str | None, table: TableFile, option: str) ->
         given = [given] if given in table.names else [name.strip() for name in given.split(",") if name.strip()]
     for name in given:
         if name not in table.names:
-            raise DataError(f"{table.path} has no column {name!r} of {option}; {did_you_mean(name, table.names)}")
+            raise table.lacks(name, f" of {option}")
     return given
 
 
@@ -304,7 +304,7 @@ def _choose_features(
     named = () if client_column is None else (client_column,)
     for name in (*named, target, *(features or ())):
         if name not in columns:
-            raise DataError(f"{table.path} has no column {name!r}; {did_you_mean(name, columns)}")
+            raise table.lacks(name)
     others = [c for c in columns if c not in (client_column, target) and not c.startswith("__index_level_")]
     feature_names = others if features is None else features
     for name in feature_names:

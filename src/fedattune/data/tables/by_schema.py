@@ -12,6 +12,9 @@ from .columns import FeatureColumns, number_values
 from .dates import read_dates
 from .file import MAX_NAMED_COLUMNS, NO_COLUMN, TableFile, is_categorical, is_numeric, read_table
 
+ADD_OR_RENAME = "; add it, or rename the column that holds it"
+"""Advice on a missing column."""
+
 
 def read_labels(path: Path, name: str, values: Array, classes: Names) -> Array:
     """Return the number of each row's class in a schema, int64 (n,); without classes, the target, float32 (n,)."""
@@ -32,10 +35,7 @@ def check_schema_columns(table: TableFile, schema: Schema, target: str, features
         raise ConfigError(f"target is {target!r}, but the schema says {schema.target!r}; give the target of the schema")
     for column in (*schema.columns, target):
         if column not in table.names:
-            raise DataError(
-                f"{table.path} has no column {column!r}, which the schema asks for; "
-                f"{did_you_mean(column, table.names)}; add it, or rename the column that holds it"
-            )
+            raise table.lacks(column, ", which the schema asks for", ADD_OR_RENAME)
     return list(schema.columns)
 
 
@@ -197,10 +197,7 @@ def find_table_problems(path: Path, schema: Schema, *, client_column: str | None
     for name in (*schema.columns, target, *([client_column] if client_column is not None else [])):
         try:
             if name not in table.names:
-                raise DataError(
-                    f"{path} has no column {name!r}; {did_you_mean(name, table.names)}; add it, or rename the column "
-                    "that holds it"
-                )
+                raise table.lacks(name, advice=ADD_OR_RENAME)
             if name == client_column:
                 read_complete_column(table, name, "client")
             elif name == target:

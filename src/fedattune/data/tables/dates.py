@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ConfigError, DataError, did_you_mean
+from ...core.errors import ConfigError, DataError
 from ..dataset import Times
 from ..schema import TIME_SUFFIX
 from ..types import Array
@@ -69,14 +69,14 @@ def read_dates(table: TableFile, name: str, format_: str) -> Array:
     return _parse(_clean(column), format_.removesuffix(TIME_SUFFIX))
 
 
+def _find_format_of_times(table: TableFile, name: str) -> str | None:
+    return find_date_format(table, name) if table.column(name).null_count < table.n_rows else None
+
+
 def read_times(table: TableFile, column: str | None) -> Times:
     """Read how old the rows of a table are, by a column of dates or numbers; None stands for the only one of dates."""
     if column is None:
-        dated = [
-            name
-            for name in table.names
-            if table.column(name).null_count < table.n_rows and find_date_format(table, name)
-        ]
+        dated = [name for name in table.names if _find_format_of_times(table, name)]
         if len(dated) != 1:
             found = f"several columns of dates, {list_columns(dated)}" if dated else "no column of dates"
             raise ConfigError(
@@ -85,11 +85,11 @@ def read_times(table: TableFile, column: str | None) -> Times:
             )
         column = dated[0]
     elif column not in table.names:
-        raise DataError(f"{table.path} has no column {column!r} of --time-column; {did_you_mean(column, table.names)}")
+        raise table.lacks(column, " of --time-column")
     kind = table.column(column).type
     if is_numeric(kind):
         return Times(column, np.asarray(table.values(column), dtype=np.float64), are_dates=False)
-    format_ = find_date_format(table, column) if table.column(column).null_count < table.n_rows else None
+    format_ = _find_format_of_times(table, column)
     if format_ is None:
         raise DataError(
             f"{table.path}: column {column!r} of --time-column holds neither dates nor numbers; write dates such as "

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import DataError, list_some
+from ...core.errors import DataError, did_you_mean, list_some
 from ..types import Array, Index
 
 CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -47,6 +47,11 @@ class TableFile:
     def column(self, name: str) -> Any:
         """Return a column of pyarrow values."""
         return self.content.column(name)
+
+    def lacks(self, name: str, why: str = "", advice: str = "") -> DataError:
+        """Make the error for a column that is missing."""
+        hint = did_you_mean(name, self.names)
+        return DataError(f"{self.path} has no column {name!r}{why}; {hint}{advice}")
 
     def data_row(self, row: int) -> int:
         """Return the number in the file, from 1, of the row at a position here."""

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core.errors import DataError, did_you_mean
+from ...core.errors import DataError
 from ..images.decode import decode_image, find_image_columns, find_label_columns, read_encoded
 from ..schema import Schema
 from ..types import Array
-from .by_schema import read_schema_features, to_text
+from .by_schema import ADD_OR_RENAME, read_schema_features, to_text
 from .columns import number_values
 from .file import (
     NO_COLUMN,
@@ -61,10 +61,7 @@ def _read_table_rows(table: TableFile, schema: Schema, constants: Array) -> NewR
     lacking = [name for name in schema.columns if name not in table.names]
     if lacking:
         more = f" (nor {', '.join(map(repr, lacking[1:]))})" if len(lacking) > 1 else ""
-        raise DataError(
-            f"{table.path} has no column {lacking[0]!r}{more}, which the model needs; "
-            f"{did_you_mean(lacking[0], table.names)}; add it, or rename the column that holds it"
-        )
+        raise table.lacks(lacking[0], f"{more}, which the model needs", ADD_OR_RENAME)
     notes = _note_unused(table, (*schema.columns, schema.target or ""))
     columns = read_schema_features(table, schema, is_prediction=True)
     notes += columns.notes
