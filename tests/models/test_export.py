@@ -267,7 +267,7 @@ def test_bad_input(
     assert "there is no folder" in refused(capsys, one, "--client", "1", "-o", "no/m.onnx")
     assert "holds no run" in refused(capsys, here / "nothing", "--client", "1")
     with monkeypatch.context() as patch:
-        patch.setattr("importlib.util.find_spec", lambda _: None)
+        patch.setattr(exporting, "find_spec", lambda _: None)
         got = refused(capsys, one, "--client", "1", "--format", "onnx")
     assert "pip install 'fedattune[export]'" in got
     assert list(here.iterdir()) == []
