@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -32,8 +32,7 @@ def open_mapped(path: Path) -> Array:
     address = mapped.ctypes.data
     _mapped_files[address] = path.resolve(), mapped.shape, mapped.dtype
     weakref.finalize(mapped, _mapped_files.pop, address, None)
-    array: Array = mapped.view(np.ndarray)
-    return array
+    return cast(Array, mapped.view(np.ndarray))
 
 
 def find_mapped_file(array: Array | torch.Tensor) -> Path | None:

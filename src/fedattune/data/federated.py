@@ -149,8 +149,7 @@ class Federation:
 
     def manifest(self) -> dict[str, Any]:
         """Return the values of the manifest, which says which client has which samples; `hash` covers the rest."""
-        manifest: dict[str, Any] = json.loads("".join(self.iter_manifest()))
-        return manifest
+        return dict(json.loads("".join(self.iter_manifest())))
 
     def iter_manifest(self) -> Iterator[str]:
         """Yield the JSON of the manifest in pieces, because the manifest of many clients is larger than the data."""

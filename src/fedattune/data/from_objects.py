@@ -127,9 +127,8 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
         raise DataError(f"{where}: expected a pair (x, y) of arrays or a torch Dataset, got {type(item).__name__}")
     x, y = _to_array(item[0]), _to_array(item[1])
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
-        raise DataError(
-            f"{where}: expected x of shape (n, features...) and y of shape (n,), got {x.shape} and {y.shape}"
-        )
+        got = f"{x.shape} and {y.shape}"
+        raise DataError(f"{where}: expected x of shape (n, features...) and y of shape (n,), got {got}")
     if x.dtype.kind not in "buif":
         raise DataError(f"{where}: x must hold numbers, got {x.dtype}")
     if y.dtype.kind not in "buifUO":

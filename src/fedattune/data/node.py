@@ -82,10 +82,7 @@ def load_node(
       numbers of this node's clients
 
     A table has its class in the column `target`, by default the schema's. The keys `test` and `validation` count for
-    this node only.
-
-    Args:
-        schema: the schema that all nodes share; without a schema, only the node's own clients must agree.
+    this node only. Without a schema that all nodes share, only the node's own clients must agree.
 
     Raises:
         ConfigError: a key is unknown or missing, or does not go with the data.

@@ -3,7 +3,7 @@
 import math
 from collections import OrderedDict
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 from pydantic import Field
@@ -215,8 +215,7 @@ class _ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        added: Tensor = self.relu(out + shortcut)
-        return added
+        return cast(Tensor, self.relu(out + shortcut))
 
 
 def _check_image_shape(input_shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
@@ -310,8 +309,7 @@ class CharacterLstm(nn.Module):
         h = self.embedding(x.long().clamp_min(-1) + 1)
         for layer in self.layers:
             h = layer(h)
-        logits: Tensor = self.classifier(h[:, -1])
-        return logits
+        return cast(Tensor, self.classifier(h[:, -1]))
 
 
 class LstmLayer(nn.Module):

@@ -50,8 +50,7 @@ class Predictions:
     @cached_property
     def class_indices(self) -> Array:
         """Index of the most probable class of each row, (n,)."""
-        indices: Array = self.probabilities.argmax(1)
-        return indices
+        return np.asarray(self.probabilities.argmax(1))
 
     @property
     def labels(self) -> list[str]:
@@ -67,8 +66,7 @@ class Predictions:
     def _is_known(self) -> Array:
         """Mark the rows (n,) whose target is known."""
         assert self.target is not None
-        known: Array = self.target >= 0 if self.classes else np.isfinite(self.target)
-        return known
+        return np.asarray(self.target >= 0 if self.classes else np.isfinite(self.target))
 
     @cached_property
     def metrics(self) -> dict[str, float]:
@@ -167,14 +165,11 @@ def predict(
     at_once = MAX_TEXTS if schema.tokens else BATCH_ROWS
     if isinstance(logits, nn.Module):
         at_once = limit_samples(logits, at_once, x[:1].numel())
+    batches = torch.split(torch.arange(len(x)), at_once)
     with torch.no_grad():
-        outputs = torch.cat(
-            [logits(gather(x, index, shift, scale, dtype)) for index in torch.split(torch.arange(len(x)), at_once)]
-        )
-    notes = (
-        f"the model belongs to client {card.get('client')!r}: {card['algorithm']}, seed {card['seed']}",
-        *rows.notes,
-    )
+        outputs = torch.cat([logits(gather(x, index, shift, scale, dtype)) for index in batches])
+    owner = f"the model belongs to client {card.get('client')!r}: {card['algorithm']}, seed {card['seed']}"
+    notes = (owner, *rows.notes)
     if schema.classes:
         return Predictions(schema.classes, outputs.softmax(1).numpy(), rows.y, notes)
     if (target := schema.target_scale) is None:

@@ -153,8 +153,7 @@ class TextNetwork(PretrainedNetwork):
             mask = torch.zeros_like(ids, dtype=self._dtype).masked_fill(~is_token, least)[:, None, None, :]
             mask = mask.expand(-1, 1, ids.shape[1], -1)
         ids = torch.where(is_token, ids, self.padding)
-        logits: Tensor = self.pretrained(input_ids=ids, attention_mask=mask).logits
-        return logits
+        return cast(Tensor, self.pretrained(input_ids=ids, attention_mask=mask).logits)
 
     def check_inputs(self, x: Tensor) -> None:
         if bool((x != x.round()).any()):
@@ -227,8 +226,7 @@ class ImageNetwork(PretrainedNetwork):
             x = functional.interpolate(x, self.size, mode="bilinear", align_corners=False)
         if self.pixels != "ready":
             x = (x - self.mean) / self.deviation
-        logits: Tensor = self.pretrained(pixel_values=x).logits
-        return logits
+        return cast(Tensor, self.pretrained(pixel_values=x).logits)
 
     def check_inputs(self, x: Tensor) -> None:
         low, high = {"unit": (0, 1), "half": (-1, 1)}.get(self.pixels, (-math.inf, math.inf))

@@ -26,21 +26,13 @@ Scores = Mapping[str, Metrics]
 
 @dataclass(frozen=True)
 class StartedRun:
-    """The run that a callback follows.
+    """The run that a callback follows."""
 
-    Attributes:
-        config: all that defines the run: `algorithm`, `data`, `lr`, `seed` and so on.
-        folder: the run folder; None if nothing is written.
-        context: the method, the settings, the federation and the numbers of the clients.
-        store: scores, traffic and mixing matrices of all rounds so far.
-        seconds: wall-clock time of the rounds that an interrupted run had done before.
-    """
-
-    config: Mapping[str, Any]
-    folder: Path | None
-    context: RunContext
-    store: RunStore
-    seconds: float
+    config: Mapping[str, Any]  # all that defines the run: `algorithm`, `data`, `lr`, `seed` and so on
+    folder: Path | None  # None if nothing is written
+    context: RunContext  # the method, the settings, the federation and the numbers of the clients
+    store: RunStore  # scores, traffic and mixing matrices of all rounds so far
+    seconds: float  # wall-clock time of the rounds that an interrupted run had done before
 
     @property
     def title(self) -> str:

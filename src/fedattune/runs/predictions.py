@@ -60,10 +60,8 @@ class RowPredictions:
     @cached_property
     def by_client(self) -> dict[str, FloatArray]:
         """Every metric of every client (E,), NaN where the client's rows do not define it."""
-        each = [
-            compute_metrics(self.y[rows], self.outputs[rows].astype(np.float64))
-            for rows in map(self.rows, range(self.n_clients))
-        ]
+        slices = map(self.rows, range(self.n_clients))
+        each = [compute_metrics(self.y[rows], self.outputs[rows].astype(np.float64)) for rows in slices]
         return {name: np.array([one[name] for one in each]) for name in each[0]}
 
     @cached_property
@@ -105,19 +103,16 @@ def predict_rows(
     y = federation.y[torch.as_tensor(sample, device=federation.y.device)].cpu().numpy()
     if (scale := federation.target_scale) is not None:
         outputs, y = (outputs * scale.deviation + scale.mean, y.astype(np.float64) * scale.deviation + scale.mean)
-    return RowPredictions(
-        np.repeat(np.arange(len(ids)), sizes).astype(np.int32), sample, y, outputs.astype(np.float32), len(ids)
-    )
+    client = np.repeat(np.arange(len(ids)), sizes).astype(np.int32)
+    return RowPredictions(client, sample, y, outputs.astype(np.float32), len(ids))
 
 
 def _plan_calls(
     index: Sequence[NDArray[Any]], models: RowStack, buffers: RowStack, at_once: int
 ) -> list[tuple[NDArray[Any], int, int]]:
     """List the samples, the row of the model and the place of the outputs of every call."""
-    is_one = (
-        not buffers and isinstance(models, Params) and all(len(v) == 1 or v.stride(0) == 0 for v in models.values())
-    )
-    parts = [np.concatenate(index)] if is_one else index
+    alike = not buffers and isinstance(models, Params) and all(len(v) == 1 or v.stride(0) == 0 for v in models.values())
+    parts = [np.concatenate(index)] if alike else index
     calls: list[tuple[NDArray[Any], int, int]] = []
     place = 0
     for row, samples in enumerate(parts):

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -75,13 +75,10 @@ class BackgroundWriter:
 
     def wait(self) -> None:
         """Wait until all rows are written."""
-        if self._writing is None:
-            return
         writing, self._writing = self._writing, None
-        try:
-            writing.result()
-        except OSError as error:
-            raise make_disk_error("write", self._where, error) from error
+        if writing:
+            with explain_disk_errors("write", self._where):
+                writing.result()
 
     def close(self) -> None:
         """Write pending rows, and close the file."""
@@ -95,10 +92,14 @@ def _lower_priority() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
-def make_disk_error(what: str, where: str, error: OSError) -> RunError:
-    """Make the error for a file of rows that cannot be opened or written."""
-    todo = "free some space, or give another folder (--out, or TMPDIR where there is none)"
-    return RunError(f"cannot {what} {where}: {error.strerror or error}; {todo}")
+@contextmanager
+def explain_disk_errors(what: str, where: str) -> Iterator[None]:
+    """Turn errors of the disk while a file of rows is opened or written into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        todo = "free some space, or give another folder (--out, or TMPDIR where there is none)"
+        raise RunError(f"cannot {what} {where}: {error.strerror or error}; {todo}") from error
 
 
 def _open_temporary() -> int:
@@ -162,20 +163,18 @@ class SlotFile:
             self.row_bytes += size
         self.slots = np.full(n, -1, dtype=np.int32)
         self._is_durable = path is not None
-        self._path = path
+        self._where = str(path or "a temporary file of clients' rows")
         self._is_saved = np.zeros(0, dtype=bool)  # per slot: a kept checkpoint needs its row
         self._free: list[int] = []
         self._released: list[SlotIndex] = []  # slots of the last checkpoint whose clients have moved since
         self._released_before: list[list[SlotIndex]] = []  # the same per kept checkpoint, the oldest first
         self._new: list[SlotIndex] = []  # slots in use since the last checkpoint
-        try:
+        with explain_disk_errors("open", self._where):
             if path is None:
                 self._fd = _open_temporary()
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._fd = os.open(path, os.O_RDWR | os.O_CREAT | O_BINARY, 0o644)
-        except OSError as error:
-            raise make_disk_error("open", self._where, error) from error
         self._writer = BackgroundWriter(self._fd, self.row_bytes, self._where)
         weakref.finalize(self, BackgroundWriter.close, self._writer)
 
@@ -183,12 +182,13 @@ class SlotFile:
         """Read the rows (C, ...) of slots."""
         # Use tensors aligned by PyTorch: the last bit of a product may depend on the alignment.
         raw = {k: torch.empty(len(slots), self._layout[k][1], dtype=torch.uint8) for k in names}
+        into = {k: v.numpy() for k, v in raw.items()}
         if pending := self._writer.find_pending(slots):
             columns = self._columns(pending[0])
-            for k, v in raw.items():
-                v.numpy()[:] = columns[k][pending[1]]
+            for k, array in into.items():
+                array[:] = columns[k][pending[1]]
         else:
-            self._read(slots, {k: v.numpy() for k, v in raw.items()})
+            self._read(slots, into)
         return {k: self._to_rows(raw[k], self._layout[k][2]) for k in names}
 
     def _read(self, slots: SlotIndex, into: dict[str, Bytes]) -> None:
@@ -236,10 +236,8 @@ class SlotFile:
         """Make all written rows durable."""
         self._writer.wait()
         if self._is_durable and self._new:
-            try:
+            with explain_disk_errors("write", self._where):
                 os.fsync(self._fd)
-            except OSError as error:
-                raise make_disk_error("write", self._where, error) from error
 
     def commit(self) -> None:
         """Mark the slots as saved; free slots that only the oldest of KEPT_CHECKPOINTS + 1 checkpoints needs."""
@@ -294,10 +292,6 @@ class SlotFile:
             return np.empty((len(rows), 0), dtype=np.uint8)
         raw: Bytes = rows.reshape(-1).view(torch.uint8).reshape(len(rows), -1).numpy()
         return raw
-
-    @property
-    def _where(self) -> str:
-        return str(self._path or "a temporary file of clients' rows")
 
 
 SWEEP_BYTES = 1 << 26

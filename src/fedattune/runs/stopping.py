@@ -29,8 +29,7 @@ class Criterion(NamedTuple):
 
     def is_better_than(self, other: "Criterion") -> NDArray[np.bool_]:
         """Return True for the clients (E,) for which this round is better."""
-        better: NDArray[np.bool_] = (self.main < other.main) | ((self.main == other.main) & (self.tie < other.tie))
-        return better
+        return np.asarray((self.main < other.main) | ((self.main == other.main) & (self.tie < other.tie)))
 
 
 def compute_criterion(scores: FloatArray, by: EarlyStopping) -> Criterion:
@@ -49,8 +48,7 @@ def compute_criterion(scores: FloatArray, by: EarlyStopping) -> Criterion:
 
 def _add_prior(n: FloatArray, total: FloatArray) -> FloatArray:
     mean = _bound(n, total).sum() / max(n.sum(), 1.0)
-    mixed: FloatArray = (total + PRIOR_ROWS * mean) / (n + PRIOR_ROWS)
-    return mixed
+    return np.asarray((total + PRIOR_ROWS * mean) / (n + PRIOR_ROWS))
 
 
 def pick_by_others(scores: Sequence[FloatArray], by: EarlyStopping) -> FloatArray | None:
@@ -65,22 +63,17 @@ def pick_by_others(scores: Sequence[FloatArray], by: EarlyStopping) -> FloatArra
     n, correct, loss = stacked = np.stack(scores, axis=1)  # (3, R, E)
 
     def average_others(total: FloatArray) -> FloatArray:
-        bounded = _bound(n, total)
-        others: FloatArray = (bounded.sum(axis=1, keepdims=True) - bounded) / np.maximum(
-            n.sum(axis=1, keepdims=True) - n, 1.0
-        )
-        return np.round(others, 12)
+        sums, rows = (one.sum(axis=1, keepdims=True) - one for one in (_bound(n, total), n))
+        return np.asarray(np.round(sums / np.maximum(rows, 1.0), 12))
 
     main = average_others(loss if by == "loss" else n - correct)
     best = np.lexsort((average_others(loss), main), axis=0)[0]
-    picked: FloatArray = stacked[:, best, np.arange(n.shape[1])]
-    return picked
+    return np.asarray(stacked[:, best, np.arange(n.shape[1])])
 
 
 def _bound(n: FloatArray, total: FloatArray) -> FloatArray:
     """Bound what each client adds to the mean over clients, so that all of them count in every round."""
-    bounded: FloatArray = np.minimum(np.where(np.isfinite(total), total, np.inf), MAX_ROW_LOSS * n)
-    return bounded
+    return np.asarray(np.minimum(np.where(np.isfinite(total), total, np.inf), MAX_ROW_LOSS * n))
 
 
 @dataclass

@@ -169,10 +169,7 @@ def femnist(
 ) -> Dataset:
     """FEMNIST, handwritten digits and letters of 28x28 in 62 classes; each of some 3,600 writers is a client.
 
-    Args:
-        data_dir: folder to look in; by default FEDATTUNE_DATA and the hub.
-        clients: number of writers to draw; by default all.
-        scaling: scaling of the bytes.
+    `clients` is the number of writers to draw; by default all.
 
     Source: Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
     """

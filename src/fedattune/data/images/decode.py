@@ -35,10 +35,8 @@ def read_images(
 ) -> Images:
     """Decode all images of Parquet files, in order, or read them from the cache.
 
-    Args:
-        label: column of the label; by default the label column with most classes.
-        owner: column that names each image's natural client, if the files have one.
-        mode: make all images grey or coloured; by default they become like the first one.
+    The column of the label is by default the one with most classes. `owner` is the column that names each image's
+    natural client. `mode` makes all images grey or coloured; by default they become like the first one.
     """
     # Two decoders of JPEG need not agree on every pixel, so the key holds Pillow's version.
     options = (label, owner, mode)

@@ -42,13 +42,7 @@ MNIST_CLASSES = tuple("0123456789")
 def read_known_images(
     name: str, data_dir: Path | None, label: str | None, *, rows: RowSet = "all", owner: str | None = None
 ) -> Images:
-    """Read the images of a set, and check that they are what the name says.
-
-    Args:
-        data_dir: folder to look in; by default FEDATTUNE_DATA and the hub.
-        label: column of the label; by default the label column with most classes.
-        owner: column that names each image's natural client, if the set has one.
-    """
+    """Read the images of a set, and check that they are what the name says; `owner` is the column of the clients."""
     image_set = IMAGE_SETS[name]
     files = _select_files(name, _find_image_files(name, data_dir), rows)
     images = read_images(files, label, owner=owner, mode=image_set.mode)
@@ -162,9 +156,6 @@ def read_emnist(split: EmnistSplit, data_dir: Path | None, rows: RowSet) -> Imag
     """Read the images of one of EMNIST's divisions.
 
     The IDX files hold every image transposed, so they are turned upright; Parquet files are taken as they are.
-
-    Args:
-        data_dir: folder to look in; by default FEDATTUNE_DATA and the hub.
     """
     patterns = (f"emnist-{split}-*-ubyte.gz", f"emnist-{split}-*-ubyte", "*.parquet")
     all_files = _find_image_files("emnist", data_dir, patterns, EMNIST_HUB_IDS[split])

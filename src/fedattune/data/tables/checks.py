@@ -143,9 +143,8 @@ def suggest_features(name: str, features: Sequence[str]) -> str:
     others = [other for other in features if other != name]
     if not others:
         return "take another column"
-    examples = [
-        other if re.fullmatch(r"[A-Za-z_]\w*", other) else json.dumps(other) for other in others[:MAX_EXAMPLE_COLUMNS]
-    ]
+    some = others[:MAX_EXAMPLE_COLUMNS]
+    examples = [other if re.fullmatch(r"[A-Za-z_]\w*", other) else json.dumps(other) for other in some]
     among = " (and so on)" if len(others) > MAX_EXAMPLE_COLUMNS else ""
     return f"leave it out by naming the features to use: --set 'features=[{','.join(examples)}]'{among}"
 

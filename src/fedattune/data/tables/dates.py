@@ -121,8 +121,7 @@ def _read_typed(column: Any) -> Array:
     if types.is_timestamp(column.type) and column.type.tz is not None:
         column = compute.local_timestamp(column)
     seconds = column.cast(timestamp("s"), safe=False).cast(int64()).cast(float64())
-    days: Array = seconds.to_numpy() / SECONDS_PER_DAY
-    return days
+    return np.asarray(seconds.to_numpy() / SECONDS_PER_DAY)
 
 
 def _clean(texts: Any) -> Any:

@@ -78,14 +78,12 @@ class TableFile:
         if types.is_time(column.type):
             per_hour = {"s": 3600, "ms": 3600e3, "us": 3600e6, "ns": 3600e9}[column.type.unit]
             ticks = column.cast("int32" if types.is_time32(column.type) else "int64").cast(float64())
-            hours: Array = ticks.to_numpy() / per_hour
-            return hours
+            return np.asarray(ticks.to_numpy() / per_hour)
         if types.is_decimal(column.type) or (is_numeric(column.type) and column.null_count):
             if types.is_boolean(column.type):
                 column = column.cast("uint8")
             column = column.cast(float64(), safe=False)
-        values: Array = column.to_numpy()
-        return values
+        return np.asarray(column.to_numpy())
 
     def with_text(self, names: list[str], missing: Iterable[str]) -> "TableFile":
         """Read columns of a CSV file again as text, where only the words `missing` are missing values."""

@@ -95,9 +95,8 @@ def _read_number_rows(table: TableFile, schema: Schema) -> NewRows:
             f"{images}"
         )
     notes = _note_unused(table, (*names, target or ""))
-    notes.append(
-        f"the columns {names[0]!r} to {names[-1]!r} are taken as they stand, as samples of shape {schema.input_shape}"
-    )
+    shape = f"samples of shape {schema.input_shape}"
+    notes.append(f"the columns {names[0]!r} to {names[-1]!r} are taken as they stand, as {shape}")
     with np.errstate(over="ignore"):  # reported just below
         x = np.column_stack([table.values(name).astype(np.float32) for name in names])
     wrong = np.argwhere(~np.isfinite(x))

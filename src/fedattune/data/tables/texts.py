@@ -35,8 +35,7 @@ def hash_texts(values: Array, n_features: int) -> Array:
     from sklearn.feature_extraction.text import HashingVectorizer
 
     vectorizer = HashingVectorizer(n_features=n_features, ngram_range=(1, 2), dtype=np.float32)
-    hashed: Array = vectorizer.transform(["" if value is None else str(value) for value in values.tolist()]).toarray()
-    return hashed
+    return np.asarray(vectorizer.transform(["" if one is None else str(one) for one in values.tolist()]).toarray())
 
 
 NO_TOKEN = -1
