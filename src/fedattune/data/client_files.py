@@ -29,10 +29,10 @@ CLIENT_TENSORS = ("x", "y", *PARTS)
 
 
 class ClientFile(NamedTuple):
-    """The content of a client's file: a federation of that client, and the client's number in the whole federation."""
+    """The content of a client's file."""
 
-    federation: Federation
-    number: int
+    federation: Federation  # of that client alone
+    number: int  # in the whole federation
 
 
 def deal_clients(n_clients: int, nodes: int, *, blocks: bool = False) -> list[list[int]]:

@@ -5,12 +5,13 @@ A million clients cost no more memory than their indices: a `Client` is made onl
 
 import hashlib
 import json
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -39,7 +40,26 @@ class Client:
         return np.concatenate([self.train, self.validation, self.test])
 
 
-class RaggedIndex(Sequence[Index]):
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _MadeOnAccess(Sequence[T_co]):
+    """A sequence whose items are made when somebody asks for them."""
+
+    @abstractmethod
+    def _make(self, i: int) -> T_co:
+        """Make item i, from 0 on."""
+
+    @overload
+    def __getitem__(self, i: int) -> T_co: ...
+    @overload
+    def __getitem__(self, i: slice) -> tuple[T_co, ...]: ...
+    def __getitem__(self, i: int | slice) -> T_co | tuple[T_co, ...]:
+        numbers = range(len(self))[i]
+        return tuple(map(self._make, numbers)) if isinstance(numbers, range) else self._make(numbers)
+
+
+class RaggedIndex(_MadeOnAccess[Index]):
     """One index list per client: client i has `flat[bounds[i]:bounds[i + 1]]`, read as int64.
 
     Args:
@@ -65,14 +85,7 @@ class RaggedIndex(Sequence[Index]):
         """Lay index lists end to end."""
         return cls(np.concatenate([np.empty(0, dtype=np.int64), *lists]), np.cumsum([0, *map(len, lists)]))
 
-    @overload
-    def __getitem__(self, i: int) -> Index: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[Index]: ...
-    def __getitem__(self, i: int | slice) -> Index | list[Index]:
-        if isinstance(i, slice):
-            return [self[k] for k in range(*i.indices(len(self)))]
-        i = range(len(self))[i]
+    def _make(self, i: int) -> Index:
         return self.flat[self.bounds[i] : self.bounds[i + 1]].astype(np.int64)
 
     def __len__(self) -> int:
@@ -99,24 +112,20 @@ class RaggedIndex(Sequence[Index]):
         return self.flat[self.bounds[start] : self.bounds[stop]]
 
 
-class DefaultNames(Sequence[str]):
+class DefaultNames(_MadeOnAccess[str]):
     """The names "0", "1", ... of n clients, each made when somebody asks for it."""
 
     def __init__(self, n: int) -> None:
-        self._range = range(n)
+        self._n = n
 
-    @overload
-    def __getitem__(self, i: int) -> str: ...
-    @overload
-    def __getitem__(self, i: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, i: int | slice) -> str | tuple[str, ...]:
-        return tuple(map(str, self._range[i])) if isinstance(i, slice) else str(self._range[i])
+    def _make(self, i: int) -> str:
+        return str(i)
 
     def __len__(self) -> int:
-        return len(self._range)
+        return self._n
 
 
-class ClientIndex(Sequence[Client]):
+class ClientIndex(_MadeOnAccess[Client]):
     """All clients of a federation over flat index lists.
 
     Args:
@@ -147,13 +156,7 @@ class ClientIndex(Sequence[Client]):
         train, validation, test = (RaggedIndex.from_lists([getattr(one, part) for one in members]) for part in PARTS)
         return cls(train, validation, test, [client.name for client in members])
 
-    @overload
-    def __getitem__(self, i: int) -> Client: ...
-    @overload
-    def __getitem__(self, i: slice) -> tuple[Client, ...]: ...
-    def __getitem__(self, i: int | slice) -> Client | tuple[Client, ...]:
-        if isinstance(i, slice):
-            return tuple(self[k] for k in range(*i.indices(len(self))))
+    def _make(self, i: int) -> Client:
         return Client(self.names[i], *(self.parts[part][i] for part in PARTS))
 
     def __len__(self) -> int:

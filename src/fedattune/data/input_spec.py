@@ -20,13 +20,10 @@ CONSTANTS_KEY = "constants"
 
 @dataclass(frozen=True, eq=False)
 class InputSpec:
-    """The schema of a run's data and, for a table, the constants of each evaluated client, float64 (M, 3, K).
-
-    A table has no constants where its features came without them.
-    """
+    """The schema of a run's data and, for a table whose features came with them, the constants of each client."""
 
     schema: Schema
-    constants: Array | None = None
+    constants: Array | None = None  # of the evaluated clients, float64 (M, 3, K)
 
     @classmethod
     def from_federation(cls, federation: Federation | FederationInfo, clients: Sequence[int]) -> "InputSpec | None":

@@ -131,7 +131,6 @@ class CheckpointFolder:
             stack.commit()
 
     def forget_after(self, round_: int) -> None:
-        """Remove the checkpoints of later rounds."""
         for path in self._files():
             if int(path.stem) > round_:
                 path.unlink()

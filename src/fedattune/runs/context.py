@@ -70,11 +70,6 @@ class RunContext:
         return how if self.federation.classes else "loss"
 
     @property
-    def stops_early(self) -> bool:
-        """True if models of earlier rounds may be judged."""
-        return self.early_stopping != "off"
-
-    @property
     def initial_statistics(self) -> Params:
         """The BatchNorm statistics that are averaged over clients, before the first round; empty if none are."""
         averages = self.has_shared_parameters and self.algorithm.bn_buffers == "average"

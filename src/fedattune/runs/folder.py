@@ -180,7 +180,6 @@ class RunFolder:
         return read_json(file)
 
     def read_config(self) -> dict[str, Any]:
-        """Read the settings of the run."""
         return _require(self.config, self.read(self.config), CONFIG_KEYS)
 
     def read_facts(self, *, is_finished: bool) -> dict[str, Any]:
@@ -206,12 +205,10 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> CheckpointFolder:
-        """The last saved states."""
         return CheckpointFolder(self.path / "checkpoints")
 
     @property
     def is_finished(self) -> bool:
-        """True if the run has a result."""
         return self.result.exists()
 
 
@@ -228,13 +225,9 @@ def _shorten_pair(before: Any, after: Any) -> tuple[str, str]:
     """Write two values that differ; of long ones, the part around the first difference."""
     texts = repr(before), repr(after)
     first = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
-    start = max(0, first - 30)
-    was, now = (
-        f"{'...' if start else ''}{text[start : start + 74]}{'...' if len(text) > start + 74 else ''}"
-        if len(text) > 80
-        else text
-        for text in texts
-    )
+    start, end = max(0, first - 30), max(0, first - 30) + 74
+    short = [f"{'...' if start else ''}{text[start:end]}{'...' if len(text) > end else ''}" for text in texts]
+    was, now = (text if len(text) <= 80 else part for text, part in zip(texts, short, strict=True))
     return was, now
 
 

@@ -40,7 +40,6 @@ class RowPredictions:
 
     @property
     def is_regression(self) -> bool:
-        """True if the target is a number."""
         return self.y.dtype.kind == "f"
 
     @cached_property
@@ -50,11 +49,9 @@ class RowPredictions:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Number of rows of each client (E,)."""
         return np.diff(self.starts)
 
     def rows(self, client: int) -> slice:
-        """Return the rows of one client."""
         return slice(int(self.starts[client]), int(self.starts[client + 1]))
 
     @cached_property

@@ -81,7 +81,6 @@ class BackgroundWriter:
                 writing.result()
 
     def close(self) -> None:
-        """Write pending rows, and close the file."""
         self._writer.shutdown()
         os.close(self._fd)
 
@@ -383,7 +382,6 @@ class DiskRows:
         return torch.from_numpy(self._file.slots)
 
     def sync(self) -> None:
-        """Make all written rows durable; call this before the slots are saved."""
         self._file.sync()
 
     def commit(self) -> None:

@@ -375,7 +375,6 @@ class RunStore:
         return last
 
     def mixing(self, n_clients: int) -> MixingLog:
-        """Return the mixing matrices, read on access."""
         self._flush_mixing()
         return MixingLog(self._db, n_clients, self._path)
 

@@ -41,11 +41,9 @@ class TableFile:
 
     @property
     def is_csv(self) -> bool:
-        """True for CSV, where pyarrow guesses the types."""
         return find_suffix(self.path) in CSV_SUFFIXES
 
     def column(self, name: str) -> Any:
-        """Return a column of pyarrow values."""
         return self.content.column(name)
 
     def lacks(self, name: str, why: str = "", advice: str = "") -> DataError:

@@ -232,7 +232,7 @@ class KeptModels:
     def start(cls, context: RunContext, storage: RowStorage) -> "KeptModels":
         """Make room for a model of every client if the run stops early."""
         is_kept = torch.zeros(storage.n, dtype=torch.bool, device=context.device)
-        if not context.stops_early:
+        if context.early_stopping == "off":
             return cls(Params(), Params(), is_kept)
         return cls(
             storage.allocate("clients/kept/params", context.task.params),
