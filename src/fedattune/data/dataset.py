@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from ..core.errors import DataError
-from .schema import Schema
+from .schema import Schema, fits
 from .types import Array, Index, Scaling
 
 
@@ -81,7 +81,8 @@ class Dataset:
         if self.encode is None:
             _check_features(self.name, self.x)
         for what, value in (("shift", self.shift), ("scale", self.scale)):
-            _check_broadcast(self.name, what, value, self.x.shape[1:])
+            if value is not None and not fits(value, shape := self.x.shape[1:]):
+                raise DataError(f"{self.name}: {what} of shape {value.shape} does not fit samples of shape {shape}")
 
     @property
     def default_partition(self) -> str:
@@ -127,22 +128,14 @@ def _check_features(name: str, x: Array) -> None:
         raise DataError(f"{name}: samples must be uint8 or float32, got {x.dtype}")
     if x.ndim < 2 or 0 in x.shape:
         raise DataError(f"{name}: samples must have the shape (n, features...), got {x.shape}")
-    if x.dtype == np.uint8:
-        return
-    # A finite sum proves all values finite without a temporary array; float64 cannot overflow here.
-    with np.errstate(invalid="ignore"):  # inf - inf
-        total = x.sum(dtype=np.float64)
-    if not np.isfinite(total):
-        row = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))[0])
+    if (row := find_nonfinite_row(x)) is not None:
         raise DataError(f"{name}: row {row} holds NaN or an infinite value; correct or leave out such rows")
 
 
-def _check_broadcast(name: str, what: str, value: Array | None, shape: tuple[int, ...]) -> None:
-    if value is None:
-        return
-    try:
-        fits = np.broadcast_shapes(value.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise DataError(f"{name}: {what} of shape {value.shape} does not fit samples of shape {shape}")
+def find_nonfinite_row(x: Array) -> int | None:
+    """Find the first row of x, uint8 or float32, with NaN or an infinite value; None if there is none."""
+    # A finite sum proves all values finite without a temporary array; float64 cannot overflow here.
+    with np.errstate(invalid="ignore"):  # inf - inf
+        if x.dtype == np.uint8 or np.isfinite(x.sum(dtype=np.float64)):
+            return None
+    return int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))[0])

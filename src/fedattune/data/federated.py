@@ -141,11 +141,8 @@ class Federation:
         """Return the federation with its samples on `device`."""
         if self.x.device == torch.device(device):
             return self
-        moved = {
-            name: None if tensor is None else tensor.to(device)
-            for name, tensor in (("x", self.x), ("y", self.y), ("shift", self.shift), ("scale", self.scale))
-        }
-        return replace(self, **cast(dict[str, Any], moved))
+        tensors = {name: getattr(self, name) for name in ("x", "y", "shift", "scale")}
+        return replace(self, **{name: one.to(device) for name, one in tensors.items() if one is not None})
 
     def manifest(self) -> dict[str, Any]:
         """Return the values of the manifest, which says which client has which samples; `hash` covers the rest."""
@@ -217,8 +214,7 @@ def infer_schema(data: Dataset | Federation) -> Schema:
     """
     if data.schema is not None:
         return data.schema
-    constants = {key: getattr(data, key) for key in ("shift", "scale")}
-    scaling = {key: value.tolist() for key, value in constants.items() if value is not None}
+    scaling = {key: one.tolist() for key in ("shift", "scale") if (one := getattr(data, key)) is not None}
     if not data.classes:
         scaling |= describe_target(getattr(data, "target_scale", None))
     values = {"classes": data.classes, "input_shape": tuple(data.x.shape[1:]), **scaling}

@@ -9,7 +9,7 @@ import torch
 
 from ..core.errors import DataError, did_you_mean
 from .client_index import PARTS, Client, ClientIndex
-from .dataset import Dataset
+from .dataset import Dataset, find_nonfinite_row
 from .federated import Federation
 from .splits import SmallClients, check_fractions, compute_part_sizes, select_usable_clients, split_parts
 from .types import Array, Index
@@ -138,8 +138,7 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):  # reported just below
             x = x.astype(np.float32)
-    if not np.isfinite(x).all():
-        row = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))[0])
+    if (row := find_nonfinite_row(x)) is not None:
         raise DataError(f"{where}: sample {row} holds NaN or a value that is not finite in float32")
     return x, y
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -13,7 +14,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.io import read_yaml
 from ..core.options import MAX_SHOWN_CHARS, StrictSchema, describe_errors
-from .types import TargetScale
+from .types import Array, Shape, TargetScale
 
 Names = tuple[str, ...]
 NestedNumbers = float | list[Any]
@@ -238,15 +239,20 @@ class Schema(StrictSchema):
         if info.data.get("numbers") or info.data.get("categories"):
             raise ValueError("each client standardises its own numbers of a table; leave it out")
         shape = info.data["input_shape"]
-        try:
+        with suppress(ValueError, TypeError):  # no numbers, or lists of different lengths
             array = np.array(values, dtype=np.float32)
-            fits = np.broadcast_shapes(array.shape, shape) == shape and bool(np.isfinite(array).all())
-        except (ValueError, TypeError):  # no numbers, or lists of different lengths
-            fits = False
-        if not fits:
-            raise ValueError(f"expected numbers in lists that fit the input shape {shape}")
-        shortest = np.array([float(str(value)) for value in array.ravel()])  # decimals that give the same float32
-        return cast(NestedNumbers, shortest.reshape(array.shape).tolist())
+            if fits(array, shape) and np.isfinite(array).all():
+                shortest = [float(str(value)) for value in array.ravel()]  # decimals that give the same float32
+                return cast(NestedNumbers, np.array(shortest).reshape(array.shape).tolist())
+        raise ValueError(f"expected numbers in lists that fit the input shape {shape}")
+
+
+def fits(constants: Array, shape: Shape) -> bool:
+    """Tell whether constants can be broadcast to a sample of this shape."""
+    try:
+        return np.broadcast_shapes(constants.shape, shape) == shape
+    except ValueError:
+        return False
 
 
 def count_date_inputs(format_: str) -> int:

@@ -202,12 +202,10 @@ class ImageNetwork(PretrainedNetwork):
         if input_shape[0] not in (1, self.channels):
             raise ModelError(f"hf: got images of {input_shape[0]} channels, and the network takes {self.channels}")
         self.size = _choose_size(config, normalization, input_shape, size)
-        mean, deviation = (
-            torch.tensor(normalization.get(key) or [default] * self.channels).view(-1, 1, 1)
-            for key, default in (("image_mean", 0.5), ("image_std", 0.5))
+        self.mean, self.deviation = (
+            nn.Parameter(torch.tensor(one or [0.5] * self.channels).view(-1, 1, 1), requires_grad=False)
+            for one in map(normalization.get, ("image_mean", "image_std"))
         )
-        self.mean = nn.Parameter(mean, requires_grad=False)
-        self.deviation = nn.Parameter(deviation, requires_grad=False)
         values = max(1, math.prod(input_shape))
         patch = getattr(config, "patch_size", None)
         area = self.size[0] * self.size[1]

@@ -1,13 +1,4 @@
-"""The image sets known by name, and how their bytes become the model's input.
-
-The functions of the sets share their arguments:
-
-    data_dir: folder to look in; by default FEDATTUNE_DATA and the hub
-    label: column of the label; by default the label column with most classes
-    scaling: "pixel" or "channel" standardise, "half" scales from -1 to 1, "unit" from 0 to 1
-    rows: "all" or "train", for the training images alone
-    samples: number of images to draw at random, the same in every run; by default all
-"""
+"""The image sets known by name, and how their bytes become the model's input."""
 
 from pathlib import Path
 from typing import Literal
@@ -21,8 +12,16 @@ from ..types import Array
 from .decode import Images
 from .hub import EmnistSplit, RowSet, read_emnist, read_known_images
 
-PixelScaling = Literal["pixel", "half", "unit"]
-ChannelScaling = Literal["channel", "half", "unit"]
+Folder = Path | None
+"""Folder to look in; by default FEDATTUNE_DATA and the hub."""
+Label = str | None
+"""Column of the label; by default the label column with most classes."""
+Size = Count | None
+"""Number of images, or of clients, to draw at random; by default all. Images are the same in every run."""
+ByPixel = Literal["pixel", "half", "unit"]
+ByChannel = Literal["channel", "half", "unit"]
+Unfitted = Literal["half", "unit"]
+"""Scaling of the bytes: `pixel` and `channel` standardise, `half` scales from -1 to 1, `unit` from 0 to 1."""
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2023, 0.1994, 0.2010)
 """Mean and deviation of the channels of CIFAR-10's training images."""
@@ -40,12 +39,7 @@ CIFAR_STD = (0.2023, 0.1994, 0.2010)
 }
 """)
 def mnist(
-    data_dir: Path | None,
-    *,
-    label: str | None = None,
-    scaling: PixelScaling = "pixel",
-    rows: RowSet = "all",
-    samples: Count | None = None,
+    data_dir: Folder, *, label: Label = None, scaling: ByPixel = "pixel", rows: RowSet = "all", samples: Size = None
 ) -> Dataset:
     """MNIST, 70,000 handwritten digits of 28x28; every pixel standardised over all of them.
 
@@ -65,12 +59,7 @@ def mnist(
 }
 """)
 def fashion_mnist(
-    data_dir: Path | None,
-    *,
-    label: str | None = None,
-    scaling: PixelScaling = "pixel",
-    rows: RowSet = "all",
-    samples: Count | None = None,
+    data_dir: Folder, *, label: Label = None, scaling: ByPixel = "pixel", rows: RowSet = "all", samples: Size = None
 ) -> Dataset:
     """Fashion-MNIST, 70,000 pictures of clothing of 28x28; every pixel standardised over all of them.
 
@@ -89,12 +78,7 @@ def fashion_mnist(
 }
 """)
 def cifar10(
-    data_dir: Path | None,
-    *,
-    label: str | None = None,
-    scaling: ChannelScaling = "channel",
-    rows: RowSet = "all",
-    samples: Count | None = None,
+    data_dir: Folder, *, label: Label = None, scaling: ByChannel = "channel", rows: RowSet = "all", samples: Size = None
 ) -> Dataset:
     """CIFAR-10, 60,000 colour photographs of 32x32 in 10 classes.
 
@@ -106,12 +90,7 @@ def cifar10(
 
 @cite("krizhevsky2009learning")
 def cifar100(
-    data_dir: Path | None,
-    *,
-    label: str | None = None,
-    scaling: ChannelScaling = "channel",
-    rows: RowSet = "all",
-    samples: Count | None = None,
+    data_dir: Folder, *, label: Label = None, scaling: ByChannel = "channel", rows: RowSet = "all", samples: Size = None
 ) -> Dataset:
     """CIFAR-100, 60,000 colour photographs of 32x32 in 100 classes; label=coarse_label for the 20 groups.
 
@@ -132,12 +111,12 @@ def cifar100(
 }
 """)
 def emnist(
-    data_dir: Path | None,
+    data_dir: Folder,
     *,
     split: EmnistSplit = "byclass",
-    scaling: PixelScaling = "unit",
+    scaling: ByPixel = "unit",
     rows: RowSet = "all",
-    samples: Count | None = None,
+    samples: Size = None,
 ) -> Dataset:
     """EMNIST, handwritten digits and letters of 28x28: 814,255 in 62 classes, or 131,600 in 47 balanced ones.
 
@@ -160,12 +139,7 @@ def emnist(
     "cohen2017emnist",
 )
 def femnist(
-    data_dir: Path | None,
-    *,
-    clients: Count | None = None,
-    seed: int = 0,
-    label: str | None = "character",
-    scaling: PixelScaling = "unit",
+    data_dir: Folder, *, clients: Size = None, seed: int = 0, label: Label = "character", scaling: ByPixel = "unit"
 ) -> Dataset:
     """FEMNIST, handwritten digits and letters of 28x28 in 62 classes; each of some 3,600 writers is a client.
 
@@ -188,12 +162,7 @@ def femnist(
 }
 """)
 def tiny_imagenet(
-    data_dir: Path | None,
-    *,
-    label: str | None = None,
-    scaling: Literal["half", "unit"] = "half",
-    rows: RowSet = "train",
-    samples: Count | None = None,
+    data_dir: Folder, *, label: Label = None, scaling: Unfitted = "half", rows: RowSet = "train", samples: Size = None
 ) -> Dataset:
     """Tiny-ImageNet, 100,000 photographs of 64x64 in 200 classes, 500 of each; grey ones become coloured.
 

@@ -77,16 +77,9 @@ def _deal_paired(own: Array, n_clients: int, per_client: int) -> Array:
 
 
 def make_distinct(dealt: Array, own: Array, random: np.random.Generator) -> Array:
-    """Swap numbers between clients until no client has two numbers with the same entry in `own`.
+    """Swap numbers (N, k) between clients until no client has two with the same label in `own`.
 
-    A swap is kept when it makes no more repeats.
-
-    Args:
-        dealt: the k numbers of each of the N clients, (N, k).
-        own: label of each number; no label may occur more than N times.
-
-    Returns:
-        The numbers after the swaps, (N, k).
+    No label may occur more than N times. A swap is kept when it makes no more repeats.
     """
     dealt = dealt.copy()
     n_clients, k = dealt.shape
