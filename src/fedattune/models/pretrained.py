@@ -375,11 +375,8 @@ def _add_adapters(backbone: nn.Module, trained: set[int], rank: int, alpha: int,
         for name, module in backbone.named_modules()
         if not any(id(parameter) in trained for parameter in module.parameters(recurse=False))
     }
-    suitable = {
-        name: module
-        for name, module in frozen.items()
-        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-    } or {name: module for name, module in frozen.items() if isinstance(module, nn.Conv2d)}
+    linear = {k: one for k, one in frozen.items() if isinstance(one, nn.Linear) or type(one).__name__ == "Conv1D"}
+    suitable = linear or {k: one for k, one in frozen.items() if isinstance(one, nn.Conv2d)}
     known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(kind)
     chosen = targets or known or sorted(suitable)
     modules = [name for name in suitable if any(f".{name}".endswith(f".{end}") for end in chosen)]

@@ -465,11 +465,8 @@ class RowStorage:
 def count_row_bytes(algorithm: Algorithm, task: Task, server_state: ServerState) -> int:
     """Count the bytes that a run keeps for one client; `server_state` is the initial state with its lazy stacks."""
     w0 = task.params
-    parts = [
-        *algorithm.client.init_local_state(w0).values(),
-        w0.only(algorithm.personal.names(task.model)),
-        task.buffers,
-    ]
+    parts = [*algorithm.client.init_local_state(w0).values(), task.buffers]
+    parts.append(w0.only(algorithm.personal.names(task.model)))
     parts += [part.rows(0) for part in server_state.values() if isinstance(part, LazyRows)]
     if algorithm.participation.receive == "answer":
         parts.append(w0)

@@ -8,7 +8,7 @@ import pytest
 from data.nodes import csv
 from fedattune.data import Schema
 from fedattune.data.tables.by_schema import read_schema_features
-from fedattune.data.tables.file import NO_COLUMN, read_table
+from fedattune.data.tables.file import read_table
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from fedattune.data.tables.file import NO_COLUMN, read_table
 def test_unknown_categories_go_where_training_put_them(
     categories: tuple[str, ...], rows: list[list[int]], fate: str, tmp_path: Path
 ) -> None:
-    table = read_table(csv(tmp_path / "t.csv", ["m,1", "d,1", ",1"], "sex,one"), NO_COLUMN, NO_COLUMN)
+    table = read_table(csv(tmp_path / "t.csv", ["m,1", "d,1", ",1"], "sex,one"), None, None)
     schema = Schema(classes=("n", "y"), categories={"sex": categories}, target="ill")
     columns = read_schema_features(table, schema, is_prediction=True)
     np.testing.assert_array_equal(columns.matrix(), rows)

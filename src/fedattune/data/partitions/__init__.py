@@ -63,11 +63,7 @@ def find_partition(name: str) -> Callable[..., Any]:
 
 
 def divide_samples(name: str, labels: Array, n_clients: int, seed: int, options: Mapping[str, Any]) -> list[Index]:
-    """Divide samples among clients.
-
-    Returns:
-        Sample numbers of each client.
-    """
+    """Divide samples among clients; return the sample numbers of each client."""
     divide = find_partition(name)
     if not is_reference(name):
         return divide(labels, n_clients, seed, **options)  # type: ignore[no-any-return]

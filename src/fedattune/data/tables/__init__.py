@@ -29,7 +29,7 @@ from .checks import (
 )
 from .columns import FeatureColumns, number_values
 from .dates import find_date_format, read_dates, read_times
-from .file import NO_COLUMN, TableFile, find_stem, is_categorical, is_numeric, list_columns, read_table
+from .file import TableFile, find_stem, is_categorical, is_numeric, list_columns, read_table
 from .scaling import choose_scaling, fit_all_constants, standardise
 from .texts import DEFAULT_MAX_TOKENS, DEFAULT_TEXT_FEATURES, is_free_text
 
@@ -78,7 +78,7 @@ def load_table(
         DataError: the file cannot be read, or a column cannot be used; the message names it.
         ConfigError: a column is named twice, or the schema names other columns.
     """
-    table = read_table(Path(path), NO_COLUMN if client_column is None else client_column, target)
+    table = read_table(Path(path), client_column, target)
     is_chosen = features is not None
     if schema is not None:
         features = check_schema_columns(table, schema, target, features)

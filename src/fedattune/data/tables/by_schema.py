@@ -10,7 +10,7 @@ from ..types import Array
 from .checks import NUMBER_PATTERN, find_missing, read_complete_column, read_numbers, read_target
 from .columns import FeatureColumns, number_values
 from .dates import read_dates
-from .file import MAX_NAMED_COLUMNS, NO_COLUMN, TableFile, is_categorical, is_numeric, read_table
+from .file import MAX_NAMED_COLUMNS, TableFile, is_categorical, is_numeric, read_table
 
 ADD_OR_RENAME = "; add it, or rename the column that holds it"
 """Advice on a missing column."""
@@ -190,7 +190,7 @@ def _take_unknown(name: str, raw: Array, texts: Array, categories: Names) -> tup
 def find_table_problems(path: Path, schema: Schema, *, client_column: str | None, target: str) -> list[str]:
     """Compare every column of a table with a schema; return one sentence for each problem, which says what to do."""
     try:
-        table = read_table(path, client_column or NO_COLUMN, target)
+        table = read_table(path, client_column, target)
     except DataError as error:
         return [str(error)]
     problems = []

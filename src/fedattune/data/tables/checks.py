@@ -58,9 +58,8 @@ def read_target(path: Path, name: str, values: Array, kind: TargetType = "auto")
     where, n_values = f"{path}: target column {name!r}", len(categories)
     is_text = values.dtype.kind == "U"
     is_numbers = values.dtype.kind in "iuf" or (is_text and _find_numbers(values).mean() >= MIN_NUMBER_SHARE)
-    if kind == "number" or (
-        kind == "auto" and (values.dtype.kind == "f" or (is_numbers and n_values > MAX_NUMBER_CLASSES))
-    ):
+    is_measured = values.dtype.kind == "f" or (is_numbers and n_values > MAX_NUMBER_CLASSES)
+    if kind == "number" or (kind == "auto" and is_measured):
         return _read_number_target(where, values, n_values), ()
     if n_values < 2:
         raise DataError(f"{where} has the single class {values[0]!s}; a target needs two classes or more")

@@ -15,7 +15,6 @@ from ..types import Array, Index
 
 CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 TABLE_SUFFIXES = (*CSV_SUFFIXES, ".parquet", ".pq")
-NO_COLUMN = "\0"  # no column has this name
 MISSING_SIGNS = frozenset({"", "?", "-", "--"})
 """Cells that hold no value in any table, besides the words that pyarrow knows in CSV, such as NA and null."""
 MAX_NAMED_COLUMNS = 10
@@ -113,7 +112,7 @@ def find_stem(path: Path) -> str:
     return path.name.removesuffix(path.name[-len(find_suffix(path) or path.suffix) :]) or path.stem
 
 
-def read_table(path: Path, client_column: str, target: str) -> TableFile:
+def read_table(path: Path, client_column: str | None, target: str | None) -> TableFile:
     """Read a CSV or Parquet file; in CSV, the client column is text, so that the names 007 and NA stay."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -125,7 +124,8 @@ def read_table(path: Path, client_column: str, target: str) -> TableFile:
     is_csv = find_suffix(path) in CSV_SUFFIXES
     try:
         if is_csv:
-            content = _read_csv(path, column_types={client_column: pa.string()}, strings_can_be_null=True)
+            texts = {} if client_column is None else {client_column: pa.string()}
+            content = _read_csv(path, column_types=texts, strings_can_be_null=True)
             if any(pa.types.is_binary(kind) for kind in content.schema.types):
                 _check_encoding(path)
             table = _keep_words_for_missing(TableFile(path, content), client_column, target)
@@ -171,21 +171,22 @@ def _replace_lone_returns(path: Path) -> bytes | None:
     return None if fixed == content else fixed
 
 
-def _keep_words_for_missing(table: TableFile, *names: str) -> TableFile:
+def _keep_words_for_missing(table: TableFile, *names: str | None) -> TableFile:
     """Read text columns among `names` again: only an empty cell is a missing value there, NA is a word."""
     from pyarrow import types
 
     text_columns = [
         name
         for name in dict.fromkeys(names)
-        if table.names.count(name) == 1
+        if name is not None
+        and table.names.count(name) == 1
         and table.column(name).null_count
         and (is_categorical(kind := table.column(name).type) or types.is_null(kind))
     ]
     return table.with_text(text_columns, {""}) if text_columns else table
 
 
-def _find_missing_signs(table: TableFile, client_column: str, target: str) -> TableFile:
+def _find_missing_signs(table: TableFile, client_column: str | None, target: str | None) -> TableFile:
     """Take signs such as "?" for missing values, and read a CSV column as numbers if only they kept it from being so.
 
     Client names keep such signs, and so does a target that is no number without them.

@@ -13,16 +13,7 @@ from ..schema import Schema
 from ..types import Array
 from .by_schema import ADD_OR_RENAME, read_schema_features, to_text
 from .columns import number_values
-from .file import (
-    NO_COLUMN,
-    TABLE_SUFFIXES,
-    TableFile,
-    find_suffix,
-    is_categorical,
-    is_numeric,
-    list_columns,
-    read_table,
-)
+from .file import TABLE_SUFFIXES, TableFile, find_suffix, is_categorical, is_numeric, list_columns, read_table
 from .scaling import standardise
 
 TARGET_NAMES = ("label", "target")
@@ -46,7 +37,7 @@ def read_rows(path: Path, schema: Schema, constants: Array | None) -> NewRows:
     """
     if find_suffix(path) is None:
         raise DataError(f"{path}: expected a table that ends in {', '.join(TABLE_SUFFIXES)}")
-    table = read_table(path, NO_COLUMN, schema.target or NO_COLUMN)
+    table = read_table(path, None, schema.target)
     if schema.columns:
         assert constants is not None
         return _read_table_rows(table, schema, constants)
