@@ -28,8 +28,6 @@ def synthetic(
 
     Numbers are drawn in the order of FedMCSA's code, so seed 0 gives FedMCSA's data: 250 to 25,810 samples per client,
     205,795 in all.
-
-    Source: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be at least 0 and below 2**32, got {seed}")
@@ -66,10 +64,7 @@ def synthetic(
 }
 """)
 def digits(_data_dir: Path | None) -> Dataset:
-    """Handwritten digits, 1,797 images of 8x8, that come with scikit-learn; nothing to download.
-
-    Source: Alpaydin and Kaynak, UCI Optical Recognition of Handwritten Digits, 1998.
-    """
+    """Handwritten digits, 1,797 images of 8x8, that come with scikit-learn; nothing to download."""
     # Importing scikit-learn takes a second, and reading its file does not.
     package = find_spec("sklearn")
     file = Path(package.origin or "").with_name("datasets") / "data" / "digits.csv.gz" if package else None

@@ -36,18 +36,13 @@ NOISY_LOGGERS = ("torch.onnx._internal.exporter._registration", "torch.fx.experi
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """A model that was written and checked.
-
-    Attributes:
-        max_difference: largest difference between the logits of the file and of the run's model, on random inputs.
-        input: the inputs of the network in the file, in words; likewise `output`.
-    """
+    """A model that was written and checked."""
 
     file: Path
     format: str
     size_bytes: int
-    max_difference: float
-    input: str
+    max_difference: float  # the largest between the logits of the file and of the run's model, on random inputs
+    input: str  # the inputs of the network in the file, in words
     output: str
 
 

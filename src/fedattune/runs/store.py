@@ -50,10 +50,7 @@ OF_OTHERS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 @contextmanager
 def explain_errors(what: str, path: Path | None) -> Iterator[None]:
-    """Turn errors of SQLite, and of entries that are not as the run wrote them, into one sentence.
-
-    The disk, a process or the file is to blame.
-    """
+    """Turn errors of SQLite, and of entries that are not as the run wrote them, into one sentence."""
     try:
         yield
     except (sqlite3.Error, zlib.error, ValueError, TypeError, KeyError, OverflowError) as error:

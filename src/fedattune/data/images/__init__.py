@@ -41,10 +41,7 @@ CIFAR_STD = (0.2023, 0.1994, 0.2010)
 def mnist(
     data_dir: Folder, *, label: Label = None, scaling: ByPixel = "pixel", rows: RowSet = "all", samples: Size = None
 ) -> Dataset:
-    """MNIST, 70,000 handwritten digits of 28x28; every pixel standardised over all of them.
-
-    Source: LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998.
-    """
+    """MNIST, 70,000 handwritten digits of 28x28; every pixel standardised over all of them."""
     images = read_known_images("mnist", data_dir, label, rows=rows)
     return _build_dataset("mnist", _draw_images(images, samples), scaling)
 
@@ -61,10 +58,7 @@ def mnist(
 def fashion_mnist(
     data_dir: Folder, *, label: Label = None, scaling: ByPixel = "pixel", rows: RowSet = "all", samples: Size = None
 ) -> Dataset:
-    """Fashion-MNIST, 70,000 pictures of clothing of 28x28; every pixel standardised over all of them.
-
-    Source: Xiao et al., arXiv:1708.07747, 2017.
-    """
+    """Fashion-MNIST, 70,000 pictures of clothing of 28x28; every pixel standardised over all of them."""
     images = read_known_images("fashion_mnist", data_dir, label, rows=rows)
     return _build_dataset("fashion_mnist", _draw_images(images, samples), scaling)
 
@@ -80,10 +74,7 @@ def fashion_mnist(
 def cifar10(
     data_dir: Folder, *, label: Label = None, scaling: ByChannel = "channel", rows: RowSet = "all", samples: Size = None
 ) -> Dataset:
-    """CIFAR-10, 60,000 colour photographs of 32x32 in 10 classes.
-
-    Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
-    """
+    """CIFAR-10, 60,000 colour photographs of 32x32 in 10 classes."""
     images = read_known_images("cifar10", data_dir, label, rows=rows)
     return _build_dataset("cifar10", _draw_images(images, samples), scaling)
 
@@ -92,10 +83,7 @@ def cifar10(
 def cifar100(
     data_dir: Folder, *, label: Label = None, scaling: ByChannel = "channel", rows: RowSet = "all", samples: Size = None
 ) -> Dataset:
-    """CIFAR-100, 60,000 colour photographs of 32x32 in 100 classes; label=coarse_label for the 20 groups.
-
-    Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
-    """
+    """CIFAR-100, 60,000 colour photographs of 32x32 in 100 classes; label=coarse_label for the 20 groups."""
     images = read_known_images("cifar100", data_dir, label, rows=rows)
     return _build_dataset("cifar100", _draw_images(images, samples), scaling)
 
@@ -118,10 +106,7 @@ def emnist(
     rows: RowSet = "all",
     samples: Size = None,
 ) -> Dataset:
-    """EMNIST, handwritten digits and letters of 28x28: 814,255 in 62 classes, or 131,600 in 47 balanced ones.
-
-    Source: Cohen et al., EMNIST: an Extension of MNIST to Handwritten Letters, 2017.
-    """
+    """EMNIST, handwritten digits and letters of 28x28: 814,255 in 62 classes, or 131,600 in 47 balanced ones."""
     return _build_dataset("emnist", _draw_images(read_emnist(split, data_dir, rows), samples), scaling)
 
 
@@ -144,8 +129,6 @@ def femnist(
     """FEMNIST, handwritten digits and letters of 28x28 in 62 classes; each of some 3,600 writers is a client.
 
     `clients` is the number of writers to draw; by default all.
-
-    Source: Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
     """
     images = read_known_images("femnist", data_dir, label, owner="writer_id")
     if clients is not None:
@@ -164,10 +147,7 @@ def femnist(
 def tiny_imagenet(
     data_dir: Folder, *, label: Label = None, scaling: Unfitted = "half", rows: RowSet = "train", samples: Size = None
 ) -> Dataset:
-    """Tiny-ImageNet, 100,000 photographs of 64x64 in 200 classes, 500 of each; grey ones become coloured.
-
-    Source: Le and Yang, Tiny ImageNet Visual Recognition Challenge, 2015.
-    """
+    """Tiny-ImageNet, 100,000 photographs of 64x64 in 200 classes, 500 of each; grey ones become coloured."""
     images = read_known_images("tiny_imagenet", data_dir, label, rows=rows)
     return _build_dataset("tiny_imagenet", _draw_images(images, samples), scaling)
 
