@@ -149,10 +149,8 @@ def _find_columns(schema: Any, label: str | None, where: str) -> tuple[str, str,
         raise DataError(f"{where}: {label!r} is no label column; {did_you_mean(label, classes)}")
     if not classes:
         raise DataError(f"{where}: no label column of whole numbers")
-    if label is not None:
-        return images[0], label, classes[label], ()
-    largest = max(classes, key=lambda name: len(classes[name]))
-    rivals = [name for name in classes if name != largest]
+    largest = max(classes, key=lambda name: len(classes[name])) if label is None else label
+    rivals = [name for name in classes if name != largest and label is None]
     if not rivals:
         return images[0], largest, classes[largest], ()
     if not classes[largest]:
