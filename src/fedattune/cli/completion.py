@@ -60,11 +60,7 @@ end
 
 
 def print_completion(space: Namespace, problems: Sequence[str]) -> int:
-    """Print the script for a shell, and on a terminal how to install it.
-
-    Raises:
-        ConfigError: options that cannot be, or shtab is missing.
-    """
+    """Print the script for a shell, and on a terminal how to install it."""
     parse_options(CompletionOptions, space, problems)
     try:
         import shtab

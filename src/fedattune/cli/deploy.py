@@ -33,11 +33,7 @@ DATA_PLACEHOLDER = "CHANGE ME: a table, or a folder with one file per client"
 
 
 def write(space: Namespace, problems: list[str]) -> int:
-    """Write the folder of a deployment, after all checks that need no node.
-
-    Raises:
-        ConfigError, DataError, RunError: an option is impossible, or the folder is not empty.
-    """
+    """Write the folder of a deployment, after all checks that need no node."""
     server = validate_options(DeploymentOptions, space, problems)
     kit = validate_options(KitOptions, space, problems)
     experiment, _, overrides = read_experiment(space, problems)
@@ -150,14 +146,7 @@ def _find_folder(space: Namespace, problems: Sequence[str]) -> Path:
 
 
 def check(space: Namespace, problems: Sequence[str]) -> int:
-    """Check a written folder, and print what was found.
-
-    Returns:
-        The exit code: 1 if something is broken.
-
-    Raises:
-        ConfigError: there is no such folder, or it holds no deployment.
-    """
+    """Check a written folder, and print what was found; the exit code is 1 if something is broken."""
     from ..deploy.operate.check import check_kit
 
     n_broken = len(print_findings(check_kit(_find_folder(space, problems))))
@@ -170,11 +159,7 @@ def check(space: Namespace, problems: Sequence[str]) -> int:
 
 
 def print_nodes(space: Namespace, problems: Sequence[str]) -> int:
-    """Print the registered nodes.
-
-    Raises:
-        ConfigError, RunError: there is no such folder, no node is registered, or the SuperLink is down.
-    """
+    """Print the registered nodes."""
     from ..deploy.operate.kit import list_nodes
 
     nodes = list_nodes(_find_folder(space, problems))
@@ -190,11 +175,7 @@ def _format_time(time: datetime | None) -> str:
 
 
 def request(space: Namespace, problems: Sequence[str]) -> int:
-    """Ask the run of a written folder to pause or to abort, or take the request back, as `space.action` says.
-
-    Raises:
-        ConfigError, RunError: there is no such folder, or it holds no run.
-    """
+    """Ask the run of a written folder to pause or to abort, or take the request back, as `space.action` says."""
     from ..deploy.operate.kit import find_run_folder
     from ..deploy.server.control import write_request
 

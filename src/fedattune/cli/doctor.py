@@ -21,11 +21,7 @@ SIGNS = {"ok": "ok", "note": "--", "broken": "!!"}
 
 
 def doctor(space: Namespace, problems: Sequence[str]) -> int:
-    """Print what was found, and what to do.
-
-    Returns:
-        The exit code: 1 if something that training needs is broken.
-    """
+    """Print what was found, and what to do; the exit code is 1 if something that training needs is broken."""
     from ..experiments.doctor import examine
     from .main import FAILED
 

@@ -74,12 +74,7 @@ def _choose_format(options: ExportOptions) -> "ExportFormat":
 
 
 def _check_client(client: str | None, ids: Sequence[str], has_newcomers: bool) -> str:
-    """Return the client, which is one of the ids or `ALL_CLIENTS`.
-
-    Raises:
-        ConfigError: --client is missing.
-        RunError: the run has no such client.
-    """
+    """Return the client, which is one of the ids or `ALL_CLIENTS`."""
     names = list_some(ids, MAX_OFFERED_CLIENTS)
     if client is None:
         raise ConfigError(f"--client is missing: name one of {names}, or {ALL_CLIENTS}")

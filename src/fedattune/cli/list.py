@@ -105,12 +105,7 @@ def _format_default(default: Any) -> str:
 
 
 def cite(space: Namespace, problems: Sequence[str]) -> int:
-    """Print the BibTeX of runs and methods.
-
-    Raises:
-        ConfigError: nothing or an unknown method was given.
-        RunError: a folder holds no run.
-    """
+    """Print the BibTeX of runs and methods."""
     from ..algorithms import ALGORITHMS
 
     options = parse_options(CiteOptions, space, problems)

@@ -25,11 +25,7 @@ PLACEHOLDER = "NAME"
 
 
 def write_template(space: Namespace, problems: Sequence[str]) -> int:
-    """Write NAME.py from a template.
-
-    Raises:
-        ConfigError: the name is taken or impossible, or the file exists.
-    """
+    """Write NAME.py from a template."""
     parse_options(NewOptions, space, problems)
     template, name = str(space.template), str(space.name).removesuffix(".py")
     file = Path(f"{name}.py")
@@ -42,11 +38,7 @@ def write_template(space: Namespace, problems: Sequence[str]) -> int:
 
 
 def _check_name(template: str, name: str, file: Path) -> None:
-    """Refuse names that are no Python names, that something else has, or whose file exists.
-
-    Raises:
-        ConfigError: the name is one of these.
-    """
+    """Refuse names that are no Python names, that something else has, or whose file exists."""
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigError(f"new {template} {name}: expected a name of letters, digits and _, such as my_{template}")
     if file.exists():

@@ -19,14 +19,7 @@ CELL_CHARS, SENTENCE_CHARS = 40, 1000
 
 
 def check(space: Namespace, problems: Sequence[str]) -> int:
-    """Check a node, and print what was found.
-
-    Returns:
-        The exit code: 1 if something is broken.
-
-    Raises:
-        ConfigError: the options or the node's configuration cannot be.
-    """
+    """Check a node, and print what was found; the exit code is 1 if something is broken."""
     from ..deploy.operate.check import check_node
     from .doctor import print_findings
     from .main import FAILED
@@ -54,15 +47,7 @@ def check(space: Namespace, problems: Sequence[str]) -> int:
 
 
 def approve(space: Namespace, problems: Sequence[str]) -> int:
-    """Approve what a node tells the server about its data, after the operator has read it.
-
-    Returns:
-        The exit code: 1 if the operator says no.
-
-    Raises:
-        ConfigError: the digest is missing or of another text.
-        RunError: there is nothing to approve.
-    """
+    """Approve what a node tells the server about its data, once the operator has read it; 1 if the operator says no."""
     from ..deploy.node.files import find_state
     from ..deploy.node.policy import approve_shared, read_shared
 
@@ -86,14 +71,7 @@ def approve(space: Namespace, problems: Sequence[str]) -> int:
 
 
 def audit(space: Namespace, problems: Sequence[str]) -> int:
-    """Verify and print the log of a node's messages.
-
-    Returns:
-        The exit code: 1 if the log was changed.
-
-    Raises:
-        ConfigError, RunError: the options cannot be, or there is no log.
-    """
+    """Verify and print the log of a node's messages; the exit code is 1 if the log was changed."""
     options = parse_options(NodeAuditOptions, space, problems)
     require_flower()
     from ..deploy.node.files import find_state

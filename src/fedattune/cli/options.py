@@ -219,11 +219,7 @@ def validate_options(schema: type[AnyOptions], space: Namespace, problems: list[
 
 
 def parse_options(schema: type[AnyOptions], space: Namespace, problems: Sequence[str]) -> AnyOptions:
-    """Return the checked options of a command.
-
-    Raises:
-        ConfigError: options are unknown, or values are wrong; one message reports them all.
-    """
+    """Return the checked options of a command; one error reports all that are unknown or wrong."""
     errors = list(problems)
     options = validate_options(schema, space, errors)
     if errors or options is None:
@@ -234,11 +230,7 @@ def parse_options(schema: type[AnyOptions], space: Namespace, problems: Sequence
 def read_experiment(space: Namespace, problems: Sequence[str]) -> "tuple[Experiment, OutputOptions, dict[str, Any]]":
     """Read an experiment from the command line and from the file of `--config`.
 
-    Returns:
-        The experiment, the output options, and the options of the experiment that the command line gives.
-
-    Raises:
-        ConfigError: options are unknown, or values are wrong; one message reports them all.
+    Return it with the output options and those of its options that the command line gives.
     """
     from ..experiments.config import Experiment
     from ..experiments.load import load_options, parse_set

@@ -41,8 +41,7 @@ DEFAULT_ALGORITHMS = {"run": "fedmcsa", "deploy": "local,fedmcsa"}
 class ArgumentParser(argparse.ArgumentParser):
     """A parser that raises its errors, so that they are printed as one sentence without usage.
 
-    Attributes:
-        shown: destinations that `--help` shows; None shows all.
+    `shown` holds the destinations that `--help` shows; None shows all.
     """
 
     shown: frozenset[str] | None = None
@@ -95,13 +94,9 @@ class _HelpAll(argparse.Action):
 
 
 class Options(NamedTuple):
-    """A group of options: fields of a schema.
+    """A group of options: fields of `schema` (`module:Schema`, or a schema of `cli.options`); by default, all of them.
 
-    Attributes:
-        schema: `module:Schema`; without a module, a schema of `cli.options`.
-        title: the title of the group in the help text.
-        fields: the fields; by default, all of them.
-        without: `module:NAMES`, fields to leave out.
+    `without` is `module:NAMES` of fields to leave out.
     """
 
     schema: str
@@ -111,15 +106,10 @@ class Options(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command.
+    """A command: its help begins with an imperative verb, and its arguments are keywords of `add_argument`.
 
-    Attributes:
-        help: a phrase with an imperative verb.
-        function: `module:function` in this package, or the name of both. It takes the parsed arguments and the
-            problems with them, and returns the exit code.
-        options: a schema whose fields are the options, or groups of options.
-        arguments: the arguments by position, as keywords of `add_argument`.
-        commands: the commands below this one, which then only groups them.
+    `function` is `module:function` in this package, or the name of both. It takes the parsed arguments and the problems
+    with them, and returns the exit code. `commands` stand below this one, which then only groups them.
     """
 
     help: str
@@ -318,11 +308,7 @@ def _add_command(subparsers: Any, name: str, help_: str) -> ArgumentParser:
 
 
 def _add_options(group: Any, schema: "type[BaseModel]", names: Iterable[str], algorithms: str | None) -> None:
-    """Add one option per field; values stay text, because the schema reads and checks them.
-
-    Args:
-        algorithms: the command's own default of --algorithms.
-    """
+    """Add one option per field; values stay text, because the schema reads and checks them."""
     for name in names:
         field = list_fields(schema)[name]
         if field.exclude:  # no option of the command line
@@ -372,18 +358,7 @@ def _choose_metavar(name: str, field: "FieldInfo") -> str:
 def parse_arguments(
     argv: list[str] | None, into: argparse.Namespace | None = None
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the command line.
-
-    Args:
-        argv: the words of the command line; None for this process's own.
-        into: the object that receives the arguments; by default, a new one.
-
-    Returns:
-        The arguments, and a phrase for every unknown argument.
-
-    Raises:
-        ConfigError: the command is unknown, or an option lacks its value.
-    """
+    """Parse the command line, by default this process's own; add a phrase for every unknown argument."""
     words = sys.argv[1:] if argv is None else argv
     command = next((word for word in words if not word.startswith("-")), None)
     parser = make_parser(command)

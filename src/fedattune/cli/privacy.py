@@ -13,12 +13,8 @@ from .options import PrivacyOptions, parse_options
 class PlannedNoise(NamedTuple):
     """A way to protect what the options describe.
 
-    Attributes:
-        mechanism: where the noise is.
-        sampling: who is drawn, as the accountant counts on it.
-        noise_multiplier: deviation of the noise over the clipping norm.
-        epsilon: epsilon of the whole run.
-        noise_ratio: norm of the noise on an average, or on an upload, over the norm of a clipped update.
+    `sampling` says who is drawn, as the accountant counts on it. `noise_multiplier` is the deviation of the noise over
+    the clipping norm, `noise_ratio` the norm of the noise on an average or upload over that of a clipped update.
     """
 
     mechanism: str

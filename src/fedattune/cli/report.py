@@ -17,11 +17,7 @@ from .options import PlotOptions, ReportOptions, parse_options
 
 
 def report(space: Namespace, problems: Sequence[str]) -> int:
-    """Write the report on some runs, and print the verdict.
-
-    Raises:
-        ConfigError, RunError: options that cannot be, or folders without runs of the same clients.
-    """
+    """Write the report on some runs, and print the verdict."""
     paths: list[Path] = space.runs
     options = parse_options(ReportOptions, space, problems)
     runs = read_runs(paths, running=True)
@@ -38,12 +34,7 @@ KIND_OF_OPTION = {"against": "curves", "round_": "heatmap", "component": "heatma
 
 
 def plot(space: Namespace, problems: Sequence[str]) -> int:
-    """Draw a figure of some runs, and say what it shows.
-
-    Raises:
-        ConfigError: options that cannot be, or Matplotlib is missing.
-        RunError: the runs lack the data of the figure.
-    """
+    """Draw a figure of some runs, and say what it shows."""
     paths: list[Path] = space.runs
     options = parse_options(PlotOptions, space, problems)
     for name, kind in KIND_OF_OPTION.items():
@@ -86,11 +77,7 @@ def _draw(runs: Runs, options: PlotOptions) -> plots.CaptionedFigure:
 
 
 def _find_mixing(runs: Runs, options: PlotOptions) -> MixingAnalysis:
-    """Return the mixing of the run to draw.
-
-    Raises:
-        RunError: its method does not mix client by client.
-    """
+    """Return the mixing of the run to draw, whose method must mix client by client."""
     explanation = RunExplanation(runs, options.algorithm, options.seed)
     if explanation.sending_note:
         mixing = [name for name, group in explanation.groups.items() if MixingAnalysis(group[0]).has_mixtures]

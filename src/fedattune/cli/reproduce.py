@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
 
 def reproduce(space: Namespace, problems: list[str]) -> int:
-    """Train the missing runs of a study, write its table and figure, and print them.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        ConfigError, RunError: an option is impossible, or the folder cannot be used.
-    """
+    """Train the missing runs of a study, write its table and figure, and print them."""
     options = parse_options(StudyOptions, space, problems)
     if space.name is None:
         if options.model_fields_set:
@@ -102,11 +95,7 @@ def _format_command(name: str, options: StudyOptions) -> list[str]:
 
 @contextmanager
 def _lock_folder(out: Path) -> Iterator[None]:
-    """Lock the folder: another command would overwrite the results of this one.
-
-    Raises:
-        RunError: another command is at work there.
-    """
+    """Lock the folder: another command would overwrite the results of this one."""
     lock = FileLock(out / "runs.lock")
     try:
         lock.acquire(timeout=0)

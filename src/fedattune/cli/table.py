@@ -10,12 +10,7 @@ from .options import TableOptions, parse_options
 
 
 def print_table(space: Namespace, problems: Sequence[str]) -> int:
-    """Print or write the table of some runs.
-
-    Raises:
-        ConfigError: options that cannot be.
-        RunError: the folders hold no runs of the same clients, or no round is finished.
-    """
+    """Print or write the table of some runs."""
     from ..analysis.load import read_runs
     from ..analysis.output.formats import find_format
     from ..analysis.output.tables import make_console, print_methods

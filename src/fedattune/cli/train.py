@@ -17,14 +17,7 @@ from .options import read_experiment
 
 
 def train(space: Namespace, problems: list[str]) -> int:
-    """Train the methods of an experiment, or resume it, and print what was found.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        ConfigError, DataError, ModelError, RunError: the input is wrong, or a folder cannot be used.
-    """
+    """Train the methods of an experiment, or resume it, and print what was found."""
     command: str = space.command
     experiment, output, overrides = read_experiment(space, problems)
     callbacks = output.make_callbacks()

@@ -27,12 +27,8 @@ REPORT_TIME_SHARE = 0.1
 def watch(space: Namespace, problems: Sequence[str]) -> int:
     """Show the status of each run until all have ended or the user leaves; then print table and verdict.
 
-    On a terminal, a table is renewed in place; elsewhere, each run that has changed gets a line.
-
-    Returns 0, 1 if a run failed, or 130 if the user left.
-
-    Raises:
-        ConfigError, RunError: options that cannot be, or a folder that holds no runs.
+    On a terminal, a table is renewed in place; elsewhere, each run that has changed gets a line. Return 0, 1 if a run
+    failed, or 130 if the user left.
     """
     from rich.live import Live
 

@@ -35,12 +35,9 @@ MIN_BOOSTED_ROWS = 40
 
 @dataclass(frozen=True)
 class SplitRows:
-    """The rows of the evaluated clients of one split.
+    """The rows of the evaluated clients of one split, by the clients' numbers `ids` (E,).
 
-    Attributes:
-        federation: the data without clients that join later.
-        ids: numbers of the evaluated clients (E,).
-        excluded: numbers of the clients that are never evaluated.
+    `federation` lacks clients that join later; clients in `excluded` are never evaluated.
     """
 
     federation: "Federation"
@@ -68,11 +65,7 @@ class SplitRows:
 def train_baselines(
     plan: Plan, out: Path, should_stop: ShouldStop, show: Callable[[str], None] = lambda _: None
 ) -> list[Baseline]:
-    """Train the baselines of an experiment that its folder lacks, on every split.
-
-    Raises:
-        StoppedError: the user asked to stop; finished baselines are kept.
-    """
+    """Train the baselines of an experiment that its folder lacks, on every split."""
     from ..training.sampling import sample_eval_ids
     from ..training.setup import hold_out_newcomers
     from ..training.uploads.pipeline import find_excluded

@@ -142,16 +142,9 @@ def plan_from_python(
     settings: ExperimentKeywords,
     command: str,
 ) -> tuple[Plan, list[str]]:
-    """Plan an experiment on named data, a table, or a federation made in Python.
+    """Plan an experiment on named data, a table, or a federation made in Python; add notes about what was changed.
 
-    Args:
-        command: the command whose rules on the methods hold: `compare` adds the baseline.
-
-    Returns:
-        The plan, and notes about what was changed.
-
-    Raises:
-        ConfigError, DataError, ModelError: options are wrong, or the data cannot be used.
+    The rules of `command` on the methods hold: `compare` adds the baseline.
     """
     values = {**settings, "algorithms": algorithms, "model": model, "set": options or {}}
     federation = None if isinstance(data, str | Path) else data

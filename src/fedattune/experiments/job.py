@@ -42,12 +42,7 @@ class FailedRun(NamedTuple):
 
 
 class Combination(NamedTuple):
-    """One combination of a method.
-
-    Attributes:
-        lr: learning rate.
-        options: the tuned options of the method.
-    """
+    """A learning rate and the tuned options of a method."""
 
     lr: float
     options: Mapping[str, Any]
@@ -61,13 +56,7 @@ class Combination(NamedTuple):
 class Job:
     """One run of a plan: the arguments of `fit`, and a title for the terminal.
 
-    Attributes:
-        title: the name of the run on the terminal; it names the seed only where there are several.
-        name: the method's name.
-        algorithm: the method, built with its `options`.
-        folder: the run folder; an interrupted run in it is resumed.
-        callbacks: objects that follow the run.
-        source: reference to the factory of a custom method.
+    An interrupted run in `folder` is resumed. `source` refers to the factory of a custom method.
     """
 
     title: str

@@ -23,11 +23,7 @@ COMMAND_LINE_ONLY = {
 
 
 def parse_set(items: Iterable[str]) -> dict[str, Any]:
-    """Read `name.option=value` items of the command line; values are YAML scalars.
-
-    Raises:
-        ConfigError: items lack a name or a value; one message names them all.
-    """
+    """Read `name.option=value` items of the command line; values are YAML scalars."""
     pairs = [(item, *item.partition("=")) for item in items]
     if wrong := [item for item, key, equals, _ in pairs if not key.strip() or not equals]:
         raise ConfigError(
@@ -50,15 +46,9 @@ def load_options(
     defaults: Mapping[str, Any] | None = None,
     errors: Iterable[str] = (),
 ) -> tuple[Experiment, OutputOptions]:
-    """Load an experiment and its output options.
+    """Load an experiment and its output options from a YAML file, which wins over defaults, and the command line.
 
-    Args:
-        path: a YAML file; it wins over the defaults.
-        defaults: defaults of the command.
-
-    Raises:
-        ConfigError: the file names code that the command line does not name; or keys are unknown, or values are wrong,
-            which one message reports all.
+    One error reports all unknown keys and wrong values. Code that only the file names is refused.
     """
     problems = list(errors)
     overrides = {_canonical_key(key): value for key, value in overrides.items()}

@@ -68,11 +68,7 @@ class OutputOptions(BaseModel):
     processes: Processes = "auto"
 
     def make_callbacks(self) -> "tuple[Callback, ...]":
-        """Make the callbacks of the flags.
-
-        Raises:
-            ConfigError: a package is not installed.
-        """
+        """Make the callbacks of the flags."""
         if not (self.tensorboard or self.mlflow or self.wandb):
             return ()
         from ..runs.callbacks import MLflow, WandB
@@ -83,14 +79,9 @@ class OutputOptions(BaseModel):
 
 
 def check_output_files(outputs: Mapping[str, Path | None], protected_files: Mapping[str, Path]) -> None:
-    """Refuse output files that cannot be written, or that would replace other files.
+    """Refuse output files that cannot be written, that belong to a run, or that would replace other files.
 
-    Args:
-        outputs: option -> file, or None if the option is not given.
-
-    Raises:
-        ConfigError: a folder is missing or not writable, or a file is a folder, belongs to a run, or would replace
-            another.
+    `outputs` maps options to files, or to None where the option is not given.
     """
     files = dict(protected_files)
     for option, path in outputs.items():
@@ -127,25 +118,13 @@ def _is_same_file(path: Path, other: Path) -> bool:
 
 
 def check_empty_folder(out: Path, advice: str = "") -> None:
-    """Refuse a folder that is not empty; `advice` follows the advice to give a new one.
-
-    Raises:
-        RunError: the folder is not empty.
-    """
+    """Refuse a folder that is not empty; `advice` follows the advice to give a new one."""
     if out.is_dir() and any(out.iterdir()):
         raise RunError(f"--out {out}: the folder is not empty, and no file is overwritten; give a new one{advice}")
 
 
 def check_run_folder(out: Path, command: str | None = None) -> None:
-    """Refuse a run folder that is not empty, or that cannot be made.
-
-    Args:
-        command: the command that could resume a run in the folder; None if no command could.
-
-    Raises:
-        ConfigError: the folder cannot be made or written to.
-        RunError: the folder is not empty, or a file.
-    """
+    """Refuse a run folder that is not empty, or that cannot be made; `command` could resume a run in it."""
     if out.exists() and not out.is_dir():
         raise RunError(f"--out {out}: this is a file; give a new or empty folder")
     advice = ""

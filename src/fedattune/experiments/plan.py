@@ -29,17 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """The checked parts of an experiment.
+    """The checked parts of an experiment: a federation per split, options as given, and the methods built with them.
 
-    Attributes:
-        experiment: the experiment.
-        federations: the data, once for each split.
-        options: the options of each method, as given.
-        model_options: the options of the model, as given.
-        algorithms: the methods, built with their options.
-        sources: custom method -> the reference to its factory.
-        tuned: learning rate and options that tuning chose for each method; empty without tuning.
-        notes: sentences for the user.
+    `sources` maps custom methods to references to their factories. `tuned` is what tuning chose, if it did.
     """
 
     experiment: Experiment
@@ -92,11 +84,7 @@ class Plan:
 def make_plan(experiment: Experiment, federation: "Federation | None" = None) -> Plan:
     """Build all parts of an experiment and check that they fit together; only caches are written.
 
-    Args:
-        federation: its data, if they are loaded already.
-
-    Raises:
-        ConfigError, DataError, ModelError: parts are wrong or do not fit together.
+    A `federation` is given if the data are loaded already.
     """
     from ..algorithms import ALGORITHMS
     from ..algorithms.own import build_method
@@ -168,11 +156,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
 
 
 def settle_metric(experiment: Experiment, federation: "Federation") -> Experiment:
-    """Choose the metric if none is given.
-
-    Raises:
-        ConfigError: the metric, or the accuracy to reach, does not suit the target.
-    """
+    """Choose the metric if none is given; refuse what does not suit the target."""
     from ..data.federated import choose_metric
 
     metric = experiment.metric or choose_metric(federation)
@@ -197,14 +181,7 @@ def settle_local_work(experiment: Experiment, *, is_table: bool) -> Experiment:
 
 
 def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, list[str]]:
-    """Fit the algorithms to the command: `run` trains one method, and `compare` needs the baseline.
-
-    Returns:
-        The experiment and the notes about what was changed.
-
-    Raises:
-        ConfigError: `run` was given several methods.
-    """
+    """Fit the algorithms to the command: `run` trains one method, and `compare` needs the baseline; add notes."""
     names = experiment.algorithms
     if command == "run" and (len(names) > 1 or ALL_METHODS in names):
         raise ConfigError(f"run trains one algorithm, got {', '.join(names)}; use fedattune compare for several")

@@ -56,16 +56,11 @@ def make_shared_folder(parent: Path) -> Iterator[Path]:
 
 
 def pack(thing: Any, folder: Path) -> bytes:
-    """Pickle an object for other processes of this machine, with its large arrays in files.
+    """Pickle an object for `unpack` in other processes of this machine, with its large arrays in files.
 
-    An array that is mapped from a file already stays there. Other large arrays are written to `folder`, and tensors
-    of this process are mapped from it from then on, so that memory holds them once.
-
-    Args:
-        folder: the folder of the arrays; the bytes can be unpacked as long as it exists.
-
-    Returns:
-        The bytes for `unpack`.
+    An array that is mapped from a file already stays there. Other large arrays are written to `folder`, which must
+    exist as long as the bytes are used. Tensors of this process are mapped from it from then on, so that memory
+    holds them once.
     """
     buffer = io.BytesIO()
     _Packer(buffer, folder).dump(thing)
@@ -122,9 +117,7 @@ def run_in_processes(
 ) -> None:
     """Train jobs in worker processes; return early, after the current rounds, when a stop is requested.
 
-    Args:
-        on_end: receives the number of each job that finished, or that failed with the error.
-        scratch: folder for the data that the processes share.
+    `on_end` receives the number of each job that finished, or that failed with the error.
     """
     with make_shared_folder(scratch) as folder:
         federations = {id(job.federation): job.federation for job in jobs.values()}

@@ -32,9 +32,6 @@ class SpeedupEstimate:
     P processes finish work of W seconds in `ONE_THREAD_FACTOR` W/P seconds, after `START_S` seconds to start. They pay
     if they save more than `START_S` seconds beside the start. Runs on a GPU never share it: one run often fills its
     memory.
-
-    Attributes:
-        pays: whether several processes save enough time.
     """
 
     def __init__(self, jobs: "Sequence[Job]") -> None:
@@ -79,21 +76,12 @@ def train_all(
     processes: int | Literal["auto"] = "auto",
     on_failure: Callable[[FailedRun], None] = lambda _: None,
 ) -> "tuple[list[Result], list[FailedRun]]":
-    """Train all runs; the numbers do not depend on the number of processes.
+    """Train all runs, or read finished ones; return results and failures, each in the order of the jobs.
 
-    Args:
-        jobs: the runs; finished ones are read from their folders.
-        scratch: folder for the data that processes share.
-        keep_going: train the other runs after one diverged or its process was killed.
-        processes: processes to train in; `auto` begins in this process and starts more once that saves time. Runs on
-            Ray follow one another, because the actors take the cores.
-
-    Returns:
-        The results and the failures, each in the order of the jobs.
-
-    Raises:
-        StoppedError: the user asked to stop; checkpoints stay.
-        DivergedError, WorkerKilledError: a run failed, and `keep_going` is off.
+    The numbers do not depend on the number of processes. `auto` begins in this process and starts more once that saves
+    time. Runs on Ray follow one another, because the actors take the cores. `scratch` is for data that processes share.
+    With `keep_going`, the other runs are trained after one diverged or its process was killed. Checkpoints stay after a
+    `StoppedError`.
     """
     runs = _JobRunner(jobs, should_stop, display, keep_going, on_failure)
     if on_ray := [job for job in jobs if job.settings.execution.ray and not job.is_finished]:

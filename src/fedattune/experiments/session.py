@@ -88,11 +88,7 @@ def list_input_files(experiment: Experiment, *, config: Path | None = None, out:
 
 
 def create_run_folder(plan: Plan, out: Path, command: str) -> None:
-    """Create the run folder with the command, the partition and the experiment; after an error, remove it again.
-
-    Raises:
-        RunError: another process is at work in the folder, or has filled it.
-    """
+    """Create the run folder with the command, the partition and the experiment; after an error, remove it again."""
     from ..data.manifest import save_manifest
 
     out = out.resolve()
@@ -139,15 +135,7 @@ def _resolve_paths(experiment: Experiment) -> Experiment:
 def reopen_run(
     command: str, out: Path, overrides: Mapping[str, Any], allow_code: Sequence[str] = ()
 ) -> tuple[Plan, list[str]]:
-    """Plan an interrupted run again.
-
-    Returns:
-        The plan, and a note about settings that changed.
-
-    Raises:
-        ConfigError: an option would change the numbers, or the run uses code that the user has not named.
-        RunError: the folder holds no run, or the run of another command, or the data has changed.
-    """
+    """Plan an interrupted run again; add a note about settings that changed."""
     from ..runs.folder import RESUMABLE_SETTINGS
 
     if refused := sorted(overrides.keys() - RESUMABLE_SETTINGS - DISPLAY_FIELDS):
@@ -207,14 +195,7 @@ def make_jobs(plan: Plan, out: Path) -> list[Job]:
 
 
 class Outcome(NamedTuple):
-    """Everything that an experiment gave.
-
-    Attributes:
-        results: the finished runs.
-        failed: the runs without a result.
-        baselines: the baselines of a comparison.
-        notes: how the methods were tuned, or that they were not.
-    """
+    """Everything that an experiment gave; the notes say how the methods were tuned, or that they were not."""
 
     results: "Sequence[Result]"
     failed: Sequence[FailedRun]
@@ -234,10 +215,6 @@ def train_plan(
     """Tune if asked for, then train every method with every seed on every split, and the baselines of a comparison.
 
     What is finished in the folder is taken from there.
-
-    Raises:
-        StoppedError: the user asked to stop; checkpoints are kept.
-        DivergedError, WorkerKilledError: a run failed, and it is no comparison.
     """
     from .baselines import train_baselines
     from .tuning import apply_tuning, tune_plan

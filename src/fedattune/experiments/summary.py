@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 
 class Summary(NamedTuple):
-    """The findings of an experiment.
-
-    Attributes:
-        rows: the table, one row per method.
-        notes: what a reader of the numbers should know.
-        verdict: the verdict of a comparison; None for a single method.
-        report: the HTML file of a comparison, if it was written.
-    """
+    """The findings of an experiment; only a comparison has a verdict, and a report of its results."""
 
     rows: list[MethodRow]
     notes: list[str]
@@ -40,11 +33,7 @@ def write_summary(
     rounds_to: float | None = None,
     metric: MetricName | None = None,
 ) -> Summary:
-    """Write the result files and the report.
-
-    Args:
-        report: HTML file of a comparison, beside the folders of the runs; None if there is nothing to compare.
-    """
+    """Write the result files, and the report of a comparison beside the folders of the runs."""
     results, failed, baselines, tuning_notes = outcome
     rows = build_rows(results, rounds_to, metric=metric, baselines=baselines)
     verdict = None

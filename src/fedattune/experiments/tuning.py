@@ -53,13 +53,9 @@ TUNING_FOLDER, LOG_FILE = "tuning", "log.json"
 
 @dataclass(frozen=True)
 class Tuning:
-    """The outcome of tuning.
+    """The outcome of tuning: each method's choice, and the number of combinations tried.
 
-    Attributes:
-        budget: full runs that each method might spend.
-        choices: method -> the chosen combination.
-        n_tried: method -> number of combinations tried.
-        is_at_edge: methods whose learning rate is the smallest or largest one tried.
+    `is_at_edge` names methods whose learning rate is the smallest or largest one tried.
     """
 
     budget: int
@@ -85,10 +81,7 @@ class Tuning:
 def list_combinations(method: str, lr: float, limit: int, seed: int, fixed: Mapping[str, Any]) -> list[Combination]:
     """List the combinations of a method to try: first the given one, then others drawn from the grid.
 
-    Learning rates take turns, so that few combinations spread over all of the grid.
-
-    Args:
-        fixed: options that the user gives; they are not tuned.
+    Learning rates take turns, so that few combinations spread over all of the grid. `fixed` options are not tuned.
     """
     from ..algorithms.table import METHODS
 
@@ -121,14 +114,7 @@ def _get_defaults(method: str, space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_steps(n_combinations: int, budget: int, rounds: int) -> list[tuple[int, int]]:
-    """Plan the halving: for each step, the number of combinations and of rounds.
-
-    Examples:
-        >>> plan_steps(15, budget=5, rounds=90)
-        [(15, 10), (5, 30), (1, 90)]
-        >>> plan_steps(9, budget=8, rounds=90)
-        [(9, 10), (8, 30), (2, 90)]
-    """
+    """Plan the halving: for each step, the number of combinations and of rounds."""
     steps: list[tuple[int, int]] = []
     n = n_combinations
     for fraction in FRACTIONS:
@@ -141,9 +127,6 @@ def make_tuning_split(federations: "Sequence[Federation]", seed: int) -> "Federa
     """Divide the rows that no reported split tests anew, with a larger validation part.
 
     Where time decides the parts, the newest of these rows are for validation. Clients without such rows are left out.
-
-    Raises:
-        RunError: fewer than two clients are left.
     """
     from ..data.client_index import Client, ClientIndex
 
@@ -174,15 +157,7 @@ def make_tuning_split(federations: "Sequence[Federation]", seed: int) -> "Federa
 def tune_plan(
     plan: Plan, budget: int, out: Path, should_stop: ShouldStop, display: "ProgressDisplay", processes: Any = "auto"
 ) -> Tuning:
-    """Choose learning rate and options of every method of a plan; what was begun before goes on.
-
-    Args:
-        plan: the plan; the rows that none of its splits tests are tuned on.
-
-    Raises:
-        StoppedError: the user asked to stop; finished runs are kept.
-        RunError: no combination of a method could be trained.
-    """
+    """Choose learning rate and options of every method of a plan; what was begun before goes on."""
     folder = out / TUNING_FOLDER
     if (folder / "chosen.json").exists():
         return _read_tuning(folder / "chosen.json")

@@ -43,9 +43,8 @@ def expand_names(names: Iterable[str], all_names: Collection[str]) -> tuple[str,
 def find_known_options(experiment: Experiment, *, methods: bool, problems: list[str]) -> KnownOptions:
     """Find the options of everything that the experiment names; the data need not be loaded for this.
 
-    Args:
-        methods: whether to look at the methods, the model and the hardware too.
-        problems: receives unknown names and options, and, if there are any, wrong values of the methods' options.
+    `methods` looks at the methods, the model and the hardware too. `problems` receives unknown names and options, and,
+    if there are any, wrong values of the methods' options.
     """
     from ..algorithms import ALGORITHMS
     from ..algorithms.own import check_distinct_names, find_method
@@ -95,14 +94,8 @@ def assign_options(
 ) -> AssignedOptions:
     """Give `option: value` and `name.option: value` to their owners; the second form wins.
 
-    An option without a name goes to every algorithm in use that has it. `model.`, `partition.` and `data.` are names
-    too.
-
-    Args:
-        problems: receives options that nothing in use has, or that could belong to two kinds of thing.
-
-    Raises:
-        ConfigError: there are such options, and no list to receive them.
+    An option without a name goes to every algorithm in use that has it. `model.`, `partition.` and `data.` are names,
+    too. `problems` receives options that nothing in use has, or that could belong to two kinds of thing.
     """
     errors: list[str] = []
     assignment: AssignedOptions = {kind: {name: {} for name in names} for kind, names in known_options.items()}
@@ -135,11 +128,7 @@ def assign_options(
 
 
 def list_partition_options(name: str) -> list[str]:
-    """List the options of a partition; a saved one has none.
-
-    Raises:
-        ConfigError: there is no such partition, or the custom one cannot be loaded.
-    """
+    """List the options of a partition; a saved one has none."""
     from ..data import PARTITIONS
     from ..data.manifest import check_saved_partition
 

@@ -31,15 +31,9 @@ class Interval(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Two cells of a column, compared for a claim.
+    """Two cells of a column, compared for a claim over the seeds with a run of both.
 
-    Attributes:
-        better: the cell that is better by the claim.
-        than: the other cell.
-        by: points that the better cell should be ahead.
-        seeds: seeds with a run of both cells.
-        difference: better minus other, in points; None without such seeds.
-        lacks: phrases on everything that the two cells lack.
+    `by` is how many points the better cell should be ahead; `difference` is better minus other; `lacks` are phrases.
     """
 
     better: Cell

@@ -28,13 +28,10 @@ def count_common_labels(labels: Matrix) -> Matrix:
 
 
 def compute_matching_rate(attention: Matrix, labels: Matrix) -> float | None:
-    """Compute the share of pairs with a label in common among the darkest cells of attention (N, N).
+    """Compute the share of pairs with a label in common among the darkest cells of attention (N, N), or None.
 
     The paper does not say how dark a cell must be. With as many cells as pairs, 1 means that attention puts exactly
     these pairs first, and chance gives their share of all pairs.
-
-    Returns:
-        The rate, from 0 to 1; None if no two clients have a label in common.
 
     Source: IGFL (Huang et al., 2021), figure 2 and its text.
     """
@@ -76,14 +73,7 @@ def average_mixing(results: StudyResults, one: Outcome) -> dict[tuple[str, str],
 
 
 def summarize_mixing(results: StudyResults) -> list[list[str]]:
-    """Make a table of the numbers behind a figure of mixing matrices: its head, then its lines.
-
-    Returns:
-        The table; empty for studies without such a figure.
-
-    Raises:
-        ConfigError: the runs lack the matrices that the figure should show.
-    """
+    """Make a table of the numbers behind a figure of mixing matrices; empty for studies without such a figure."""
     if results.study.figure.kind not in SUMMARIES:
         return []
     head, summarize = SUMMARIES[results.study.figure.kind]

@@ -23,15 +23,9 @@ MIN_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Outcome:
-    """The numbers of a cell.
+    """The numbers of a cell: one finished run per seed, by id, with the reason of each failed run.
 
-    Attributes:
-        choice: the values from the grid.
-        is_searched: True if a search made the choice; otherwise it is the middle of the grid.
-        runs: ids of the finished runs, one per seed.
-        failures: the reason of each failed run.
-        full_rounds: rounds that the study specifies.
-        measures: name -> mean and standard deviation over the seeds; accuracies, in percent, unless `not_run`.
+    Without a search, `choice` is the middle of the grid. `measures` are accuracies in percent, unless `not_run`.
     """
 
     cell: Cell
@@ -68,13 +62,7 @@ class Outcome:
 
 
 class StudyResults:
-    """The outcomes of a study's cells, and their differences to the paper.
-
-    Args:
-        study: the study.
-        records: its raw results.
-        cells: the cells to include; all by default. Cells without results have no outcome.
-    """
+    """The outcomes of a study's cells, all by default, that have results, and their differences to the paper."""
 
     def __init__(self, study: Study, records: Records, cells: Sequence[Cell] | None = None) -> None:
         self.study, self.records = study, records
@@ -200,10 +188,9 @@ def reduce_curve(curve: Curve, measure: Measure) -> float:
 
 
 def compute_late_change(curve: Curve, mean: Literal["pooled", "uniform"]) -> float | None:
-    """Compute how far a curve still moves: the mean over its last tenth minus the mean over as many rounds before.
+    """Compute how far a curve still moves, in points; None if all evaluated rounds are in the last tenth.
 
-    Returns:
-        The change in points; None if all evaluated rounds are in the last tenth.
+    That is the mean over its last tenth minus the mean over as many evaluated rounds before.
     """
     accuracy, is_late = curve[f"acc_{mean}"], _find_last_tenth(curve["round"])
     earlier = accuracy[~is_late][-int(is_late.sum()) :]
@@ -218,10 +205,7 @@ def _find_last_tenth(rounds: Array) -> Array:
 def choose_options(study: Study, cell: Cell, records: Records, extent: Extent) -> dict[str, Any] | None:
     """Choose the combination of the grid with the best validation accuracy in the last tenth of the rounds.
 
-    A combination that diverged with some seed after the search gives way to the next best.
-
-    Returns:
-        The first of the best; None if a combination has not been tried yet.
+    A combination that diverged with some seed after the search gives way to the next best. None if one is not tried.
     """
     choices = study.choices(cell)
     if len(choices) == 1:
@@ -243,11 +227,7 @@ def _diverges(study: Study, cell: Cell, choice: dict[str, Any], records: Records
 def score_choices(
     study: Study, cell: Cell, records: Records, extent: Extent
 ) -> list[tuple[dict[str, Any], float | None]]:
-    """Score every combination of the grid by its validation accuracy in percent.
-
-    Returns:
-        Pairs of combination and score: 0 for a run that diverged, None for one that has not been tried.
-    """
+    """Score all combinations of the grid by validation accuracy in percent: 0 if diverged, None if not tried."""
     scores: list[tuple[dict[str, Any], float | None]] = []
     late = Measure(over="last10", mean=study.measure.mean, called="")
     for choice in study.choices(cell):

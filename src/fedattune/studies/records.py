@@ -33,14 +33,8 @@ class Records:
     - `history.parquet`: one line per run, evaluated round, part (test, validation) and point (received, trained).
     - `mixing.parquet`: mixing matrices averaged over thirds of the rounds, in studies about mixing.
 
-    Attributes:
-        runs: the content of `runs.json`.
-        curves: run id -> (part, point) -> curve.
-        matrices: run id -> (rounds, component) -> matrix (N, N), averaged over these rounds. Rows receive from columns;
-            `rounds` is first, middle, last (a third each) or all.
-
-    Raises:
-        RunError: a file is damaged, or the files do not belong together.
+    `curves` maps run id -> (part, point) -> curve, `matrices` run id -> (rounds, component) -> matrix (N, N), where
+    rows receive from columns and `rounds` is first, middle, last (a third each) or all.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -99,11 +93,7 @@ class Records:
     def add(
         self, run: CellRun, result: RunMetrics, environment: dict[str, Any], labels: list[list[int]] | None
     ) -> None:
-        """Add a finished run.
-
-        Args:
-            labels: samples of each client and label, (N, K), to keep the mixing matrices too; None to drop them.
-        """
+        """Add a finished run; samples of each client and label, (N, K), keep the mixing matrices too."""
         names = ("n_parameters", "n_clients", "local_steps", "bytes_up", "bytes_down", "notes")
         self.runs[run.id] = {
             **_describe(run),
@@ -123,14 +113,7 @@ class Records:
         self.runs[run.id] = {**_describe(run), "failed": error}
 
     def adopt(self, folders: Iterable[Path], runs: Iterable[CellRun], *, mixing: bool) -> bool:
-        """Copy missing runs from other studies.
-
-        Args:
-            mixing: copy only runs with mixing matrices.
-
-        Returns:
-            True if any run was copied.
-        """
+        """Copy missing runs from other studies, with `mixing` only those with matrices; tell whether there was any."""
         missing = {run.id for run in runs} - self.runs.keys()
         before = len(self.runs)
         for folder in folders:

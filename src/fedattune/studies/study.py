@@ -42,12 +42,10 @@ class StudyPart(BaseModel):
 
 
 class Measure(StudyPart):
-    """Rule that reduces a run to one number, an accuracy in percent.
+    """Rule that reduces a run to one number, an accuracy in percent, which the paper has `called` so.
 
-    Attributes:
-        over: max (the best evaluated round, as papers report), last10 (mean over the last tenth) or last.
-        mean: pooled (over all test samples) or uniform (over clients).
-        called: the paper's word for the number.
+    `over` is max (the best evaluated round, as papers report), last10 (mean over the last tenth) or last; `mean` is
+    pooled (over all test samples) or uniform (over clients).
     """
 
     over: Over
@@ -59,8 +57,6 @@ class StudyRow(StudyPart):
     """A line of the table: a method with its options.
 
     Attributes:
-        algorithm: name of the method.
-        options: its options.
         settings: settings of the experiment; settings of the column go before them.
         grid: options or settings to choose on validation data; every combination is tried.
         grids: column -> a grid of its own.
@@ -82,12 +78,7 @@ class StudyRow(StudyPart):
 
 
 class Tuning(StudyPart):
-    """Search of a grid, with fewer rounds and with validation data from the training data.
-
-    Attributes:
-        rounds: communication rounds of each combination.
-        validation: share of each client's training samples to hold out for the choice.
-    """
+    """Search of a grid, with fewer rounds and a share of each client's training samples held out for validation."""
 
     rounds: Annotated[int, Field(ge=1)]
     validation: Annotated[float, Field(gt=0, lt=1)]
@@ -103,13 +94,8 @@ class DifferenceReason(StudyPart):
 class Claim(StudyPart):
     """A sentence of the paper that compares methods. Runs answer it, so no answer stands in the study.
 
-    Attributes:
-        text: the sentence.
-        better: the rows that are better by the sentence.
-        than: the rows that each of them is compared with.
-        columns: columns to compare in; None for every column that has both rows.
-        by: points that the better row should be ahead; a negative number allows a loss.
-        measure: number of a run to compare; None for the measure of the study.
+    Rows in `better` should be `by` points ahead of those in `than`, in some columns (None for every one that has both),
+    by the measure of the study or another one. A negative `by` allows a loss.
     """
 
     text: Annotated[str, Field(min_length=1)]
@@ -340,11 +326,7 @@ class Study(BaseModel):
         return [pair for pair in pairs if claim.columns or set(pair) <= set(self.cells())]
 
     def cells(self, selection: str = "*") -> list[Cell]:
-        """Return the cells, column by column, that match one of the comma-separated patterns; see `--cells`.
-
-        Raises:
-            ConfigError: no cell matches a pattern.
-        """
+        """Return the cells, column by column, that match one of the comma-separated patterns; see `--cells`."""
         cells = [
             Cell(name, column)
             for column in self.columns
@@ -381,11 +363,7 @@ class Study(BaseModel):
     def make_run(
         self, cell: Cell, choice: Mapping[str, Any], seed: int, extent: Extent = WHOLE, *, tuning: bool = False
     ) -> CellRun:
-        """Make one run of a cell with a combination of its grid; with `tuning`, a run of the search.
-
-        Raises:
-            ConfigError: a setting is impossible.
-        """
+        """Make one run of a cell with a combination of its grid; with `tuning`, a run of the search."""
         row = self.source_row(cell)
         values = {"small_clients": "error", **self.settings, **row.settings, **self.columns[cell.column]}
         if own := values.keys() & {"algorithms", "seed", "seeds"}:
@@ -432,11 +410,7 @@ class Study(BaseModel):
 
 
 def load_study(name: str, allow_code: Sequence[str] = ()) -> Study:
-    """Load a study that comes with FedAttune, by name, or your own study from a YAML file.
-
-    Raises:
-        ConfigError: no study has that name, or the file is wrong or names code that the user has not named.
-    """
+    """Load a study that comes with FedAttune, by name, or your own from a YAML file, whose code the user has named."""
     path = STUDY_FOLDER / f"{name}.yaml" if name in STUDIES else Path(name)
     if path.stem == "runs":
         raise ConfigError(f"{name}: a study cannot be called runs, which is the folder of unfinished runs")

@@ -27,16 +27,7 @@ SPLITS_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class StudyTrainer:
-    """Train the missing runs of a study.
-
-    Attributes:
-        study: the study.
-        records: its raw results, which receive the new ones.
-        options: the options of `fedattune reproduce`.
-        should_stop: returns True once the user asks to stop.
-        display: shows the progress.
-        on_results: called after new results are saved.
-    """
+    """Train the missing runs of a study, and call `on_results` after new results are saved."""
 
     study: Study
     records: Records
@@ -48,12 +39,8 @@ class StudyTrainer:
     def train_cells(self, cells: Sequence[Cell]) -> list[str]:
         """Train the missing runs of some cells, column by column.
 
-        Returns:
-            One sentence per column that failed, for instance because its data are missing. The other columns are
-            trained all the same.
-
-        Raises:
-            StoppedError: the user asked to stop. Finished runs are saved; others can be resumed.
+        Return a sentence per column that failed, for instance because its data are missing; the others are trained
+        all the same. After a `StoppedError`, finished runs are saved, and others can be resumed.
         """
         problems: list[str] = []
         for column in dict.fromkeys(cell.column for cell in cells):
