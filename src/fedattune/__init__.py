@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from .core.payload import Broadcast, Payload
     from .core.settings import Settings
     from .data import Federation, federation_from, load_federation
-    from .experiments.compare import Comparison, compare
-    from .experiments.tune import TunedMethod, tune
+    from .experiments.compare import Comparison, TunedMethod, compare, tune
     from .models.files import load_model
     from .models.predict import Predictions, predict
     from .runs.callbacks import Callback, EarlyStop, MLflow, OnRound, WandB
@@ -48,8 +47,7 @@ _MODULE_OF = {
         "core.params": ("Params",),
         "core.payload": ("Broadcast", "Payload"),
         "core.settings": ("Settings",),
-        "experiments.compare": ("Comparison", "compare"),
-        "experiments.tune": ("TunedMethod", "tune"),
+        "experiments.compare": ("Comparison", "TunedMethod", "compare", "tune"),
         "data": ("Federation", "federation_from", "load_federation"),
         "models.files": ("load_model",),
         "models.predict": ("Predictions", "predict"),

@@ -35,7 +35,7 @@ IMPORTS = (
     "fedattune.deploy.node.client_app",
     "fedattune.deploy.server.server_app",
     "fedattune.algorithms",
-    "fedattune.experiments.summary",
+    "fedattune.experiments.session",
     "fedattune.analysis.compare",
     "fedattune.analysis.output.report",
     "fedattune.analysis.verdict",

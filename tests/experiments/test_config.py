@@ -12,8 +12,7 @@ import yaml
 from fedattune import ConfigError, Settings
 from fedattune.core.settings import SettingsKeywords
 from fedattune.experiments.config import Experiment, ExperimentKeywords
-from fedattune.experiments.load import load_experiment, load_options
-from fedattune.experiments.validate import assign_options
+from fedattune.experiments.load import assign_options, load_experiment, load_options
 
 
 def file(tmp_path: Path, text: str) -> Path:

@@ -21,8 +21,8 @@ from ..deploy.config import (
     list_node_rules,
 )
 from ..experiments.config import Experiment
+from ..experiments.load import TABLE_SOURCE
 from ..experiments.output import check_run_folder
-from ..experiments.validate import TABLE_SOURCE
 from .doctor import print_findings
 from .options import read_experiment, validate_options
 

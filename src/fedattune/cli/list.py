@@ -9,7 +9,7 @@ from ..analysis.citations import UsedItem, collect_used_items, format_bibtex
 from ..analysis.output.tables import make_console, print_indented
 from ..core.errors import ConfigError
 from ..core.options import list_options, look_up, summarize
-from ..experiments.validate import TABLE_COLUMN_OPTIONS, TABLE_SOURCE, expand_names
+from ..experiments.load import TABLE_COLUMN_OPTIONS, TABLE_SOURCE, expand_names
 from .main import print_content
 from .options import CiteOptions, ListOptions, parse_options
 from .parser import LIST_KINDS

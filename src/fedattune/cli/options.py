@@ -233,9 +233,8 @@ def read_experiment(space: Namespace, problems: Sequence[str]) -> "tuple[Experim
     Return it with the output options and those of its options that the command line gives.
     """
     from ..experiments.config import Experiment
-    from ..experiments.load import load_options, parse_set
+    from ..experiments.load import collect_errors, load_options, parse_set
     from ..experiments.output import OutputOptions
-    from ..experiments.validate import collect_errors
 
     errors = list(problems)
     overrides = {key: value for key, value in vars(space).items() if key in Experiment.flat_fields()}

@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-DATA_FIELDS = (
-    "data", "data_dir", "client_column", "target", "drop_columns", "missing", "partition",
-    "clients", "split", "time_column", "split_seed", "test", "validation",
-    "stratify", "small_clients", "scaling", "save_partition",
-)  # fmt: skip
 COMMON_OPTIONS = (
     "data", "client_column", "target", "partition", "clients", "model", "algorithms", "set", "seeds",
     "metric", "splits", "tune", "baseline", "rounds", "cohort", "steps", "epochs", "batch_size", "lr",
@@ -96,12 +91,12 @@ class _HelpAll(argparse.Action):
 class Options(NamedTuple):
     """A group of options: fields of `schema` (`module:Schema`, or a schema of `cli.options`); by default, all of them.
 
-    `without` is `module:NAMES` of fields to leave out.
+    `fields` are names or `module:NAMES`, and `without` is `module:NAMES` of fields to leave out.
     """
 
     schema: str
     title: str = "options"
-    fields: tuple[str, ...] = ()
+    fields: str | tuple[str, ...] = ()
     without: str = ""
 
 
@@ -121,24 +116,25 @@ class Command(NamedTuple):
 
 EXPERIMENT, SETTINGS = "experiments.config:Experiment", "core.settings:Settings"
 OUTPUT, DEPLOY = "experiments.output:OutputOptions", "deploy.config"
-METHOD_OPTIONS = Options(EXPERIMENT, "model and methods", ("model", "algorithms", "set", "seeds"))
-VERDICT_OPTIONS = Options(EXPERIMENT, "verdict", ("metric", "splits", "tune", "baseline"))
+DATA_FIELDS = "experiments.config:DATA_FIELDS"
+METHOD_OPTIONS = ("model", "algorithms", "set", "seeds")
 TRAINING = (
     Options(EXPERIMENT, "data", DATA_FIELDS),
-    METHOD_OPTIONS,
-    VERDICT_OPTIONS,
+    Options(EXPERIMENT, "model and methods", METHOD_OPTIONS),
+    Options(EXPERIMENT, "verdict", ("metric", "splits", "tune", "baseline")),
     Options(SETTINGS, "training"),
     Options(EXPERIMENT, "output", ("rounds_to",)),
     Options(OUTPUT, "output"),
 )
 SHOW = (
-    Options(EXPERIMENT, "data", (*DATA_FIELDS, "set")),
+    Options(EXPERIMENT, "data", DATA_FIELDS),
+    Options(EXPERIMENT, "data", ("set",)),
     Options(OUTPUT, "output", ("config", "allow_code", "json_file")),
     Options("ShowOptions", "output"),
 )
 DEPLOYMENT = (
     Options(EXPERIMENT, "data of a trial", DATA_FIELDS),
-    METHOD_OPTIONS,
+    Options(EXPERIMENT, "model and methods", METHOD_OPTIONS),
     Options(SETTINGS, "training", without=f"{DEPLOY}:SIMULATION_OPTIONS"),
     Options(f"{DEPLOY}:DeploymentOptions", "server"),
     Options(f"{DEPLOY}:KitOptions", "folder"),
@@ -211,7 +207,7 @@ COMMANDS = {
     ),
     "table": Command(
         "print or write the table of runs: text, LaTeX, Markdown, CSV or Parquet",
-        "table:print_table",
+        "report:print_table",
         "TableOptions",
         (RUNS,),
     ),
@@ -284,8 +280,8 @@ def _fill_command(parser: ArgumentParser, command: Command, algorithms: str | No
             groups[options.title] = parser.add_argument_group(options.title)
         schema = _import(options.schema)
         without = _import(options.without) if options.without else ()
-        fields = options.fields or list_fields(schema)
-        names = [one for one in fields if one not in without]
+        fields = _import(options.fields) if isinstance(options.fields, str) else options.fields
+        names = [one for one in fields or list_fields(schema) if one not in without]
         _add_options(groups[options.title], schema, names, algorithms)
     parser.shorten_help()
 

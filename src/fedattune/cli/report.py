@@ -1,4 +1,4 @@
-"""The commands `report` and `plot`: one HTML page about runs, and figures for papers."""
+"""The commands `report`, `plot` and `table`: one HTML page about runs; figures and tables for papers and programs."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -9,11 +9,14 @@ from ..analysis.load import Runs, read_runs
 from ..analysis.mixing import MixingAnalysis
 from ..analysis.mixing.explain import RunExplanation
 from ..analysis.output import plots
+from ..analysis.output.formats import find_format
 from ..analysis.output.report import write_report
-from ..analysis.output.tables import make_console
+from ..analysis.output.tables import make_console, print_methods
 from ..core.errors import ConfigError, RunError
+from ..core.io import replace_atomically, write_text
 from ..experiments.output import check_output_files
-from .options import PlotOptions, ReportOptions, parse_options
+from .main import print_content
+from .options import PlotOptions, ReportOptions, TableOptions, parse_options
 
 
 def report(space: Namespace, problems: Sequence[str]) -> int:
@@ -47,10 +50,10 @@ def plot(space: Namespace, problems: Sequence[str]) -> int:
         raise RunError(f"{paths[0]}: no round is finished yet, so there is nothing to draw; try again later")
     with plots.use_style():
         captioned_figure = _draw(runs, options)
-    complete = plots.save_figure(captioned_figure.figure, options.out)
+    is_complete = plots.save_figure(captioned_figure.figure, options.out)
     console = make_console()
     console.print(f"{captioned_figure.caption}.")
-    if not complete:
+    if not is_complete:
         console.print("note: the font lacks letters of clients' names, which are boxes in the figure")
     for run in runs.results:
         if not run.is_finished:
@@ -60,10 +63,8 @@ def plot(space: Namespace, problems: Sequence[str]) -> int:
 
 
 def _draw(runs: Runs, options: PlotOptions) -> plots.CaptionedFigure:
-    from ..analysis.output.plots import plot_heatmap, plot_traffic
-
     if options.kind == "heatmap":
-        return plot_heatmap(_find_mixing(runs, options), options.round_, options.component, options.width)
+        return plots.plot_heatmap(_find_mixing(runs, options), options.round_, options.component, options.width)
     selected_runs = [run for run, _ in runs.select(options.algorithm, options.seed)]
     if options.algorithm not in (None, BASELINE):  # every method is compared with it
         baseline_runs = [run for run in runs.results if run.algorithm == BASELINE]
@@ -73,7 +74,7 @@ def _draw(runs: Runs, options: PlotOptions) -> plots.CaptionedFigure:
         return plots.plot_curves(selected_runs, options.against, options.width)
     if options.kind == "clients":
         return plots.plot_clients(selected_runs, options.width, runs.metric)
-    return plot_traffic(selected_runs, options.width)
+    return plots.plot_traffic(selected_runs, options.width)
 
 
 def _find_mixing(runs: Runs, options: PlotOptions) -> MixingAnalysis:
@@ -86,3 +87,32 @@ def _find_mixing(runs: Runs, options: PlotOptions) -> MixingAnalysis:
             f"{explanation.sending_note} A heatmap needs a method that gives clients mixtures of their own; {others}."
         )
     return explanation.mixing
+
+
+def print_table(space: Namespace, problems: Sequence[str]) -> int:
+    """Print or write the table of some runs."""
+    paths: list[Path] = space.runs
+    options = parse_options(TableOptions, space, problems)
+    chosen = find_format(options.format_, options.out.suffix if options.out else "")
+    if chosen.is_binary and options.out is None:
+        raise ConfigError(f"--format {chosen.name} writes a file; name it by -o, such as -o runs{chosen.ending}")
+    if options.clients and not chosen.has_clients:
+        raise ConfigError(f"--clients is an option of formats for programs such as csv, not of --format {chosen.name}")
+    check_output_files({"--out": options.out}, {})
+    runs = read_runs(paths, running=True)
+    if not runs.results:
+        raise RunError(f"{paths[0]}: no round is finished yet, so there is no table; try again later")
+    if chosen.name == "text" and not options.out:  # with colours
+        print_methods(runs.rows, make_console(), runs.rounds_to, options.columns)
+        return 0
+    keywords = {"clients": True} if options.clients else {}
+    content = chosen.write(runs, options.columns, **keywords)
+    if isinstance(content, bytes):
+        assert options.out is not None
+        with replace_atomically(options.out) as new:
+            new.write_bytes(content)
+    elif options.out:
+        write_text(options.out, content)
+    else:
+        print_content(content)
+    return 0

@@ -2,10 +2,6 @@
 
 import shlex
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
@@ -17,12 +13,17 @@ from ..studies.study import StudyOptions
 from .main import FAILED, INTERRUPTED, print_message
 from .options import parse_options
 
-if TYPE_CHECKING:
-    from ..studies.study import Cell, Study
-
 
 def reproduce(space: Namespace, problems: list[str]) -> int:
     """Train the missing runs of a study, write its table and figure, and print them."""
+    from ..experiments.job import StoppedError
+    from ..experiments.progress import make_progress_display
+    from ..experiments.session import InterruptHandler
+    from ..studies.outcome import StudyResults
+    from ..studies.records import Records
+    from ..studies.table import print_results, write_results
+    from ..studies.train import StudyTrainer
+
     options = parse_options(StudyOptions, space, problems)
     if space.name is None:
         if options.model_fields_set:
@@ -34,53 +35,42 @@ def reproduce(space: Namespace, problems: list[str]) -> int:
     most = max(study.seeds, MAX_SEEDS)
     if options.seeds and options.seeds > most:
         raise ConfigError(f"--seeds {options.seeds}: {study.name} takes at most {most}")
-    return _run_study(space.name, study, cells, options)
-
-
-def _run_study(name: str, study: "Study", cells: "Sequence[Cell]", options: StudyOptions) -> int:
-    from ..experiments.job import StoppedError
-    from ..experiments.progress import make_progress_display
-    from ..experiments.session import InterruptHandler
-    from ..studies.outcome import StudyResults
-    from ..studies.records import Records
-    from ..studies.table import print_results, write_results
-    from ..studies.train import StudyTrainer
-
     folder = options.out / study.name
     records = Records(folder)
-    command = " ".join(["fedattune reproduce", *_format_command(name, options)])
+    command = " ".join(["fedattune reproduce", *_format_command(space.name, options)])
     if options.show and not records.runs:
         raise RunError(f"{folder} holds no results; make them by {command}")
     if records.runs and not (options.resume or options.show):
         raise RunError(
             f"{folder} holds results already; go on with them by --resume, print them by --show, or give another --out"
         )
-    problems: list[str] = []
+    failures: list[str] = []
     if not options.show:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--out {options.out}: {error.strerror or error}; give another folder") from error
-        with (
-            _lock_folder(options.out),
-            InterruptHandler() as stop,
-            make_progress_display(quiet=options.quiet) as display,
-        ):
-            records = Records(folder)  # read again, now that no other command writes them
-            trainer = StudyTrainer(
-                study, records, options, stop, display, lambda: write_results(StudyResults(study, records))
-            )
-            try:
-                problems = trainer.train_cells(cells)
-            except StoppedError as stopped:
-                print_message(f"{stopped}; resume with: {command} --resume")
-                return INTERRUPTED
+        try:
+            with (
+                FileLock(options.out / "runs.lock", timeout=0),
+                InterruptHandler() as stop,
+                make_progress_display(quiet=options.quiet) as display,
+            ):
+                records = Records(folder)  # read again, now that no other command writes them
+                failures = StudyTrainer(study, records, options, stop, display).train_cells(cells)
+        except Timeout as error:
+            raise RunError(
+                f"another fedattune reproduce is at work in {options.out}; wait for it, or give another --out"
+            ) from error
+        except StoppedError as stopped:
+            print_message(f"{stopped}; resume with: {command} --resume")
+            return INTERRUPTED
     if records.runs:
         write_results(StudyResults(study, records))
         print_results(StudyResults(study, records, cells), len(cells), make_console())
-    for problem in problems:
-        print_message(f"error: {problem}")
-    return FAILED if problems else 0
+    for failure in failures:
+        print_message(f"error: {failure}")
+    return FAILED if failures else 0
 
 
 def _format_command(name: str, options: StudyOptions) -> list[str]:
@@ -91,22 +81,6 @@ def _format_command(name: str, options: StudyOptions) -> list[str]:
         value = ",".join(value) if isinstance(value, tuple) else value
         words += ["--" + key.replace("_", "-")] + ([shlex.quote(str(value))] if value is not True else [])
     return words
-
-
-@contextmanager
-def _lock_folder(out: Path) -> Iterator[None]:
-    """Lock the folder: another command would overwrite the results of this one."""
-    lock = FileLock(out / "runs.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise RunError(
-            f"another fedattune reproduce is at work in {out}; wait for it, or give another --out"
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _print_studies() -> None:

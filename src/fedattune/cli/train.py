@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 
-from ..analysis.folder import seal_experiment
 from ..analysis.output.tables import make_console, print_methods
 from ..core.errors import ConfigError
 from ..core.lock import lock_folder
@@ -11,7 +10,6 @@ from ..experiments.job import StoppedError
 from ..experiments.output import OutputOptions, check_output_files, check_run_folder, choose_run_folder
 from ..experiments.plan import make_plan, prepare_command
 from ..experiments.session import InterruptHandler, create_run_folder, list_input_files, reopen_run, train_plan
-from ..experiments.summary import Summary, write_summary
 from .main import FAILED, INTERRUPTED, format_resume_command, print_message
 from .options import read_experiment
 
@@ -36,26 +34,23 @@ def train(space: Namespace, problems: list[str]) -> int:
         plan = make_plan(experiment)
         create_run_folder(plan, out, command)
     space.training_folder, space.training_code = out, list_references(plan.experiment.to_keywords())
-    is_comparison = command == "compare"
-    with InterruptHandler() as should_stop, lock_folder(out):
-        try:
-            outcome = train_plan(plan, out, should_stop, output, is_comparison=is_comparison, callbacks=callbacks)
-        except StoppedError as stopped:
-            print_message(f"{stopped}; resume with: {format_resume_command(space)}")
-            return INTERRUPTED
-        rounds_to = plan.experiment.rounds_to
-        summary = write_summary(
-            outcome,
-            files=[file for file in (out / "result.json", output.json_file) if file],
-            report=out / "report.html" if is_comparison else None,
-            rounds_to=rounds_to,
-            metric=plan.metric,
-        )
-        seal_experiment(out, is_finished=True)
-    _print_summary(summary, [*notes, *plan.notes, *plan.federation.notes, *summary.notes], rounds_to, output.columns)
+    try:
+        with InterruptHandler() as should_stop, lock_folder(out):
+            is_comparison = command == "compare"
+            summary = train_plan(plan, out, should_stop, output, is_comparison=is_comparison, callbacks=callbacks)
+    except StoppedError as stopped:
+        print_message(f"{stopped}; resume with: {format_resume_command(space)}")
+        return INTERRUPTED
+    console = make_console()
+    if summary.rows:
+        print_methods(summary.rows, console, plan.experiment.rounds_to, output.columns)
+    for note in dict.fromkeys([*notes, *summary.notes]):
+        console.print(f"note: {note}")
+    if summary.verdict is not None:
+        console.print(summary.verdict.text, style="bold")
     start = f"The report is {summary.report}; all" if summary.report else "All"
-    make_console().print(f"{start} numbers are in {out}")
-    return FAILED if outcome.failed else 0
+    console.print(f"{start} numbers are in {out}")
+    return FAILED if summary.failed else 0
 
 
 def _check_processes(engine: str, output: OutputOptions) -> None:
@@ -64,13 +59,3 @@ def _check_processes(engine: str, output: OutputOptions) -> None:
             f"--processes {output.processes}: with --engine ray, runs follow one another because actors take all "
             "cores; leave it out, or give --ray-actors"
         )
-
-
-def _print_summary(summary: Summary, notes: list[str], rounds_to: float | None, columns: str | None) -> None:
-    console = make_console()
-    if summary.rows:
-        print_methods(summary.rows, console, rounds_to, columns)
-    for note in dict.fromkeys(notes):
-        console.print(f"note: {note}")
-    if summary.verdict is not None:
-        console.print(summary.verdict, style="bold")

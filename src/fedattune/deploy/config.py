@@ -14,8 +14,7 @@ from ..core.own_code import find_file, is_reference, make_portable
 from ..core.settings import LARGEST_UPDATE, SIMULATION_SETTINGS, Settings
 from ..data.schema import Schema
 from ..experiments.config import Experiment
-from ..experiments.load import parse_set
-from ..experiments.validate import assign_options, expand_names, list_model_options
+from ..experiments.load import assign_options, expand_names, list_model_options, parse_set
 from .logs import LogFormat
 from .secagg.methods import check_methods, check_settings
 

@@ -1,5 +1,6 @@
-"""Compare methods from Python, as `fedattune compare` does on the command line."""
+"""Compare methods, or tune them, from Python, as `fedattune compare` and `--tune` do on the command line."""
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,17 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..analysis.compare import MethodRow, build_client_table, build_run_table, to_pandas
-from ..analysis.folder import seal_experiment
-from ..analysis.verdict import Verdict, reach_verdict
+from ..analysis.verdict import Verdict
 from ..core.errors import ConfigError
+from ..core.io import read_json
 from ..core.lock import lock_folder
+from ..core.metrics import METRICS, MetricName
 from ..core.text import make_printable
-from .config import ExperimentKeywords
+from .config import DATA_FIELDS, ExperimentKeywords
 from .load import load_experiment
 from .output import OutputOptions, check_run_folder
 from .plan import Plan, make_plan, prepare_command
+from .progress import make_progress_display
 from .session import InterruptHandler, create_run_folder, train_plan
-from .summary import write_summary
+from .tuning import LOG_FILE, TUNING_FOLDER, tune_plan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,17 +124,122 @@ def compare(
     output = OutputOptions.model_validate({"processes": processes, "quiet": quiet})
     if out is not None:
         check_run_folder(Path(out), "compare")
-        return _compare(plan, Path(out), notes, output, callbacks, is_kept=True)
     # The results still read their stores, which are open: Windows then keeps the files.
-    with tempfile.TemporaryDirectory(prefix="fedattune-", ignore_cleanup_errors=True) as folder:
-        return _compare(plan, Path(folder) / "run", notes, output, callbacks, is_kept=False)
+    with tempfile.TemporaryDirectory(prefix="fedattune-", ignore_cleanup_errors=True) as scratch:
+        folder = Path(scratch) / "run" if out is None else Path(out)
+        create_run_folder(plan, folder, "compare")
+        with InterruptHandler() as should_stop, lock_folder(folder):
+            summary = train_plan(plan, folder, should_stop, output, is_comparison=True, callbacks=callbacks)
+    assert summary.verdict
+    return Comparison(
+        summary.verdict,
+        summary.rows,
+        summary.results,
+        summary.baselines,
+        [*dict.fromkeys([*notes, *summary.notes])],
+        [one.error for one in summary.failed],
+        None if out is None else folder,
+        plan.experiment.rounds_to,
+    )
 
 
-DATA_OPTIONS = {
-    "data", "data_dir", "client_column", "target", "drop_columns", "missing", "partition", "clients", "split",
-    "time_column", "split_seed", "test", "validation", "stratify", "small_clients", "scaling", "save_partition",
-}  # fmt: skip
-"""Options of the experiment that make a federation."""
+@dataclass(frozen=True)
+class TunedMethod:
+    """The choice for one method.
+
+    Attributes:
+        algorithm: name of the method.
+        lr: the chosen learning rate.
+        options: the chosen options of the method; for `fit` and `compare`.
+        score: validation score of the choice in its last step, in the unit of the metric.
+        metric: name of the metric.
+        is_at_edge: whether the learning rate is the smallest or largest one tried; then tune again with another `lr`.
+        trials: all trials, in the order of training: rounds, lr, options and score, None where training diverged.
+    """
+
+    algorithm: str
+    lr: float
+    options: Mapping[str, Any]
+    score: float
+    metric: MetricName
+    is_at_edge: bool
+    trials: Sequence[Mapping[str, Any]]
+
+    def __str__(self) -> str:
+        """Write the choice and its score in one line."""
+        options = "".join(f", {key}={value}" for key, value in self.options.items())
+        edge = ", at the end of the grid" if self.is_at_edge else ""
+        score = METRICS[self.metric].format(self.score)
+        return f"{self.algorithm}: lr={self.lr:.3g}{options} (validation {self.metric} {score}{edge})"
+
+
+def tune(
+    data: "str | Path | Federation",
+    algorithms: Sequence[str] | str,
+    model: str = "mlr",
+    *,
+    budget: int = 5,
+    options: Mapping[str, Any] | None = None,
+    out: Path | str | None = None,
+    processes: int | Literal["auto"] = "auto",
+    quiet: bool = True,
+    **settings: Unpack[ExperimentKeywords],
+) -> dict[str, TunedMethod]:
+    """Choose the learning rate and the own options of methods by validation data, each with the same budget.
+
+    Args:
+        data: name of a data set, path of a table, or a federation made in Python.
+        algorithms: names of methods, or "file.py:factory" of your own, whose learning rate is tuned.
+        model: name of the model, or "file.py:factory".
+        budget: full runs that each method may spend.
+        options: options of methods that are not tuned, and of models, data and partitions, such as
+            `{"fedmcsa": {"sigma": 20}}`.
+        out: folder for the log of all trials, new or empty; without it, nothing is kept.
+        processes: runs to train at the same time.
+        quiet: show no progress.
+        settings: everything else that `compare` takes; `lr=...` is the middle of the grid of learning rates.
+
+    Returns:
+        Method -> its choice. The test rows of the data are in no part of the tuning.
+
+    Raises:
+        ConfigError, DataError, ModelError: options are wrong, or the data cannot be used.
+        RunError: the folder is in use, or training diverged with every combination of a method.
+
+    Examples:
+        >>> import fedattune
+        >>> chosen = fedattune.tune("digits", "local", budget=1, partition="dirichlet", clients=5, rounds=3, lr=0.1)
+        >>> chosen["local"].options, len(chosen["local"].trials), 0 < chosen["local"].score <= 1
+        ({}, 5, True)
+    """
+    settings["tune"] = budget
+    plan, _ = plan_from_python(data, algorithms, model, options, settings, "tune")
+    output = OutputOptions.model_validate({"processes": processes, "quiet": quiet})
+    with tempfile.TemporaryDirectory(prefix="fedattune-") as scratch:
+        folder = Path(scratch) / "run" if out is None else Path(out)
+        check_run_folder(folder)
+        with (
+            InterruptHandler() as should_stop,
+            lock_folder(folder, is_new=True),
+            make_progress_display(quiet=output.quiet) as display,
+        ):
+            tuning = tune_plan(plan, budget, folder, should_stop, display, output.processes)
+        log = read_json(folder / TUNING_FOLDER / LOG_FILE)
+    metric = plan.metric or "accuracy"
+    found = {}
+    for name, (lr, tuned) in tuning.choices.items():
+        trials = [
+            {
+                "rounds": one["rounds"],
+                "lr": one["lr"],
+                "options": {key: value for key, value in one.items() if key not in ("rounds", "lr", "score")},
+                "score": None if one["score"] is None else METRICS[metric].sign * one["score"],
+            }
+            for one in log[name]
+        ]
+        own = [one["score"] for one in trials if math.isclose(one["lr"], lr) and one["options"] == dict(tuned)]
+        found[name] = TunedMethod(name, lr, dict(tuned), own[-1], metric, name in tuning.is_at_edge, trials)
+    return found
 
 
 def plan_from_python(
@@ -150,7 +258,7 @@ def plan_from_python(
     federation = None if isinstance(data, str | Path) else data
     if federation is not None and values.get("splits", 1) != 1:
         raise ConfigError("splits: a federation made in Python has its parts already; give one federation per call")
-    if federation is not None and (needless := sorted(DATA_OPTIONS & values.keys())):
+    if federation is not None and (needless := sorted(values.keys() & DATA_FIELDS)):
         raise ConfigError(
             f"{', '.join(needless)}: a federation made in Python has its data and parts already; leave it out, or give "
             "it where the federation is made"
@@ -160,39 +268,3 @@ def plan_from_python(
     if command == "compare":
         experiment, notes = prepare_command(command, experiment)
     return make_plan(experiment, federation), notes
-
-
-def _compare(
-    plan: Plan,
-    out: Path,
-    notes: Sequence[str],
-    output: OutputOptions,
-    callbacks: "Sequence[Callback]",
-    *,
-    is_kept: bool,
-) -> Comparison:
-    create_run_folder(plan, out, "compare")
-    with InterruptHandler() as should_stop, lock_folder(out):
-        outcome = train_plan(plan, out, should_stop, output, is_comparison=True, callbacks=callbacks)
-        metric = plan.metric
-        summary = write_summary(
-            outcome,
-            files=[out / "result.json"],
-            report=out / "report.html",
-            rounds_to=plan.experiment.rounds_to,
-            metric=metric,
-        )
-        seal_experiment(out, is_finished=True)
-    verdict = reach_verdict(
-        outcome.results, baselines=outcome.baselines, metric=metric, has_failures=bool(outcome.failed)
-    )
-    return Comparison(
-        verdict,
-        summary.rows,
-        outcome.results,
-        outcome.baselines,
-        [*dict.fromkeys([*notes, *plan.notes, *plan.federation.notes, *summary.notes])],
-        [one.error for one in outcome.failed],
-        out if is_kept else None,
-        plan.experiment.rounds_to,
-    )

@@ -11,7 +11,7 @@ from ..core.metrics import check_metric
 from ..core.own_code import get_short_name, is_reference
 from .config import Experiment
 from .job import Combination, Job
-from .validate import (
+from .load import (
     ALL_METHODS,
     AssignedOptions,
     KnownOptions,
@@ -88,6 +88,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     """
     from ..algorithms import ALGORITHMS
     from ..algorithms.own import build_method
+    from ..data import PARTITIONS
     from ..models import make_model
     from ..training.clients.options import check_clients, check_method
     from ..training.setup import build_trained_module, hold_out_newcomers
@@ -95,9 +96,13 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
 
     are_all = ALL_METHODS in experiment.algorithms
     experiment = experiment.model_copy(update={"algorithms": expand_names(experiment.algorithms, ALGORITHMS)})
-    known_options = _collect_known_options(experiment, methods=True)
+    known_options = find_known_options(experiment, methods=True)
     dataset = None if federation else _load_dataset(experiment, known_options)
-    partition = dataset.default_partition if dataset else _get_partition_name(federation)
+    if dataset:
+        partition = dataset.default_partition
+    else:  # the name of a built-in partition that made the federation
+        partition = str(federation.partition.get("name", "")) if federation else ""
+        partition = partition if partition in PARTITIONS else ""
     assignment = _assign_all(experiment, known_options, partition)
     problems: list[str] = []
     options = {get_short_name(name): given for name, given in assignment["algorithm"].items()}
@@ -194,17 +199,9 @@ def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, l
 def prepare_data(experiment: Experiment) -> "Federation":
     """Make the federation of an experiment; options of models and methods are allowed if the user named these."""
     is_named = bool({"algorithms", "model"} & experiment.given)
-    known_options = _collect_known_options(experiment, methods=bool(experiment.set) and is_named)
+    known_options = find_known_options(experiment, methods=bool(experiment.set) and is_named)
     dataset = _load_dataset(experiment, known_options)
     return _federate(experiment, dataset, _assign_all(experiment, known_options, dataset.default_partition))
-
-
-def _collect_known_options(experiment: Experiment, *, methods: bool) -> KnownOptions:
-    problems: list[str] = []
-    known_options = find_known_options(experiment, methods=methods, problems=problems)
-    if problems:
-        raise ConfigError("; ".join(dict.fromkeys(problems)))
-    return known_options
 
 
 def _assign_all(experiment: Experiment, known_options: KnownOptions, default: str) -> AssignedOptions:
@@ -212,14 +209,6 @@ def _assign_all(experiment: Experiment, known_options: KnownOptions, default: st
     partition = experiment.partition or default
     options = {partition: list_partition_options(partition)} if partition else {}
     return assign_options(experiment.set, {**known_options, "partition": options})
-
-
-def _get_partition_name(federation: "Federation | None") -> str:
-    """Return the name of a built-in partition that made a federation; an empty text for any other."""
-    from ..data import PARTITIONS
-
-    name = str(federation.partition.get("name", "")) if federation else ""
-    return name if name in PARTITIONS else ""
 
 
 def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Dataset":

@@ -41,7 +41,6 @@ class PlainProgress(ProgressDisplay):
     """Print a plain line after every tenth of the rounds."""
 
     def add_run(self, title: str, rounds: int) -> ProgressCallback:
-        """Add a run."""
         start, n_rounds = time.monotonic(), 0
 
         def show(progress: "Progress") -> None:
@@ -50,19 +49,15 @@ class PlainProgress(ProgressDisplay):
             tenth = 10 * progress.round // progress.rounds
             if tenth > 10 * (progress.round - 1) // progress.rounds:
                 seconds_left = (time.monotonic() - start) / n_rounds * (progress.rounds - progress.round)
-                self.print_line(f"{title}: {_format_round(progress, seconds_left)}")
+                score = _format_score(progress)
+                wait = f", about {seconds_left:.0f} s left" if seconds_left >= 1 else ""
+                done = f"round {progress.round} of {progress.rounds}{', ' * bool(score)}{score}"
+                self.print_line(f"{title}: {done}{wait}")
 
         return show
 
     def print_line(self, line: str) -> None:
-        """Print one line on standard error."""
         print(make_printable(line), file=sys.stderr, flush=True)
-
-
-def _format_round(progress: "Progress", seconds_left: float) -> str:
-    score = _format_score(progress)
-    wait = f", about {seconds_left:.0f} s left" if seconds_left >= 1 else ""
-    return f"round {progress.round} of {progress.rounds}{', ' * bool(score)}{score}{wait}"
 
 
 def _format_score(progress: "Progress", *, has_label: bool = True) -> str:
@@ -73,7 +68,7 @@ def _format_score(progress: "Progress", *, has_label: bool = True) -> str:
 
 
 class ProgressBars(ProgressDisplay):
-    """Show a live bar for each run: round, accuracy, time left. Hide finished runs when the terminal is full."""
+    """Show a live bar for each run: round, accuracy, time left. Hide the oldest finished runs where room lacks."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -90,8 +85,10 @@ class ProgressBars(ProgressDisplay):
         )
 
     def add_run(self, title: str, rounds: int) -> ProgressCallback:
-        """Add a run."""
-        self._make_room()
+        visible_tasks = [task for task in self._bars.tasks if task.visible]
+        excess = len(visible_tasks) + 2 - self._bars.console.height  # the last line stays free
+        for finished in [task for task in visible_tasks if task.finished][: max(excess, 0)]:
+            self._bars.update(finished.id, visible=False)
         task = self._bars.add_task(title, total=rounds, score="")
 
         def show(progress: "Progress") -> None:
@@ -100,15 +97,7 @@ class ProgressBars(ProgressDisplay):
 
         return show
 
-    def _make_room(self) -> None:
-        """Hide bars of finished runs, the oldest first, until one more bar fits."""
-        visible_tasks = [task for task in self._bars.tasks if task.visible]
-        excess = len(visible_tasks) + 2 - self._bars.console.height  # the last line stays free
-        for task in [task for task in visible_tasks if task.finished][: max(excess, 0)]:
-            self._bars.update(task.id, visible=False)
-
     def print_line(self, line: str) -> None:
-        """Print one line above the bars."""
         self._bars.console.print(line)
 
     def __enter__(self) -> Self:

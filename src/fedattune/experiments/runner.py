@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,7 +14,6 @@ from .progress import ProgressDisplay
 if TYPE_CHECKING:
     from ..runs.context import Progress
     from ..runs.result import Result
-    from .job import Job
 
 ONE_THREAD_FACTOR = 1.4
 """Time of a run with one thread, relative to the time with all of two cores (measured: 50 against 35 s)."""
@@ -34,14 +33,14 @@ class SpeedupEstimate:
     memory.
     """
 
-    def __init__(self, jobs: "Sequence[Job]") -> None:
+    def __init__(self, jobs: Sequence[Job]) -> None:
         self._todo = [job for job in jobs if not job.is_finished]
         self._later_rounds = 0  # of the runs after the current one
         self._seconds, self._timed_rounds = 0.0, 0
         self._last: float | None = None
         self.pays = False
 
-    def start_run(self, job: "Job") -> None:
+    def start_run(self, job: Job) -> None:
         """Note that a run begins; its first round prepares much, so it is not timed."""
         from ..core.hardware import resolve_device
 
@@ -98,20 +97,18 @@ def train_all(
     return runs.collect()
 
 
+@dataclass
 class _JobRunner:
     """The jobs, and the outcome of each job that is done."""
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        should_stop: ShouldStop,
-        display: ProgressDisplay,
-        keep_going: bool,
-        on_failure: Callable[[FailedRun], None],
-    ) -> None:
-        self.jobs, self.should_stop, self.display = jobs, should_stop, display
-        self.keep_going, self.on_failure = keep_going, on_failure
-        self.remaining = list(range(len(jobs)))
+    jobs: Sequence[Job]
+    should_stop: ShouldStop
+    display: ProgressDisplay
+    keep_going: bool
+    on_failure: Callable[[FailedRun], None]
+
+    def __post_init__(self) -> None:
+        self.remaining = list(range(len(self.jobs)))
         self._outcomes: dict[int, Result | FailedRun] = {}
         self._callbacks: dict[int, ProgressCallback] = {}
 
@@ -129,9 +126,9 @@ class _JobRunner:
     def _record_failure(self, i: int, error: RunError) -> None:
         if not self.keep_going:
             raise error
-        job, diverged = self.jobs[i], isinstance(error, DivergedError)
+        job, is_diverged = self.jobs[i], isinstance(error, DivergedError)
         split = int(job.federation.partition.get("split", 0))
-        failure = FailedRun(job.name, job.settings.seed, str(error), job.folder, diverged, split)
+        failure = FailedRun(job.name, job.settings.seed, str(error), job.folder, is_diverged, split)
         self._outcomes[i] = failure
         self.remaining.remove(i)
         self.on_failure(failure)

@@ -1,5 +1,6 @@
-"""Create the folder of an experiment, train the runs in it, and resume them after an interruption."""
+"""Create the folder of an experiment, train and summarize the runs in it, and resume them after an interruption."""
 
+import json
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,10 @@ from ..analysis.folder import (
     CHECKSUM_FILE,
     COMMAND_FILE,
     EXPERIMENT_FILE,
+    FROM_THE_START,
     NOTES_FILE,
     PARTITION_FILE,
+    RESULT_FILE,
     list_parts,
     make_run_name,
     seal_experiment,
@@ -23,6 +26,7 @@ from ..analysis.folder import (
 from ..core.errors import ConfigError, RunError
 from ..core.io import read_json, replace_atomically, write_json, write_text
 from ..core.lock import lock_folder
+from ..core.metrics import MetricName
 from ..core.own_code import find_file, get_short_name, is_reference
 from ..core.settings import RAY_DEFAULTS
 from .config import Experiment
@@ -34,7 +38,8 @@ from .progress import make_progress_display
 from .runner import train_all
 
 if TYPE_CHECKING:
-    from ..analysis.compare import Baseline
+    from ..analysis.compare import Baseline, MethodRow
+    from ..analysis.verdict import Verdict
     from ..runs.callbacks import Callback
     from ..runs.result import Result
 
@@ -83,7 +88,7 @@ def list_input_files(experiment: Experiment, *, config: Path | None = None, out:
     if experiment.save_partition:
         files["the partition to be saved"] = resolve_manifest_path(experiment.save_partition)
     if out:
-        files |= {f"{name} of the run": out / name for name in (COMMAND_FILE, PARTITION_FILE, EXPERIMENT_FILE)}
+        files |= {f"{name} of the run": out / name for name in FROM_THE_START}
     return files
 
 
@@ -109,7 +114,7 @@ def create_run_folder(plan: Plan, out: Path, command: str) -> None:
                 # The last file: with it, the run can be resumed.
                 write_text(out / EXPERIMENT_FILE, text)
             except BaseException:
-                for name in (COMMAND_FILE, PARTITION_FILE, EXPERIMENT_FILE, CHECKSUM_FILE):
+                for name in (*FROM_THE_START, CHECKSUM_FILE):
                     (out / name).unlink(missing_ok=True)
                 raise
     except BaseException:
@@ -194,13 +199,16 @@ def make_jobs(plan: Plan, out: Path) -> list[Job]:
     return jobs
 
 
-class Outcome(NamedTuple):
-    """Everything that an experiment gave; the notes say how the methods were tuned, or that they were not."""
+class Summary(NamedTuple):
+    """The findings of an experiment; only a comparison has a verdict, and a report of its results."""
 
     results: "Sequence[Result]"
     failed: Sequence[FailedRun]
-    baselines: "Sequence[Baseline]" = ()
-    notes: Sequence[str] = ()
+    baselines: "Sequence[Baseline]"
+    rows: "Sequence[MethodRow]"
+    notes: Sequence[str]
+    verdict: "Verdict | None"
+    report: Path | None
 
 
 def train_plan(
@@ -211,23 +219,24 @@ def train_plan(
     *,
     is_comparison: bool,
     callbacks: "Sequence[Callback]" = (),
-) -> Outcome:
+) -> Summary:
     """Tune if asked for, then train every method with every seed on every split, and the baselines of a comparison.
 
     What is finished in the folder is taken from there.
     """
     from .baselines import train_baselines
-    from .tuning import apply_tuning, tune_plan
+    from .tuning import tune_plan
 
     notes: list[str] = []
+    experiment = plan.experiment
     seal_experiment(out)  # the other files will change
     with make_progress_display(quiet=output.quiet) as display:
-        if plan.experiment.tune:
-            tuning = tune_plan(plan, plan.experiment.tune, out, should_stop, display, output.processes)
-            plan, notes = apply_tuning(plan, tuning), tuning.write_notes()
+        if experiment.tune:
+            tuning = tune_plan(plan, experiment.tune, out, should_stop, display, output.processes)
+            plan, notes = replace(plan, tuned=tuning.choices), tuning.write_notes()
         elif is_comparison:
             notes = [
-                f"not tuned: every method trains with lr {plan.experiment.training.lr:g} and its default options; "
+                f"not tuned: every method trains with lr {experiment.training.lr:g} and its default options; "
                 "--tune 5 tunes each with the budget of 5 runs, local too"
             ]
         if notes:
@@ -238,4 +247,63 @@ def train_plan(
         results, failed = train_all(
             jobs, should_stop, display, scratch=out, keep_going=is_comparison, processes=output.processes
         )
-    return Outcome(results, failed, baselines, notes)
+    summary = write_summary(
+        results,
+        failed,
+        baselines,
+        notes,
+        files=[file for file in (out / RESULT_FILE, output.json_file) if file],
+        report=out / "report.html" if is_comparison else None,
+        rounds_to=experiment.rounds_to,
+        metric=plan.metric,
+    )
+    seal_experiment(out, is_finished=True)
+    return summary._replace(notes=[*plan.notes, *plan.federation.notes, *summary.notes])
+
+
+def write_summary(
+    results: "Sequence[Result]",
+    failed: Sequence[FailedRun] = (),
+    baselines: "Sequence[Baseline]" = (),
+    notes: Sequence[str] = (),
+    *,
+    files: Sequence[Path],
+    report: Path | None,
+    rounds_to: float | None = None,
+    metric: MetricName | None = None,
+) -> Summary:
+    """Write the result files, and the report of a comparison beside the folders of the runs."""
+    from ..analysis.compare import build_rows, describe_failure, rows_to_json
+    from ..analysis.verdict import reach_verdict
+    from ..analysis.verdict.notes import merge_notes
+
+    rows = build_rows(results, rounds_to, metric=metric, baselines=baselines)
+    content: dict[str, Any] = {"runs": [_run_to_json(result, rounds_to) for result in results]}
+    verdict = None
+    if report:
+        verdict = reach_verdict(results, baselines=baselines, metric=metric, has_failures=bool(failed))
+        content |= {
+            "verdict": verdict.text,
+            "table": rows_to_json(rows),
+            "failed": [{"algorithm": o.algorithm, "seed": o.seed, "split": o.split, "error": o.error} for o in failed],
+        }
+    elif len(results) == 1:
+        content = content["runs"][0]
+    text = json.dumps(content, indent=2)
+    for file in files:
+        write_text(file, text)
+    if report and results:
+        from ..analysis.load import read_runs
+        from ..analysis.output.report import write_report
+
+        write_report(report, read_runs([report.parent]))
+    failures = [describe_failure(one.algorithm, one.seed, one.error) for one in failed]
+    notes = [*merge_notes(results, baselines, metric), *notes, *failures]
+    return Summary(results, failed, baselines, rows, notes, verdict, report if results else None)
+
+
+def _run_to_json(result: "Result", rounds_to: float | None) -> dict[str, Any]:
+    """Return the numbers of a run, with the first round that reaches the accuracy `rounds_to`."""
+    if rounds_to is None:
+        return result.to_json()
+    return result.to_json() | {"rounds_to": {"accuracy": rounds_to, "round": result.rounds_to(rounds_to)}}

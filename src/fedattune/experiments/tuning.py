@@ -11,8 +11,8 @@ Runs go through `train_all`, as the searches of studies do; a study tries the wh
 """
 
 import itertools
-import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,7 +83,9 @@ def list_combinations(method: str, lr: float, limit: int, seed: int, fixed: Mapp
 
     Learning rates take turns, so that few combinations spread over all of the grid. `fixed` options are not tuned.
     """
+    from ..algorithms import ALGORITHMS
     from ..algorithms.table import METHODS
+    from ..core.options import list_options
 
     tunable = METHODS[method].tune if method in METHODS else {}  # of a custom method, the learning rate
     space = {key: values for key, values in tunable.items() if key not in fixed}
@@ -93,7 +95,9 @@ def list_combinations(method: str, lr: float, limit: int, seed: int, fixed: Mapp
         for values in itertools.product(*space.values())
     ]
     given = Combination(lr, {})
-    defaults = _get_defaults(method, space)
+    factory = ALGORITHMS.get(method)
+    options = list_options(factory) if factory else ()
+    defaults = {option.name: option.default for option in options if option.name in space}
     others = [one for one in grid if not (math.isclose(one.lr, lr) and dict(one.options) == defaults)]
     order = np.random.default_rng([seed, TUNING_STREAM]).permutation(len(others))
     by_lr: dict[float, list[Combination]] = {}
@@ -101,16 +105,6 @@ def list_combinations(method: str, lr: float, limit: int, seed: int, fixed: Mapp
         by_lr.setdefault(others[i].lr, []).append(others[i])
     in_turn = itertools.chain.from_iterable(itertools.zip_longest(*by_lr.values()))
     return [given, *(one for one in in_turn if one is not None)][:limit]
-
-
-def _get_defaults(method: str, space: Mapping[str, Any]) -> dict[str, Any]:
-    from ..algorithms import ALGORITHMS
-    from ..core.options import list_options
-
-    factory = ALGORITHMS.get(method)
-    return {
-        option.name: option.default for option in (list_options(factory) if factory else ()) if option.name in space
-    }
 
 
 def plan_steps(n_combinations: int, budget: int, rounds: int) -> list[tuple[int, int]]:
@@ -160,7 +154,9 @@ def tune_plan(
     """Choose learning rate and options of every method of a plan; what was begun before goes on."""
     folder = out / TUNING_FOLDER
     if (folder / "chosen.json").exists():
-        return _read_tuning(folder / "chosen.json")
+        content = read_json(folder / "chosen.json")
+        choices = {name: Combination(one["lr"], one["options"]) for name, one in content["choices"].items()}
+        return Tuning(content["budget"], choices, content["n_tried"], content["at_edge"])
     from ..training.setup import hold_out_newcomers
     from .runner import train_all
 
@@ -187,14 +183,8 @@ def tune_plan(
         for name, one, job in jobs:
             score = _score(by_folder.get(job.folder), plan)
             scored[name].append((score, one))
-            log[name].append(
-                {
-                    "rounds": job.settings.rounds,
-                    "lr": one.lr,
-                    **one.options,
-                    "score": None if math.isinf(score) else score,
-                }
-            )
+            trial = {"rounds": job.settings.rounds, "lr": one.lr, **one.options}
+            log[name].append(trial | {"score": None if math.isinf(score) else score})
         for name, each in scored.items():
             left[name] = [one for _, one in sorted(each, key=lambda pair: -pair[0])]
             if all(math.isinf(score) for score, _ in each):
@@ -202,39 +192,25 @@ def tune_plan(
     choices = {name: combinations[0] for name, combinations in left.items()}
     edges = [LR_FACTORS[0] * experiment.training.lr, LR_FACTORS[-1] * experiment.training.lr]
     at_edge = [name for name, one in choices.items() if any(math.isclose(one.lr, edge) for edge in edges)]
-    tuning = Tuning(budget, choices, n_tried, at_edge)
     write_json(folder / LOG_FILE, log)
-    _write_tuning(folder / "chosen.json", tuning)
-    _remove_runs(folder)
-    return tuning
-
-
-def apply_tuning(plan: Plan, tuning: Tuning) -> Plan:
-    """Return the plan with the chosen learning rates and options."""
-    return replace(plan, tuned=tuning.choices)
+    chosen = {name: one._asdict() for name, one in choices.items()}
+    write_json(folder / "chosen.json", {"budget": budget, "choices": chosen, "n_tried": n_tried, "at_edge": at_edge})
+    for path in folder.iterdir():
+        if path.is_dir():  # the runs of the combinations; the log keeps their scores
+            shutil.rmtree(path, ignore_errors=True)  # Windows keeps a store that is still open
+    return Tuning(budget, choices, n_tried, at_edge)
 
 
 def _make_job(plan: Plan, federation: "Federation", name: str, one: Combination, rounds: int, folder: Path) -> Job:
     """Make the job of one combination: on the tuning split, with a seed of its own, evaluated now and then."""
     seed = (plan.experiment.seed + TUNING_STREAM) % 2**32
     options = {**plan.options[name], **one.options}
-    settings = plan.experiment.settings(seed).replace(
-        lr=one.lr, rounds=rounds, held_out=0, eval_every=max(1, rounds // 10)
-    )
+    job = plan.make_job(name, seed, f"tuning {name}, {rounds} rounds, {one.describe()}", folder)
+    settings = job.settings.replace(lr=one.lr, rounds=rounds, held_out=0, eval_every=max(1, rounds // 10))
     if not plan.federation.part("validation").sizes.any():  # what is reported cannot stop early either
         settings = settings.replace(early_stopping="off")
-    return Job(
-        title=f"tuning {name}, {rounds} rounds, {one.describe()}",
-        name=name,
-        algorithm=plan.build_method(name, options),
-        federation=federation,
-        model=plan.experiment.model,
-        settings=settings,
-        folder=folder,
-        options=options,
-        model_options=plan.model_options,
-        source=plan.sources.get(name),
-    )
+    algorithm = plan.build_method(name, options)
+    return replace(job, algorithm=algorithm, federation=federation, options=options, settings=settings)
 
 
 def _score(result: "Result | None", plan: Plan) -> float:
@@ -246,24 +222,3 @@ def _score(result: "Result | None", plan: Plan) -> float:
     choice = score_methods({"run": [result]}, [result], plan.metric)
     score = choice.scores["run"]
     return score if choice.is_validated and math.isfinite(score) else -math.inf
-
-
-def _write_tuning(file: Path, tuning: Tuning) -> None:
-    choices = {name: {"lr": one.lr, "options": dict(one.options)} for name, one in tuning.choices.items()}
-    content = {"budget": tuning.budget, "choices": choices, "n_tried": tuning.n_tried, "at_edge": tuning.is_at_edge}
-    write_json(file, json.loads(json.dumps(content)))
-
-
-def _read_tuning(file: Path) -> Tuning:
-    content = read_json(file)
-    choices = {name: Combination(one["lr"], dict(one["options"])) for name, one in content["choices"].items()}
-    return Tuning(content["budget"], choices, content["n_tried"], content["at_edge"])
-
-
-def _remove_runs(folder: Path) -> None:
-    """Remove the runs of the combinations; the log keeps their scores."""
-    import shutil
-
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)  # Windows keeps a store that is still open

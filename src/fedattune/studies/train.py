@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,10 @@ from ..core.settings import Settings
 from ..experiments.config import Experiment
 from ..runs.folder import RunFolder
 from ..runs.result import Result
-from .outcome import choose_options
+from .outcome import StudyResults, choose_options
 from .records import Records
 from .study import Cell, CellRun, Study, StudyOptions
+from .table import write_results
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -27,14 +28,13 @@ SPLITS_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class StudyTrainer:
-    """Train the missing runs of a study, and call `on_results` after new results are saved."""
+    """Train the missing runs of a study, and write its table and figure whenever new results are saved."""
 
     study: Study
     records: Records
     options: StudyOptions
     should_stop: "ShouldStop"
     display: "ProgressDisplay"
-    on_results: Callable[[], None]
 
     def train_cells(self, cells: Sequence[Cell]) -> list[str]:
         """Train the missing runs of some cells, column by column.
@@ -53,23 +53,12 @@ class StudyTrainer:
     def _train_column(self, cells: Sequence[Cell]) -> None:
         study, extent = self.study, self.options.extent
         grids = [(cell, study.choices(cell)) for cell in cells if not self.options.no_search]
-        self._train(
-            [
-                study.make_run(cell, choice, 0, extent, tuning=True)
-                for cell, grid in grids
-                for choice in grid
-                if len(grid) > 1
-            ]
-        )
+        pairs = [(cell, choice) for cell, grid in grids for choice in grid if len(grid) > 1]
+        self._train([study.make_run(cell, choice, 0, extent, tuning=True) for cell, choice in pairs])
         trained: dict[Cell, Any] | None = None
         while (choices := self._choose(cells)) != trained:  # a choice that diverges makes room for another
-            self._train(
-                [
-                    study.make_run(cell, choice, seed, extent)
-                    for seed in range(self.options.seeds or study.seeds)
-                    for cell, choice in choices.items()
-                ]
-            )
+            seeds = range(self.options.seeds or study.seeds)
+            self._train([study.make_run(*each, seed, extent) for seed in seeds for each in choices.items()])
             trained = choices
 
     def _choose(self, cells: Sequence[Cell]) -> dict[Cell, dict[str, Any]]:
@@ -83,7 +72,7 @@ class StudyTrainer:
 
         others = [path for path in sorted(self.options.out.iterdir()) if path != self.records.folder]
         if self.records.adopt(others, runs, mixing=self.study.mixing):
-            self._save()
+            self._write()
         groups: dict[str, dict[str, CellRun]] = {}
         for run in runs:
             if run not in self.records:
@@ -143,14 +132,14 @@ class StudyTrainer:
                 environment = _select_versions(RunFolder(job.folder).read_environment())
                 labels = job.federation.label_counts().tolist() if self.study.mixing else None
                 self.records.add(run, Result.load(job.folder), environment, labels)
-        self._save()
+        self._write()
         for run, job in pairs:
             if run in self.records:
                 shutil.rmtree(job.folder, ignore_errors=True)
 
-    def _save(self) -> None:
+    def _write(self) -> None:
         self.records.save()
-        self.on_results()
+        write_results(StudyResults(self.study, self.records))
 
 
 def _data_key(experiment: Experiment) -> str:

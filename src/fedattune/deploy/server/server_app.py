@@ -254,21 +254,19 @@ def _write_results(folder: Path, results: list[Result], log: Log, *, has_table: 
     """Write the comparison of the results, and log its verdict."""
     from ...analysis.compare import BASELINE
     from ...analysis.output.tables import make_console, print_methods
-    from ...experiments.session import Outcome
-    from ...experiments.summary import write_summary
+    from ...experiments.session import write_summary
 
     if not all(result.metrics for result in results):
         log("no node replied when clients were evaluated: there is nothing to compare")
         return
     names = {result.algorithm for result in results}
-    outcome = Outcome(results, ())
-    summary = write_summary(outcome, files=[folder / "result.json"], report=folder / "report.html")
+    summary = write_summary(results, files=[folder / "result.json"], report=folder / "report.html")
     if has_table:
         print_methods(summary.rows, make_console())
     for note in dict.fromkeys(summary.notes):
         log(f"note: {note}")
-    if BASELINE in names and len(names) > 1:
-        log(str(summary.verdict))
+    if summary.verdict and BASELINE in names and len(names) > 1:
+        log(summary.verdict.text)
     if BASELINE not in names:
         log("note: add local (algorithms='local,...'); only a comparison with it shows whether federating helps")
     log(f"The report is {summary.report}; each client's model is on its node")
