@@ -37,8 +37,6 @@ VIEWS: dict[str, type[StrictSchema]] = {
     "export": view_options.ExportOptions,
     "predict": view_options.PredictOptions,
     "table": view_options.TableOptions,
-    "new": view_options.NewOptions,
-    "completion": view_options.CompletionOptions,
     "doctor": view_options.DoctorOptions,
     "privacy": view_options.PrivacyOptions,
 }

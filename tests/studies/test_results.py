@@ -11,7 +11,7 @@ from docs.make import papers
 from fedattune.studies import STUDIES, load_study
 from fedattune.studies.claims import answer_claims
 from fedattune.studies.claims import to_csv as claims_to_csv
-from fedattune.studies.matching import compute_matching_rate, find_label_pairs
+from fedattune.studies.figures import compute_matching_rate, find_label_pairs
 from fedattune.studies.outcome import StudyResults, compute_late_change
 from fedattune.studies.records import Records
 from fedattune.studies.table import CLAIMS_FILE, CSV_FILE, FIGURE_FILE, TABLE_FILE, to_csv, to_markdown

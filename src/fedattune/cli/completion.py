@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.errors import ConfigError
-from .options import CompletionOptions, parse_options
 from .parser import make_parser
 
 FOLDERS = {
@@ -59,9 +58,8 @@ end
 """
 
 
-def print_completion(space: Namespace, problems: Sequence[str]) -> int:
+def print_completion(space: Namespace, _: Sequence[str]) -> int:
     """Print the script for a shell, and on a terminal how to install it."""
-    parse_options(CompletionOptions, space, problems)
     try:
         import shtab
     except ImportError as error:

@@ -94,29 +94,27 @@ def list_features(federation: "Federation") -> list[dict[str, Any]]:
     schema = federation.schema
     if schema is None:
         return []
-    features: list[dict[str, Any]] = []
+    rows = []
     for name in schema.numbers:
-        kind = "date" if name in schema.dates else "number"
-        inputs = 1 + (name in schema.flagged)
-        inputs += count_date_inputs(schema.dates[name]) if name in schema.dates else 0
-        features.append({"name": name, "kind": kind, "inputs": inputs, "may lack values": name in schema.flagged})
-    for name, categories in schema.categories.items():
-        features.append({"name": name, "kind": "categories", "inputs": len(categories), "may lack values": False})
-    for name, inputs in schema.texts.items():
-        features.append({"name": name, "kind": "text", "inputs": inputs, "may lack values": False})
-    features += [
-        {"name": name, "kind": "tokens", "inputs": schema.max_tokens or 1, "may lack values": False}
-        for name in schema.tokens
-    ]
-    return features
+        n = 1 + (name in schema.flagged) + (count_date_inputs(schema.dates[name]) if name in schema.dates else 0)
+        rows.append((name, "date" if name in schema.dates else "number", n, name in schema.flagged))
+    rows += [(name, "categories", len(each), False) for name, each in schema.categories.items()]
+    rows += [(name, "text", n, False) for name, n in schema.texts.items()]
+    rows += [(name, "tokens", schema.max_tokens or 1, False) for name in schema.tokens]
+    return [dict(zip(("name", "kind", "inputs", "may lack values"), row, strict=True)) for row in rows]
 
 
 def _print_federation(federation: "Federation", console: "Console") -> None:
     """Print the clients and features, then the measures, the notes and the hash."""
-    if federation.classes:
-        _print_labels(federation, console)
-    else:
-        _print_targets(federation, console)
+    in_full = _print_labels(federation, console) if federation.classes else _print_targets(federation, console)
+    if federation.n_clients > MAX_TABLE_CLIENTS:
+        console.print(f"The first {MAX_TABLE_CLIENTS} of {federation.n_clients} clients are shown; --json gives all.")
+    if not in_full:
+        first = f" the first {MAX_TABLE_LABELS} of" if federation.n_classes > MAX_TABLE_LABELS else ""
+        console.print(
+            f"Each of{first} the {federation.n_classes} labels has one character, from 1 (few samples) to 9 (the "
+            "client's most frequent label); '.' means no sample."
+        )
     if features := list_features(federation):
         words = (f"{one['name']} ({one['kind']}, {one['inputs']})" for one in features)
         console.print(f"features, with their kinds and numbers of inputs: {', '.join(words)}")
@@ -127,8 +125,8 @@ def _print_federation(federation: "Federation", console: "Console") -> None:
     console.print(f"partition hash: {federation.digest}")
 
 
-def _print_targets(federation: "Federation", console: "Console") -> None:
-    """Print the sizes of clients, and mean and deviation of their targets, which are numbers."""
+def _print_targets(federation: "Federation", console: "Console") -> bool:
+    """Print the sizes of clients, and mean and deviation of their targets, which are numbers; nothing is left out."""
     scale = federation.target_scale
     assert scale is not None
     y = federation.y.double().cpu().numpy() * scale.deviation + scale.mean
@@ -138,12 +136,11 @@ def _print_targets(federation: "Federation", console: "Console") -> None:
         sizes = (str(len(part)) for part in (client.train, client.validation, client.test))
         table.add_row(client.name, *sizes, format_number(mine.mean()), format_number(mine.std()))
     print_whole(table, console)
-    for line in _describe_omissions(federation, in_full=True):
-        console.print(line)
+    return True
 
 
-def _print_labels(federation: "Federation", console: "Console") -> None:
-    """Print the table of label counts."""
+def _print_labels(federation: "Federation", console: "Console") -> bool:
+    """Print the table of label counts; return whether it shows the counts themselves."""
     import numpy as np
     from rich.style import Style
     from rich.text import Text
@@ -176,38 +173,21 @@ def _print_labels(federation: "Federation", console: "Console") -> None:
     print_whole(table, console)
     if is_numbered and in_full:
         console.print("labels: " + ", ".join(f"{i} {name}" for i, name in enumerate(federation.classes)))
-    for line in _describe_omissions(federation, in_full):
-        console.print(line)
-
-
-def _describe_omissions(federation: "Federation", in_full: bool) -> list[str]:
-    """Describe what the table leaves out."""
-    lines = []
-    if federation.n_clients > MAX_TABLE_CLIENTS:
-        lines.append(f"The first {MAX_TABLE_CLIENTS} of {federation.n_clients} clients are shown; --json gives all.")
-    if not in_full:
-        first = f" the first {MAX_TABLE_LABELS} of" if federation.n_classes > MAX_TABLE_LABELS else ""
-        lines.append(
-            f"Each of{first} the {federation.n_classes} labels has one character, from 1 (few samples) to 9 (the "
-            "client's most frequent label); '.' means no sample."
-        )
-    return lines
+    return in_full
 
 
 def _describe_heterogeneity(federation: "Federation") -> list[str]:
     h = federation.heterogeneity()
+    target = f"{federation.n_classes} classes" if federation.classes else "a number to predict"
+    shape = " x ".join(map(str, federation.input_shape))
+    head = f"{federation.name}: {federation.n_clients} clients, {target}, input {shape}"
+    samples = f"samples per client: {h['samples_min']} to {h['samples_max']}, median {h['samples_median']:g}"
     if not federation.classes:
-        return [
-            f"{federation.name}: {federation.n_clients} clients, a number to predict, "
-            f"input {' x '.join(map(str, federation.input_shape))}",
-            f"samples per client: {h['samples_min']} to {h['samples_max']}, median {h['samples_median']:g}",
-            f"distance of the clients' mean targets from the mean of all: {h['target_distance']:.3f} deviations",
-        ]
+        distance = f"distance of the clients' mean targets from the mean of all: {h['target_distance']:.3f} deviations"
+        return [head, samples, distance]
     return [
-        f"{federation.name}: {federation.n_clients} clients, {federation.n_classes} classes, "
-        f"input {' x '.join(map(str, federation.input_shape))}",
-        f"samples per client: {h['samples_min']} to {h['samples_max']}, median {h['samples_median']:g}; "
-        f"classes per client: {h['classes_min']} to {h['classes_max']}, median {h['classes_median']:g}",
+        head,
+        f"{samples}; classes per client: {h['classes_min']} to {h['classes_max']}, median {h['classes_median']:g}",
         f"distance of label distributions (0 alike, 1 nothing in common): {h['label_distance']:.3f} to all "
         f"data, {h['label_distance_pairs']:.3f} between two clients",
     ]

@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +51,12 @@ def write(space: Namespace, problems: list[str]) -> int:
         experiment = experiment.model_copy(update={"split_seed": seed})
     config = make_run_config(experiment, server, data_schema)
     require_flower()
-    _check_models(DeploymentPlan(config), data_schema)
+    from ..deploy.node.node import build_initial_model
+
+    plan, shape = DeploymentPlan(config), tuple(data_schema.input_shape)
+    for name, algorithm in plan.algorithms.items():  # build the models of every node, to find mistakes here
+        card = plan.card(name, experiment.seed, shape, data_schema.classes)
+        algorithm.personal.names(build_initial_model(algorithm, card))
     _write_folder(kit, config, server.nodes, federation)
     return 0
 
@@ -97,15 +101,6 @@ def _load_data(
     return federation, infer_schema(federation)
 
 
-def _check_models(plan: DeploymentPlan, schema: "Schema") -> None:
-    """Build the models of every node, to find mistakes here."""
-    from ..deploy.node.node import build_initial_model
-
-    for name, algorithm in plan.algorithms.items():
-        card = plan.card(name, plan.experiment.seed, tuple(schema.input_shape), schema.classes)
-        algorithm.personal.names(build_initial_model(algorithm, card))
-
-
 def _write_folder(kit: KitOptions, config: Mapping[str, Scalar], n: int, federation: "Federation | None") -> None:
     """Write the folder for n nodes; in a trial, with the files of each node's clients."""
     from ..data import deal_clients, export_clients
@@ -135,21 +130,19 @@ def _write_folder(kit: KitOptions, config: Mapping[str, Scalar], n: int, federat
         console.print(f"Write into {kit.out / 'nodes'} where each node has its data.")
 
 
-def _find_folder(space: Namespace, problems: Sequence[str]) -> Path:
-    """Return the folder of the command line."""
+def _find_folder(space: Namespace) -> Path:
     folder: Path = space.folder
-    missing = [] if folder.is_dir() else [f"{folder} is no folder; give the folder that fedattune deploy write wrote"]
-    if errors := [*problems, *missing]:
-        raise ConfigError("; ".join(errors))
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; give the folder that fedattune deploy write wrote")
     require_flower()
     return folder
 
 
-def check(space: Namespace, problems: Sequence[str]) -> int:
+def check(space: Namespace, _: Sequence[str]) -> int:
     """Check a written folder, and print what was found; the exit code is 1 if something is broken."""
     from ..deploy.operate.check import check_kit
 
-    n_broken = len(print_findings(check_kit(_find_folder(space, problems))))
+    n_broken = len(print_findings(check_kit(_find_folder(space))))
     print(
         f"{n_broken} broken; the lines with -> say what to do."
         if n_broken
@@ -158,28 +151,25 @@ def check(space: Namespace, problems: Sequence[str]) -> int:
     return 1 if n_broken else 0
 
 
-def print_nodes(space: Namespace, problems: Sequence[str]) -> int:
+def print_nodes(space: Namespace, _: Sequence[str]) -> int:
     """Print the registered nodes."""
     from ..deploy.operate.kit import list_nodes
 
-    nodes = list_nodes(_find_folder(space, problems))
+    nodes = list_nodes(_find_folder(space))
     if not nodes:
         raise RunError("no node is registered; run ./register.sh")
     for node in nodes:
-        print(f"{node.id:<20}  {node.name or '-':<20}  {node.status:<10}  since {_format_time(node.since)}")
+        since = f"{node.since:%Y-%m-%d %H:%M:%S %Z}".strip() if node.since else "unknown"
+        print(f"{node.id:<20}  {node.name or '-':<20}  {node.status:<10}  since {since}")
     return 0
 
 
-def _format_time(time: datetime | None) -> str:
-    return "unknown" if time is None else f"{time:%Y-%m-%d %H:%M:%S %Z}".strip()
-
-
-def request(space: Namespace, problems: Sequence[str]) -> int:
+def request(space: Namespace, _: Sequence[str]) -> int:
     """Ask the run of a written folder to pause or to abort, or take the request back, as `space.action` says."""
     from ..deploy.operate.kit import find_run_folder
     from ..deploy.server.control import write_request
 
-    folder = find_run_folder(_find_folder(space, problems))
+    folder = find_run_folder(_find_folder(space))
     write_request(folder, None if space.action == "resume" else space.action)
     print(
         {

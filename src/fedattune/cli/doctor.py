@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from .main import FAILED
 from .options import DoctorOptions, parse_options
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ SIGNS = {"ok": "ok", "note": "--", "broken": "!!"}
 def doctor(space: Namespace, problems: Sequence[str]) -> int:
     """Print what was found, and what to do; the exit code is 1 if something that training needs is broken."""
     from ..experiments.doctor import examine
-    from .main import FAILED
 
     options = parse_options(DoctorOptions, space, problems)
     if options.json_file:  # imported here alone: the check needs PyTorch, which may be what is broken

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.mixing import N_TOP_PARTNERS
-from ..analysis.output.tables import fill_table, format_percent, make_console, print_whole
+from ..analysis.output.tables import fill_table, format_percent, make_console, make_table, print_whole
 from ..core.metrics import format_number
 from .options import ExplainOptions, parse_options
 
@@ -89,9 +89,6 @@ def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, A
     }
 
 
-# --- one client ----------------------------------------------------------------------------------------
-
-
 def print_client(explanation: "RunExplanation", name: str, console: "Console") -> dict[str, Any]:
     """Print the gain of a client, its mixtures and their change; return the same as JSON values."""
     i = explanation.mixing.names.index(name)
@@ -167,20 +164,13 @@ def _print_traces(explanation: "RunExplanation", traces: "list[ComponentTrace]",
 
 def _print_change(traces: "list[ComponentTrace]", console: "Console") -> None:
     console.print("\nChange of its mixtures over the rounds:")
-
-    def format_round(k: int) -> Callable[[Any], str]:
-        return lambda trace: _format_mixture([*trace.before, trace.last][k])
-
-    columns: AnyColumns = {"component": lambda trace: trace.name}
-    for k, one in enumerate((*traces[0].before, traces[0].last)):
-        columns[f"round {one.round}"] = format_round(k)
-    text_columns = tuple(columns)
-    columns["the same since"] = lambda trace: "-" if trace.stable_since is None else f"round {trace.stable_since}"
-    print_whole(fill_table(traces, columns, text_columns), console)
+    titles = ("component", *(f"round {one.round}" for one in (*traces[0].before, traces[0].last)))
+    table = make_table(*titles, "the same since", text_columns=titles)
+    for trace in traces:
+        mixtures = (f"own {format_percent(one.own)}; {format_partners(one)}" for one in (*trace.before, trace.last))
+        table.add_row(trace.name, *mixtures, f"round {trace.stable_since}" if trace.stable_since is not None else "-")
+    print_whole(table, console)
     console.print("the same since: the first evaluated round since which the named partners are the same.")
-
-
-# --- all clients ---------------------------------------------------------------------------------------
 
 
 def print_clients(explanation: "RunExplanation", console: "Console") -> dict[str, Any]:
@@ -197,7 +187,7 @@ def print_clients(explanation: "RunExplanation", console: "Console") -> dict[str
         "clusters": None if clusters is None else asdict(clusters),
         "groups": decisions.groups if decisions else None,
         "shared": decisions.list_shares() if decisions else None,
-        "clients": [asdict(_shorten(one)) for one in explanation.clients],
+        "clients": [asdict(replace(one, shares=_shorten(one.shares))) for one in explanation.clients],
     }
 
 
@@ -216,7 +206,9 @@ def _print_clients_table(explanation: "RunExplanation", console: "Console") -> N
     if has_gains:
         columns["gain"] = lambda one: _format_gain(one.gain)
         if explanation.metric.name == "accuracy":
-            columns["samples"] = lambda one: _format_samples(one.gain)
+            columns["samples"] = lambda one: (
+                f"{one.gain.samples:+.1f}" if one.gain and one.gain.samples is not None else "-"
+            )
     if explanation.mixing.has_mixtures:
         columns["own"] = lambda one: format_percent(one.shares.own) if one.shares else "-"
         if group := explanation.mixing.group:
@@ -284,13 +276,9 @@ def _print_components(components: "list[ComponentSummary]", console: "Console") 
     console.print("More of one client: --client NAME.")
 
 
-def _shorten(client: "ClientSummary") -> "ClientSummary":
+def _shorten(shares: "MixtureShares | None") -> "MixtureShares | None":
     """Keep only the top partners; the file of --client has all."""
-    shares = client.shares
-    return replace(client, shares=shares and replace(shares, partners=shares.partners[:N_TOP_PARTNERS]))
-
-
-# --- cells ---------------------------------------------------------------------------------------------
+    return shares and replace(shares, partners=shares.partners[:N_TOP_PARTNERS])
 
 
 def format_partners(shares: "MixtureShares", most: int = N_TOP_PARTNERS) -> str:
@@ -301,14 +289,6 @@ def format_partners(shares: "MixtureShares", most: int = N_TOP_PARTNERS) -> str:
         mean = shares.others / len(shares.partners)
         return f"all {len(shares.partners)} alike, {format_percent(mean)} each"
     return ", ".join(f"{one.client} {format_percent(one.weight)}" for one in shares.top[:most])
-
-
-def _format_mixture(shares: "MixtureShares") -> str:
-    return f"own {format_percent(shares.own)}; {format_partners(shares)}"
-
-
-def _format_samples(gain: "ClientGain | None") -> str:
-    return "-" if gain is None or gain.samples is None else f"{gain.samples:+.1f}"
 
 
 def _format_gain(gain: "ClientGain | None") -> str:

@@ -34,7 +34,10 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
     from ..runs.result import Result
 
     options = parse_options(ExportOptions, space, problems)
-    format_ = _choose_format(options)
+    format_ = options.format_
+    if options.out and "format_" not in options.model_fields_set:
+        by_suffix: dict[str, ExportFormat] = {suffix: one for one, suffix in FORMAT_SUFFIXES.items()}
+        format_ = by_suffix.get(options.out.suffix.lower(), format_)
     check_format(format_)
     runs = read_runs([space.run])
     run, folder, why = _choose_run(runs, options)
@@ -61,16 +64,6 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
         model = result.export(number, out / (make_file_name(number, name) + suffix), format_, factory=options.factory)
         _print_export(name, model, is_brief=name != ids[-1])
     return 0
-
-
-def _choose_format(options: ExportOptions) -> "ExportFormat":
-    """Return the format of --format, else the format of the file's suffix."""
-    from ..models.export import FORMAT_SUFFIXES
-
-    if "format_" in options.model_fields_set or options.out is None:
-        return options.format_
-    names: dict[str, ExportFormat] = {suffix: name for name, suffix in FORMAT_SUFFIXES.items()}
-    return names.get(options.out.suffix.lower(), options.format_)
 
 
 def _check_client(client: str | None, ids: Sequence[str], has_newcomers: bool) -> str:

@@ -11,7 +11,7 @@ from ..core.errors import ConfigError
 from ..core.options import list_options, look_up, summarize
 from ..experiments.load import TABLE_COLUMN_OPTIONS, TABLE_SOURCE, expand_names
 from .main import print_content
-from .options import CiteOptions, ListOptions, parse_options
+from .options import CiteOptions, JsonOptions, parse_options
 from .parser import LIST_KINDS
 
 if TYPE_CHECKING:
@@ -23,13 +23,20 @@ Choices = dict[str, dict[str, dict[str, Any]]]
 
 def print_list(space: Namespace, problems: Sequence[str]) -> int:
     """Print the methods, data sets, models and partitions, or the entries of one kind."""
-    options = parse_options(ListOptions, space, problems)
-    kinds = (space.kind,) if space.kind else LIST_KINDS
-    choices: Choices = {
-        kind: {name: _describe(name, factory) for name, factory in _get_factories(kind).items()} for kind in kinds
-    }
+    options = parse_options(JsonOptions, space, problems)
+    choices: Choices = {}
+    for kind in (space.kind,) if space.kind else LIST_KINDS:
+        choices[kind] = {}
+        for name, factory in _get_factories(kind).items():
+            hidden = TABLE_COLUMN_OPTIONS if name == TABLE_SOURCE else frozenset()
+            defaults = {one.name: one.default for one in list_options(factory) if one.name not in hidden}
+            choices[kind][name] = {"summary": summarize(factory), "options": defaults}
     if "algorithms" in choices:
-        _add_tuned_values(choices["algorithms"])
+        from ..algorithms import METHODS
+        from ..experiments.tuning import LR_FACTORS
+
+        for name, entry in choices["algorithms"].items():  # what --tune tries, the learning rate relative to --lr
+            entry["tune"] = {"lr": tuple(round(factor, 3) for factor in LR_FACTORS), **METHODS[name].tune}
     if options.json_:
         print(json.dumps(choices, indent=2, default=str))
     else:
@@ -49,24 +56,6 @@ def _get_factories(kind: str) -> Mapping[str, Callable[..., Any]]:
     from ..data import PARTITIONS, SOURCES, load_table
 
     return PARTITIONS if kind == "partitions" else {**SOURCES, TABLE_SOURCE: load_table}
-
-
-def _describe(name: str, factory: Callable[..., Any]) -> dict[str, Any]:
-    hidden = TABLE_COLUMN_OPTIONS if name == TABLE_SOURCE else frozenset()
-    return {
-        "summary": summarize(factory),
-        "options": {option.name: option.default for option in list_options(factory) if option.name not in hidden},
-    }
-
-
-def _add_tuned_values(methods: dict[str, dict[str, Any]]) -> None:
-    """Add the values that `--tune` tries for each method, the learning rate relative to --lr."""
-    from ..algorithms import METHODS
-    from ..experiments.tuning import LR_FACTORS
-
-    factors = tuple(round(factor, 3) for factor in LR_FACTORS)
-    for name, entry in methods.items():
-        entry["tune"] = {"lr": factors, **METHODS[name].tune}
 
 
 def _print_choices(choices: Choices, console: "Console") -> None:

@@ -10,7 +10,7 @@ from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
-from ..core.errors import FedAttuneError
+from ..core.errors import ConfigError, FedAttuneError
 from ..core.own_code import format_allow_code
 from ..core.text import make_printable
 from .parser import COMMANDS, parse_arguments
@@ -72,6 +72,8 @@ def run_command(argv: list[str] | None, space: Namespace) -> int:
     command = COMMANDS[space.command]
     if command.commands:
         command = command.commands[space.action]
+    if problems and not command.options:
+        raise ConfigError("; ".join(problems))
     module, _, function = command.function.partition(":")
     return int(getattr(import_module(f".{module}", __package__), function or module)(space, problems))
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ..core.errors import ConfigError
 from ..core.io import write_text
-from .options import NewOptions, parse_options
 
 NEXT_COMMANDS = {
     "algorithm": "fedattune compare --algorithms local,fedavg,{name}.py:{name} --partition dirichlet --rounds 20 "
@@ -24,21 +23,10 @@ KINDS = {"algorithm": "a method", "model": "a model", "data": "a federation"}
 PLACEHOLDER = "NAME"
 
 
-def write_template(space: Namespace, problems: Sequence[str]) -> int:
-    """Write NAME.py from a template."""
-    parse_options(NewOptions, space, problems)
+def write_template(space: Namespace, _: Sequence[str]) -> int:
+    """Write NAME.py from a template; no Python name, no name that something else has, and no file that exists."""
     template, name = str(space.template), str(space.name).removesuffix(".py")
     file = Path(f"{name}.py")
-    _check_name(template, name, file)
-    text = (resources.files(__package__) / "templates" / f"{template}.py.txt").read_text(encoding="utf-8")
-    write_text(file, text.replace(PLACEHOLDER, name))
-    print(f"{file} is {KINDS[template]} that works as it is; change it. Try it by:")
-    print(NEXT_COMMANDS[template].format(name=name))
-    return 0
-
-
-def _check_name(template: str, name: str, file: Path) -> None:
-    """Refuse names that are no Python names, that something else has, or whose file exists."""
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigError(f"new {template} {name}: expected a name of letters, digits and _, such as my_{template}")
     if file.exists():
@@ -58,3 +46,8 @@ def _check_name(template: str, name: str, file: Path) -> None:
 
         if name in MODELS:
             raise ConfigError(f"new model {name}: FedAttune has a model of this name; give another")
+    text = (resources.files(__package__) / "templates" / f"{template}.py.txt").read_text(encoding="utf-8")
+    write_text(file, text.replace(PLACEHOLDER, name))
+    print(f"{file} is {KINDS[template]} that works as it is; change it. Try it by:")
+    print(NEXT_COMMANDS[template].format(name=name))
+    return 0

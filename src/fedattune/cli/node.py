@@ -10,7 +10,9 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from ..deploy import require_flower
-from .options import NodeApproveOptions, NodeAuditOptions, NodeCheckOptions, parse_options
+from .doctor import print_findings
+from .main import FAILED
+from .options import JsonOptions, NodeApproveOptions, NodeCheckOptions, parse_options
 
 TIME_CHARS = len("2026-01-31T12:00")
 RUN_CHARS = 6
@@ -21,25 +23,15 @@ CELL_CHARS, SENTENCE_CHARS = 40, 1000
 def check(space: Namespace, problems: Sequence[str]) -> int:
     """Check a node, and print what was found; the exit code is 1 if something is broken."""
     from ..deploy.operate.check import check_node
-    from .doctor import print_findings
-    from .main import FAILED
 
     options = parse_options(NodeCheckOptions, space, problems)
     require_flower()
-    findings = check_node(
-        space.node,
-        superlink=options.superlink,
-        certificates=options.certificates,
-        key=options.key,
-        schema_file=options.schema_file,
-    )
+    findings = check_node(space.node, **options.model_dump(exclude={"json_"}))
+    unchecked = ", ".join(one.name for one in findings if one.state == "note")
     if options.json_:
         broken = [one.name for one in findings if one.state == "broken"]
         print(json.dumps({"ready": not broken, "findings": [asdict(one) for one in findings]}, indent=2))
-        return FAILED if broken else 0
-    broken = print_findings(findings)
-    unchecked = ", ".join(one.name for one in findings if one.state == "note")
-    if broken:
+    elif broken := print_findings(findings):
         print(f"The node is not ready: {', '.join(dict.fromkeys(broken))}; the lines with -> say what to do.")
     else:
         print(f"The node is ready{f', as far as it was checked (not: {unchecked})' if unchecked else ''}.")
@@ -72,11 +64,10 @@ def approve(space: Namespace, problems: Sequence[str]) -> int:
 
 def audit(space: Namespace, problems: Sequence[str]) -> int:
     """Verify and print the log of a node's messages; the exit code is 1 if the log was changed."""
-    options = parse_options(NodeAuditOptions, space, problems)
+    options = parse_options(JsonOptions, space, problems)
     require_flower()
     from ..deploy.node.files import find_state
     from ..deploy.operate.audit import AuditLog
-    from .main import FAILED
 
     log = AuditLog(find_state(space.node))
     problem = log.verify()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 AnyOptions = TypeVar("AnyOptions", bound=StrictSchema)
 
 
-class ListOptions(StrictSchema):
-    """Options of `list`."""
+class JsonOptions(StrictSchema):
+    """Options of `list` and `node audit`."""
 
     json_: bool = Field(False, alias="json", description="print JSON")
 
@@ -34,14 +34,6 @@ class ShowOptions(StrictSchema):
     schema_file: Path | None = Field(
         None, alias="schema", description="write to this file the schema that all nodes of a deployment must share"
     )
-
-
-class NewOptions(StrictSchema):
-    """Options of `new`."""
-
-
-class CompletionOptions(StrictSchema):
-    """Options of `completion`."""
 
 
 class DoctorOptions(StrictSchema):
@@ -69,12 +61,6 @@ class NodeApproveOptions(StrictSchema):
     """Options of `node approve`."""
 
     digest: str | None = Field(None, description="SHA-256 of the text to approve, where nobody can answer a question")
-
-
-class NodeAuditOptions(StrictSchema):
-    """Options of `node audit`."""
-
-    json_: bool = Field(False, alias="json", description="print JSON")
 
 
 class PrivacyOptions(StrictSchema):

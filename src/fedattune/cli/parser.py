@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +12,6 @@ from .._version import __version__
 from ..core.errors import ConfigError, did_you_mean, suggest_name
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
 COMMON_OPTIONS = (
@@ -27,8 +26,6 @@ METAVARS = {"algorithms": "A,B,C", "allow_code": "CODE", "cells": "FILTER", "set
 LIST_KINDS = ("algorithms", "data", "models", "partitions")
 TEMPLATES = ("algorithm", "model", "data")
 SHELLS = ("bash", "zsh", "fish", "tcsh")
-KIND_ALIASES = {"methods": "algorithms"}
-"""Other words for a kind of `list`: messages and pages call algorithms methods."""
 DEFAULT_ALGORITHMS = {"run": "fedmcsa", "deploy": "local,fedmcsa"}
 """Defaults of --algorithms in commands that do not take the default of `Experiment`."""
 
@@ -149,14 +146,10 @@ def _make_argument(name: str, help_: str, **more: Any) -> dict[str, Any]:
 
 RUN = _make_argument("run", "folder that run or compare wrote, or one of its runs", type=Path)
 RUNS = {**RUN, "dest": "runs", "nargs": "+"}
-ANY_RUNS = {**RUNS, "nargs": "*"}
 KIND = {
-    "dest": "kind",
-    "help": "list only these (default: all)",
-    "nargs": "?",
-    "choices": LIST_KINDS,
-    "type": lambda word: KIND_ALIASES.get(word, word),
-}
+    "dest": "kind", "help": "list only these (default: all)", "nargs": "?", "choices": LIST_KINDS,
+    "type": lambda word: "algorithms" if word == "methods" else word,  # messages and pages call algorithms methods
+}  # fmt: skip
 NAME = _make_argument("name", "a study, or your own YAML file", nargs="?")
 MODEL = _make_argument("model", "a file that fedattune export wrote", type=Path)
 TEMPLATE = {"dest": "template", "help": "kind of the file", "choices": TEMPLATES}
@@ -179,7 +172,7 @@ COMMANDS = {
     ),
     "run": Command("train one method", "train", TRAINING),
     "list": Command(
-        "list methods, data sets, models and partitions, with their options", "list:print_list", "ListOptions", (KIND,)
+        "list methods, data sets, models and partitions, with their options", "list:print_list", "JsonOptions", (KIND,)
     ),
     "data": Command(
         "look at data before training",
@@ -218,18 +211,16 @@ COMMANDS = {
     "plot": Command("draw a figure of runs for a paper", "report:plot", "PlotOptions", (RUNS,)),
     "export": Command("export a client's model to a file that predicts the same", "export", "ExportOptions", (RUN,)),
     "predict": Command("predict new data with a model", "export:predict", "PredictOptions", (MODEL,)),
-    "cite": Command("print the BibTeX of all that runs used", "list:cite", "CiteOptions", (ANY_RUNS,)),
+    "cite": Command("print the BibTeX of all that runs used", "list:cite", "CiteOptions", ({**RUNS, "nargs": "*"},)),
     "new": Command(
         "write a commented file that works: a method, a model or data of your own",
         "new:write_template",
-        "NewOptions",
-        (TEMPLATE, NEW_NAME),
+        arguments=(TEMPLATE, NEW_NAME),
     ),
     "completion": Command(
         "print a script that completes commands, options and names in your shell",
         "completion:print_completion",
-        "CompletionOptions",
-        (SHELL,),
+        arguments=(SHELL,),
     ),
     "privacy": Command(
         "compute the noise for an epsilon, or the epsilon of a noise, without training",
@@ -243,7 +234,7 @@ COMMANDS = {
             "approve": Command(
                 "approve what a node tells about its data", "node:approve", "NodeApproveOptions", (NODE,)
             ),
-            "audit": Command("show what came to a node and what left it", "node:audit", "NodeAuditOptions", (NODE,)),
+            "audit": Command("show what came to a node and what left it", "node:audit", "JsonOptions", (NODE,)),
         },
     ),
     "doctor": Command("check the installation, and say what to do", "doctor", "DoctorOptions"),
@@ -279,17 +270,11 @@ def _fill_command(parser: ArgumentParser, command: Command, algorithms: str | No
         if options.title not in groups:
             groups[options.title] = parser.add_argument_group(options.title)
         schema = _import(options.schema)
+        known = schema.flat_fields() if hasattr(schema, "flat_fields") else schema.model_fields
         without = _import(options.without) if options.without else ()
         fields = _import(options.fields) if isinstance(options.fields, str) else options.fields
-        names = [one for one in fields or list_fields(schema) if one not in without]
-        _add_options(groups[options.title], schema, names, algorithms)
+        _add_options(groups[options.title], {k: known[k] for k in fields or known if k not in without}, algorithms)
     parser.shorten_help()
-
-
-def list_fields(schema: Any) -> "dict[str, FieldInfo]":
-    """List the options of a schema by their flat names."""
-    fields: dict[str, FieldInfo] = schema.flat_fields() if hasattr(schema, "flat_fields") else schema.model_fields
-    return fields
 
 
 def _import(path: str) -> Any:
@@ -303,10 +288,9 @@ def _add_command(subparsers: Any, name: str, help_: str) -> ArgumentParser:
     return command
 
 
-def _add_options(group: Any, schema: "type[BaseModel]", names: Iterable[str], algorithms: str | None) -> None:
+def _add_options(group: Any, fields: "Mapping[str, FieldInfo]", algorithms: str | None) -> None:
     """Add one option per field; values stay text, because the schema reads and checks them."""
-    for name in names:
-        field = list_fields(schema)[name]
+    for name, field in fields.items():
         if field.exclude:  # no option of the command line
             continue
         flags = ["--" + (field.alias or name).replace("_", "-")]
@@ -356,8 +340,7 @@ def parse_arguments(
 ) -> tuple[argparse.Namespace, list[str]]:
     """Parse the command line, by default this process's own; add a phrase for every unknown argument."""
     words = sys.argv[1:] if argv is None else argv
-    command = next((word for word in words if not word.startswith("-")), None)
-    parser = make_parser(command)
+    parser = make_parser(next((word for word in words if not word.startswith("-")), None))
     space, rest = parser.parse_known_args(words, into or argparse.Namespace())
     if space.command is None:
         raise ConfigError(
@@ -368,7 +351,12 @@ def parse_arguments(
         *others, last = actions
         ways = f"{', '.join(others)}{' or ' * bool(others)}{last}"
         raise ConfigError(f"give an action: fedattune {command} {ways}; see fedattune {command} --help")
-    flags = list_flags(parser, space)
+    for name in (command, getattr(space, "action", None)):  # the parser of the chosen command
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction) and name in action.choices:
+                parser = action.choices[name]
+                break
+    flags = [flag for action in parser._actions for flag in action.option_strings]
     typed = f"fedattune {command}" + (f" {space.action}" if actions else "")
     problems = []
     for i, argument in enumerate(rest):
@@ -379,13 +367,3 @@ def parse_arguments(
         elif i == 0 or not rest[i - 1].startswith("-"):
             problems.append(f"unexpected argument {argument!r}; options start with --")
     return space, problems
-
-
-def list_flags(parser: argparse.ArgumentParser, space: argparse.Namespace) -> list[str]:
-    """List all options of the chosen command."""
-    for name in (space.command, getattr(space, "action", None)):
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction) and name in action.choices:
-                parser = action.choices[name]
-                break
-    return [flag for action in parser._actions for flag in action.option_strings]

@@ -3,8 +3,8 @@
 import json
 from argparse import Namespace
 from collections.abc import Sequence
-from math import isfinite, sqrt
-from typing import Any, NamedTuple
+from math import sqrt
+from typing import NamedTuple
 
 from ..core.errors import ConfigError
 from .options import PrivacyOptions, parse_options
@@ -33,7 +33,9 @@ def plan_privacy(space: Namespace, problems: Sequence[str]) -> int:
         )
     plans = _plan_clients(options) if options.level == "client" else [_plan_rows(options)]
     if options.json_:
-        values = [_finite(plan._asdict()) for plan in plans]
+        from ..runs.metrics import replace_nonfinite
+
+        values = replace_nonfinite([plan._asdict() for plan in plans])
         print(json.dumps({"level": options.level, "delta": options.delta, "plans": values}, indent=2))
     else:
         _print_plans(plans, options)
@@ -44,31 +46,21 @@ def _plan_clients(options: PrivacyOptions) -> list[PlannedNoise]:
     from ..core.settings import Settings
     from ..training.uploads.client_privacy import UploadAccounting
 
+    privacy = {"dp_client": options.target_epsilon, "dp_client_noise": options.noise_multiplier}
     settings = Settings.from_keywords(
-        rounds=options.rounds,
-        cohort=options.cohort,
-        seed=options.seed,
-        dp_delta=options.delta,
-        dp_client=options.target_epsilon,
-        dp_client_noise=options.noise_multiplier,
+        rounds=options.rounds, cohort=options.cohort, seed=options.seed, dp_delta=options.delta, **privacy
     )
-    n = options.clients
+    n, plans = options.clients, []
     size = settings.participation.cohort_size(n)
-    plans = []
-    for is_sum, mechanism in (
-        (True, "central, on sums (fedavg, ditto)"),
-        (False, "local, or on each upload (fedmcsa)"),
-    ):
+    kinds = {True: "central, on sums (fedavg, ditto)", False: "local, or on each upload (fedmcsa)"}
+    for is_sum, mechanism in kinds.items():
         accounting = UploadAccounting(settings, n, is_sum)
-        uploads = accounting.count_uploads(settings.rounds)
-        sampling = f"at most {uploads} uploads of a client"
+        sampling = f"at most {accounting.count_uploads(settings.rounds)} uploads of a client"
         if accounting.has_hidden_cohort:
             sampling = f"{size} of {n}, hidden"
-        ratio = None
-        if options.parameters:
-            ratio = accounting.multiplier * sqrt(options.parameters) / (size if is_sum else 1)
-        epsilon = accounting.epsilon(settings.rounds)
-        plans.append(PlannedNoise(mechanism, sampling, accounting.multiplier, epsilon, ratio))
+        noise = accounting.multiplier
+        ratio = noise * sqrt(options.parameters) / (size if is_sum else 1) if options.parameters else None
+        plans.append(PlannedNoise(mechanism, sampling, noise, accounting.epsilon(settings.rounds), ratio))
     return plans
 
 
@@ -84,11 +76,6 @@ def _plan_rows(options: PrivacyOptions) -> PlannedNoise:
         noise = noise_for(options.target_epsilon, options.delta, rate, steps)
     epsilon = epsilon_of(noise, rate, steps, options.delta)
     return PlannedNoise("DP-SGD", f"Poisson, {100 * rate:.3g}% of the rows in {steps:,} steps", noise, epsilon)
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values as JSON has them: None for infinity."""
-    return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in values.items()}
 
 
 def _print_plans(plans: Sequence[PlannedNoise], options: PrivacyOptions) -> None:

@@ -12,6 +12,7 @@ from ..analysis.output.tables import fill_table, format_bytes, format_points, ma
 from ..core.errors import RunError
 from ..core.metrics import METRICS, format_number
 from ..core.own_code import format_allow_code, list_references
+from .main import FAILED, INTERRUPTED, print_message
 from .options import WatchOptions, parse_options
 
 if TYPE_CHECKING:
@@ -32,9 +33,11 @@ def watch(space: Namespace, problems: Sequence[str]) -> int:
     """
     from rich.live import Live
 
+    from ..analysis.compare import group_by_algorithm
+    from ..analysis.load import read_runs
     from ..analysis.monitor import read_statuses
+    from ..analysis.output.tables import print_methods
     from ..experiments.output import check_output_files
-    from .main import FAILED, INTERRUPTED, print_message
 
     options = parse_options(WatchOptions, space, problems)
     run: Path = space.run
@@ -63,28 +66,18 @@ def watch(space: Namespace, problems: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print_message("left; the runs go on")
         return INTERRUPTED
-    if has_ended:
-        _print_conclusion(report, console)
+    if has_ended:  # print what `compare` prints at its end, and write the report a last time
+        runs = read_runs([run], running=True)
+        report.write()
+        if runs.results:
+            print_methods(runs.rows, console, runs.rounds_to)
+        for failure in runs.failed:
+            console.print(f"note: {failure}")
+        if len(group_by_algorithm(runs.results)) > 1:
+            console.print(runs.verdict.text, style="bold")
     if report.is_written:
         console.print(f"The report is {options.out}")
     return FAILED if any(status.state == "failed" for status in statuses) else 0
-
-
-def _print_conclusion(report: "_LiveReport", console: "Console") -> None:
-    """Print what `compare` prints at its end, and write the report a last time."""
-    from ..analysis.compare import build_rows, group_by_algorithm
-    from ..analysis.load import read_runs
-    from ..analysis.output.tables import print_methods
-
-    runs = read_runs([report.run], running=True)
-    report.write()
-    if runs.results:
-        rows = build_rows(runs.results, runs.rounds_to, metric=runs.metric, baselines=runs.baselines)
-        print_methods(rows, console, runs.rounds_to)
-    for failure in runs.failed:
-        console.print(f"note: {failure}")
-    if len(group_by_algorithm(runs.results)) > 1:
-        console.print(runs.verdict.text, style="bold")
 
 
 class _LiveReport:
@@ -118,8 +111,6 @@ class _LiveReport:
             write_report(self.out, runs)
             self.is_written = True
 
-
-# --- the table -----------------------------------------------------------------------------------------
 
 StatusColumns = Mapping[str, Callable[["RunStatus"], str]]
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,28 +22,17 @@ NEEDED_PACKAGES = (
     "torch", "numpy", "pydantic", "PyYAML", "rich", "safetensors", "scikit-learn", "scipy", "pyarrow", "pillow",
     "huggingface_hub", "filelock", "psutil", "jinja2", "shtab",
 )  # fmt: skip
-EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "plot": ("matplotlib",),
-    "pandas": ("pandas",),
-    "export": ("onnx", "onnxruntime", "onnxscript"),
-    "tensorboard": ("tensorboard",),
-    "ray": ("ray",),
-    "flower": ("flwr", "cryptography", "prometheus-client", "pycryptodome", "tomli-w"),
-    "hf": ("transformers", "peft"),
-    "privacy": ("dp-accounting",),
+EXTRAS = {
+    "plot": ("fedattune plot", "matplotlib"),
+    "pandas": ("data frames in Python", "pandas"),
+    "export": ("models as ONNX files", "onnx", "onnxruntime", "onnxscript"),
+    "tensorboard": ("--tensorboard", "tensorboard"),
+    "ray": ("--engine ray, on a cluster", "ray"),
+    "flower": ("fedattune deploy", "flwr", "cryptography", "prometheus-client", "pycryptodome", "tomli-w"),
+    "hf": ("--model hf, pretrained networks", "transformers", "peft"),
+    "privacy": ("differential privacy", "dp-accounting"),
 }
-"""Optional extra of the package -> the packages that it installs."""
-
-EXTRA_PURPOSES = {
-    "plot": "fedattune plot",
-    "pandas": "data frames in Python",
-    "export": "models as ONNX files",
-    "tensorboard": "--tensorboard",
-    "ray": "--engine ray, on a cluster",
-    "flower": "fedattune deploy",
-    "hf": "--model hf, pretrained networks",
-    "privacy": "differential privacy",
-}
+"""Optional extra of the package -> its purpose, and the packages that it installs."""
 
 MIN_PYTHON = (3, 11)
 
@@ -63,7 +52,7 @@ def _check_python() -> Iterator[Finding]:
         yield ok("version", text, **facts)
 
 
-def _find_versions(packages: tuple[str, ...]) -> tuple[dict[str, str | None], list[str]]:
+def _find_versions(packages: Iterable[str]) -> tuple[dict[str, str | None], list[str]]:
     """Find the versions of packages, and the packages that are missing."""
     versions: dict[str, str | None] = {}
     for name in packages:
@@ -114,15 +103,14 @@ def _check_torch() -> Iterator[Finding]:
 
 def _check_extras() -> Iterator[Finding]:
     """Find the optional extras, and how to install the missing ones."""
-    for extra, packages in EXTRAS.items():
+    for extra, (purpose, *packages) in EXTRAS.items():
         versions, missing = _find_versions(packages)
-        what = f"{EXTRA_PURPOSES[extra]}: "
         if missing:
             advice = f"pip install 'fedattune[{extra}]'"
-            yield Finding(f"extra {extra}", "note", f"{what}not installed", advice, versions)
+            yield Finding(f"extra {extra}", "note", f"{purpose}: not installed", advice, versions)
         else:
-            text = what + ", ".join(f"{name} {version}" for name, version in versions.items())
-            yield ok(f"extra {extra}", text, **versions)
+            found = ", ".join(f"{name} {version}" for name, version in versions.items())
+            yield ok(f"extra {extra}", f"{purpose}: {found}", **versions)
 
 
 def _can_import_torch() -> bool:
@@ -160,20 +148,16 @@ def _check_folders() -> Iterator[Finding]:
             yield ok(name, f"{folder}: can be written to", folder=str(folder))
     saved = sorted(path.stem for path in (home / "partitions").glob("*.json"))
     yield ok("partitions", f"{len(saved)} saved" + (f": {', '.join(saved)}" if saved else ""))
-    yield _check_data_folder()
-
-
-def _check_data_folder() -> Finding:
-    folder = os.environ.get("FEDATTUNE_DATA")
-    if not folder:
+    path = Path(os.environ.get("FEDATTUNE_DATA", "")).expanduser()
+    if not os.environ.get("FEDATTUNE_DATA"):
         text = "not set, so image sets come from the Hugging Face hub; FEDATTUNE_DATA or --data-dir names a folder"
-        return ok("data folder", text)
-    path = Path(folder).expanduser()
-    if not path.is_dir():
-        return broken("data folder", f"{path}: there is no such folder", "correct FEDATTUNE_DATA, or unset it")
-    names = sorted(one.name for one in path.iterdir())
-    some = f"{', '.join(names[:10])}{' and more' if len(names) > 10 else ''}" if names else "empty"
-    return ok("data folder", f"{path}: {some}", folder=str(path), names=names)
+        yield ok("data folder", text)
+    elif not path.is_dir():
+        yield broken("data folder", f"{path}: there is no such folder", "correct FEDATTUNE_DATA, or unset it")
+    else:
+        names = sorted(one.name for one in path.iterdir())
+        some = f"{', '.join(names[:10])}{' and more' if len(names) > 10 else ''}" if names else "empty"
+        yield ok("data folder", f"{path}: {some}", folder=str(path), names=names)
 
 
 def _describe_choices() -> Iterator[Finding]:
@@ -216,14 +200,8 @@ def _describe_precision() -> Iterator[Finding]:
 
 
 def _train_tiny_run() -> Iterator[Finding]:
-    begun = time.monotonic()
-    rounds = _run_self_test()
-    seconds = time.monotonic() - begun
-    yield ok("training", f"a run of {rounds} rounds works ({seconds:.1f} s)", seconds=seconds)
-
-
-def _run_self_test() -> int:
     """Train a method for two rounds on made-up data in a temporary folder, and read the run again."""
+    begun = time.monotonic()
     import torch
 
     from ..data import federation_from
@@ -231,15 +209,15 @@ def _run_self_test() -> int:
     from ..training.fit import fit
 
     generator = torch.Generator().manual_seed(0)
-    clients = []
-    for _ in range(3):
-        x = torch.randn(20, 4, generator=generator)
-        clients.append((x, (x[:, 0] > 0).long()))
+    inputs = [torch.randn(20, 4, generator=generator) for _ in range(3)]
+    clients = [(x, (x[:, 0] > 0).long()) for x in inputs]
     with tempfile.TemporaryDirectory(prefix="fedattune-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with contextlib.redirect_stdout(io.StringIO()):
             fit(federation_from(clients), "fedmcsa", rounds=2, steps=2, lr=0.1, out=Path(folder) / "run")
-        return Result.load(Path(folder) / "run").rounds
+        rounds = Result.load(Path(folder) / "run").rounds
+    seconds = time.monotonic() - begun
+    yield ok("training", f"a run of {rounds} rounds works ({seconds:.1f} s)", seconds=seconds)
 
 
 REINSTALL = "reinstall fedattune in a new environment"

@@ -54,27 +54,17 @@ class Measure(StudyPart):
 
 
 class StudyRow(StudyPart):
-    """A line of the table: a method with its options.
-
-    Attributes:
-        settings: settings of the experiment; settings of the column go before them.
-        grid: options or settings to choose on validation data; every combination is tried.
-        grids: column -> a grid of its own.
-        point: the model to score; None for the method's evaluation point.
-        like: name of a row whose runs this row shows at another point.
-        columns: columns that have this row; None for all columns.
-        match: True if its numbers should match the paper's.
-    """
+    """A line of the table: a method with its options."""
 
     algorithm: str = ""
     options: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-    grid: Grid = {}
-    grids: dict[str, Grid] = {}
-    point: Point | None = None
-    like: str | None = None
-    columns: list[str] | None = None
-    match: bool = True
+    settings: dict[str, Any] = {}  # of the experiment; settings of the column go before them
+    grid: Grid = {}  # options or settings to choose on validation data; every combination is tried
+    grids: dict[str, Grid] = {}  # column -> a grid of its own
+    point: Point | None = None  # the model to score; None for the method's evaluation point
+    like: str | None = None  # name of a row whose runs this row shows at another point
+    columns: list[str] | None = None  # columns that have this row; None for all columns
+    match: bool = True  # whether its numbers should match the paper's
 
 
 class Tuning(StudyPart):
@@ -152,11 +142,8 @@ class CellRun(NamedTuple):
 
         (name,) = self.experiment.algorithms
         option_names = {option.name for option in list_options(ALGORITHMS[name])}
-        values = {
-            option: value
-            for owner, _, option, value in ((*k.rpartition("."), v) for k, v in self.experiment.set.items())
-            if owner == name and option in option_names  # a partition can have the name of a method
-        }
+        own = {k.removeprefix(f"{name}."): v for k, v in self.experiment.set.items() if k.startswith(f"{name}.")}
+        values = {k: v for k, v in own.items() if k in option_names}  # a partition can have the name of a method
         return check_options(name, ALGORITHMS[name], values)
 
     @property
@@ -207,46 +194,33 @@ STUDIES = tuple(sorted(path.stem for path in STUDY_FOLDER.glob("*.yaml")))
 """Names of the studies that come with FedAttune."""
 
 
-class Study(BaseModel):
-    """One table or figure of a paper.
-
-    Attributes:
-        about: the protocol, and its deviations from the paper.
-        settings: settings of all experiments. Settings of a row go before them, settings of a column before both.
-        seeds: runs of every cell.
-        populations: True to give each seed its own split of the data.
-        paper: row -> column -> printed number.
-        gap_to: a row, if the paper prints the accuracy of that row minus the own accuracy of each row.
-        differences: pairs of rows, to show the first minus the second.
-        claims: sentences of the paper to answer from the runs.
-        answers_claims: True to demand claims, local and fedavg_ft in every column, and searches of one size per column.
-        mixing: True to keep the mixing matrices.
-    """
-
-    model_config = StudyPart.model_config
+class Study(StudyPart):
+    """One table or figure of a paper."""
 
     name: str
     title: str
     source: str
-    about: str = ""
+    about: str = ""  # the protocol, and its deviations from the paper
     measure: Measure
-    settings: dict[str, Any] = {}
-    seeds: Annotated[int, Field(ge=1)] = 3
-    populations: bool = False
+    settings: dict[str, Any] = {}  # of all experiments; those of a row go before them, those of a column before both
+    seeds: Annotated[int, Field(ge=1)] = 3  # runs of every cell
+    populations: bool = False  # whether each seed has its own split of the data
     columns: dict[str, dict[str, Any]]
     rows: dict[str, StudyRow]
     tuning: Tuning | None = None
-    paper: dict[str, dict[str, PrintedValue]] = {}
-    gap_to: str | None = None
-    differences: list[tuple[str, str]] = []
-    claims: list[Claim] = []
-    answers_claims: bool = False
+    paper: dict[str, dict[str, PrintedValue]] = {}  # row -> column -> printed number
+    gap_to: str | None = None  # a row, if the paper prints its accuracy minus the own accuracy of each row
+    differences: list[tuple[str, str]] = []  # pairs of rows, to show the first minus the second
+    claims: list[Claim] = []  # sentences of the paper to answer from the runs
+    answers_claims: bool = False  # demands claims, local and fedavg_ft in all columns, and searches of one size in each
     reasons: list[DifferenceReason] = []
     figure: FigureSpec = FigureSpec()
-    mixing: bool = False
+    mixing: bool = False  # whether to keep the mixing matrices
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "Study":
+        from ..algorithms import ALGORITHMS
+
         for name, row in self.rows.items():
             if bool(row.like) == bool(row.algorithm):
                 raise ValueError(f"row {name!r}: expected either algorithm or like")
@@ -255,8 +229,6 @@ class Study(BaseModel):
             if row.like and (row.point is None or row.options or row.settings or row.grid or row.grids):
                 raise ValueError(f"row {name!r}: a row that is like another one has a point, and nothing of its own")
             if row.algorithm:
-                from ..algorithms import ALGORITHMS
-
                 look_up("algorithm", row.algorithm, ALGORITHMS)
             if (row.grid or row.grids) and not self.tuning:
                 raise ValueError(f"row {name!r} has a grid, so the study should say how it is searched: tuning")
@@ -368,11 +340,11 @@ class Study(BaseModel):
         values = {"small_clients": "error", **self.settings, **row.settings, **self.columns[cell.column]}
         if own := values.keys() & {"algorithms", "seed", "seeds"}:
             raise ConfigError(f"{self.name}, {cell}: {', '.join(sorted(own))} cannot be among the settings")
-        options = {
-            **_flatten_options(self.settings),
-            **_flatten_options(row.settings),
-            **_flatten_options(self.columns[cell.column]),
-        }
+        options: dict[str, Any] = {}
+        for given in (one.get("set", {}) for one in (self.settings, row.settings, self.columns[cell.column])):
+            if not isinstance(given, Mapping):
+                raise ConfigError("set: expected options such as {fedmcsa.sigma: 50} or {fedmcsa: {sigma: 50}}")
+            options |= flatten_options(given)
         values["set"] = {
             **{key: value for key, value in options.items() if not _is_of_another(key, row.algorithm)},
             **{f"{row.algorithm}.{key}": value for key, value in row.options.items()},
@@ -421,17 +393,8 @@ def load_study(name: str, allow_code: Sequence[str] = ()) -> Study:
     try:
         return Study(**{**content, "name": path.stem})
     except ValidationError as error:
-        problems = [
-            (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors()
-        ]
-        raise ConfigError(f"{path}: {'; '.join(': '.join(filter(None, one)) for one in problems)}") from error
-
-
-def _flatten_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    options = values.get("set", {})
-    if not isinstance(options, Mapping):
-        raise ConfigError("set: expected options such as {fedmcsa.sigma: 50} or {fedmcsa: {sigma: 50}}")
-    return flatten_options(options)
+        parts = [(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors()]
+        raise ConfigError(f"{path}: {'; '.join(': '.join(filter(None, one)) for one in parts)}") from error
 
 
 def _is_of_another(key: str, algorithm: str) -> bool:

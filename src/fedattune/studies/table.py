@@ -12,8 +12,7 @@ from ..analysis.output.tables import make_table, print_whole
 from ..core.io import write_text
 from .claims import answer_claims, describe_marks, format_answers
 from .claims import to_csv as claims_to_csv
-from .figures import can_draw, draw
-from .matching import summarize_mixing
+from .figures import can_draw, draw, summarize_mixing
 from .outcome import MAX_DIFFERENCE, Outcome, StudyResults, name_cells, reduce_curve, score_choices
 from .study import Cell, Study, format_options
 

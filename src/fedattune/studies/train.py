@@ -129,7 +129,9 @@ class StudyTrainer:
             if job.folder in diverged:
                 self.records.add_failure(run, diverged[job.folder])
             elif job.is_finished and run not in self.records:
-                environment = _select_versions(RunFolder(job.folder).read_environment())
+                about = RunFolder(job.folder).read_environment()
+                environment = {name: about[name] for name in ("fedattune", "git", "python", "cpus")}
+                environment |= {name: about["packages"][name] for name in ("torch", "numpy")}
                 labels = job.federation.label_counts().tolist() if self.study.mixing else None
                 self.records.add(run, Result.load(job.folder), environment, labels)
         self._write()
@@ -151,8 +153,3 @@ def _data_key(experiment: Experiment) -> str:
     others = {*ALGORITHMS, *MODELS} - {*PARTITIONS, *SOURCES}
     options = {k: v for k, v in experiment.set.items() if k.rpartition(".")[0] not in others}
     return json.dumps([[str(experiment.get(name)) for name in sorted(names)], options], sort_keys=True)
-
-
-def _select_versions(environment: dict[str, Any]) -> dict[str, Any]:
-    selected = {name: environment[name] for name in ("fedattune", "git", "python", "cpus")}
-    return selected | {name: environment["packages"][name] for name in ("torch", "numpy")}
