@@ -22,8 +22,11 @@ FOLDERS = {
 }
 """Shell -> the command that installs the script."""
 
-ENDINGS = {"data": ("csv", "parquet", "gz"), "model": ("py",)}
-"""Option -> endings of files that it takes beside names."""
+ENDINGS = {
+    "data": ("csv", "parquet", "gz"), "model": ("py",), "metric": ("py",), "format_": ("py",),
+    "partition": ("py", "json"), "name": ("yaml",),
+}  # fmt: skip
+"""Option or argument -> endings of files that it takes beside names."""
 
 BASH_LIST = """
 _fedattune_{name}() {{
@@ -75,7 +78,7 @@ def print_completion(space: Namespace, _: Sequence[str]) -> int:
 
 
 def collect_names() -> dict[str, list[str]]:
-    """Collect the names that options take: option -> names."""
+    """Collect the names that options and arguments take."""
     from ..algorithms import ALGORITHMS
     from ..analysis.output.formats import TABLE_FORMATS
     from ..core.metrics import METRICS
@@ -89,7 +92,7 @@ def collect_names() -> dict[str, list[str]]:
         "partition": [*PARTITIONS],
         "model": [*MODELS],
         "baseline": ["majority", "sklearn", "centralized"],
-        "study": [*STUDIES],
+        "name": [*STUDIES],
         "metric": [*METRICS],
         "format_": [*TABLE_FORMATS],
     }
@@ -114,14 +117,9 @@ def _complete_action(action: Any, names: dict[str, list[str]]) -> None:
     metavar = str(action.metavar or "")
     if action.dest in ("algorithms", "baseline"):
         action.complete = complete_list(action.dest, names[action.dest])
-    elif action.dest in ("data", "model") and action.option_strings and metavar == "NAME":
-        action.complete = complete_words(action.dest, names[action.dest], *ENDINGS[action.dest])
-    elif action.dest in ("metric", "format_") and not metavar.startswith("{"):
-        action.complete = complete_words(action.dest, names[action.dest], "py")
-    elif action.dest == "partition":
-        action.complete = complete_words(action.dest, names[action.dest], "py", "json")
-    elif action.dest == "name" and not action.option_strings and action.nargs == "?":
-        action.complete = complete_words("study", names["study"], "yaml")
+    elif action.dest in ENDINGS and metavar == "NAME" and (action.option_strings or action.nargs == "?"):
+        kind = "study" if action.dest == "name" else action.dest
+        action.complete = complete_words(kind, names[action.dest], *ENDINGS[action.dest])
     elif action.dest in ("run", "runs") or metavar == "DIR":
         action.complete = DIRECTORY
     elif metavar == "FILE" or (action.dest in ("model", "data") and metavar != "NAME"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from ..core.errors import ConfigError
-from ..core.options import Count, StrictSchema, describe_errors
+from ..core.options import Count, StrictSchema, describe_errors, option
 from ..core.settings import Seed
 from .parser import DEFAULT_ALGORITHMS
 
@@ -22,142 +22,119 @@ AnyOptions = TypeVar("AnyOptions", bound=StrictSchema)
 class JsonOptions(StrictSchema):
     """Options of `list` and `node audit`."""
 
-    json_: bool = Field(False, alias="json", description="print JSON")
+    json_: bool = option("print JSON", False, alias="json")
 
 
 class ShowOptions(StrictSchema):
     """Options of `data show`."""
 
-    picture: Path | None = Field(
-        None, description="draw the labels of each client to this file (.pdf, .svg, .eps, .png)"
-    )
-    schema_file: Path | None = Field(
-        None, alias="schema", description="write to this file the schema that all nodes of a deployment must share"
+    picture: Path | None = option("draw the labels of each client to this file (.pdf, .svg, .eps, .png)")
+    schema_file: Path | None = option(
+        "write to this file the schema that all nodes of a deployment must share", alias="schema"
     )
 
 
 class DoctorOptions(StrictSchema):
     """Options of `doctor`."""
 
-    json_file: Path | None = Field(None, alias="json", description="also write the findings to this file")
-    quick: bool = Field(False, description="leave out the training run of a second")
+    json_file: Path | None = option("also write the findings to this file", alias="json")
+    quick: bool = option("leave out the training run of a second", False)
 
 
 class NodeCheckOptions(StrictSchema):
     """Options of `node check`."""
 
-    superlink: str | None = Field(None, description="address of the server, HOST:PORT, to check the connection")
-    certificates: Path | None = Field(
-        None, description="file of the authority that the node trusts (default: certificates/ca.crt)"
-    )
-    key: Path | None = Field(None, description="file of the node's private key (default: keys/node-N)")
-    schema_file: Path | None = Field(
-        None, description="file with the schema of all nodes (default: the schema in app/pyproject.toml)"
-    )
-    json_: bool = Field(False, alias="json", description="print JSON")
+    superlink: str | None = option("address of the server, HOST:PORT, to check the connection")
+    certificates: Path | None = option("file of the authority that the node trusts (default: certificates/ca.crt)")
+    key: Path | None = option("file of the node's private key (default: keys/node-N)")
+    schema_file: Path | None = option("file with the schema of all nodes (default: the schema in app/pyproject.toml)")
+    json_: bool = option("print JSON", False, alias="json")
 
 
 class NodeApproveOptions(StrictSchema):
     """Options of `node approve`."""
 
-    digest: str | None = Field(None, description="SHA-256 of the text to approve, where nobody can answer a question")
+    digest: str | None = option("SHA-256 of the text to approve, where nobody can answer a question")
 
 
 class PrivacyOptions(StrictSchema):
     """Options of `privacy`."""
 
-    level: Literal["client", "record"] = Field(
-        "client", description="what is protected: whole clients, or single training rows"
+    level: Literal["client", "record"] = option("what is protected: whole clients, or single training rows", "client")
+    target_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = option(
+        "epsilon of the whole run, for which the noise is computed"
     )
-    target_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="epsilon of the whole run, for which the noise is computed"
+    noise_multiplier: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = option(
+        "noise whose epsilon is computed: its deviation over the clipping norm"
     )
-    noise_multiplier: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="noise whose epsilon is computed: its deviation over the clipping norm"
-    )
-    delta: Annotated[float, Field(gt=0, lt=1)] = Field(
-        1e-5, description="probability with which epsilon may be exceeded"
-    )
-    rounds: Count = Field(50, description="communication rounds")
-    clients: Count = Field(100, description="for clients: number of clients")
-    cohort: str = Field(
-        "1.0", description="for clients: clients per round, a whole number, or a fraction of all (1.0 = all)"
-    )
-    parameters: Count | None = Field(
-        None, description="for clients: numbers in the model; adds how long the noise is beside an update"
-    )
-    seed: Seed = Field(0, description="for clients: seed that draws cohorts")
-    samples: Count | None = Field(None, description="for rows: training rows of the client")
-    batch_size: Count = Field(20, description="for rows: expected rows in a mini-batch")
-    steps: Count = Field(20, description="for rows: local steps per round")
-    json_: bool = Field(False, alias="json", description="print JSON")
+    delta: Annotated[float, Field(gt=0, lt=1)] = option("probability with which epsilon may be exceeded", 1e-5)
+    rounds: Count = option("communication rounds", 50)
+    clients: Count = option("for clients: number of clients", 100)
+    cohort: str = option("for clients: clients per round, a whole number, or a fraction of all (1.0 = all)", "1.0")
+    parameters: Count | None = option("for clients: numbers in the model; adds how long the noise is beside an update")
+    seed: Seed = option("for clients: seed that draws cohorts", 0)
+    samples: Count | None = option("for rows: training rows of the client")
+    batch_size: Count = option("for rows: expected rows in a mini-batch", 20)
+    steps: Count = option("for rows: local steps per round", 20)
+    json_: bool = option("print JSON", False, alias="json")
 
 
 class CiteOptions(StrictSchema):
     """Options of `cite`."""
 
-    algorithms: str | None = Field(None, description="cite these methods too, or all")
+    algorithms: str | None = option("cite these methods too, or all")
 
 
 class ReportOptions(StrictSchema):
     """Options of `report`."""
 
-    out: Path | None = Field(None, description="the HTML file (default: report.html in the first folder)")
+    out: Path | None = option("the HTML file (default: report.html in the first folder)")
 
 
 class ExplainOptions(StrictSchema):
     """Options of `explain`."""
 
-    algorithm: str | None = Field(
-        None, description="the method (default: the verdict's if it mixes models, otherwise one that does)"
-    )
-    seed: Seed | None = Field(None, description="seed of the run whose mixtures are explained (default: the first)")
-    client: str | None = Field(None, description="name of a client to explain in detail (default: all, in short)")
-    json_file: Path | None = Field(None, alias="json", description="also write the explanation to this file")
+    algorithm: str | None = option("the method (default: the verdict's if it mixes models, otherwise one that does)")
+    seed: Seed | None = option("seed of the run whose mixtures are explained (default: the first)")
+    client: str | None = option("name of a client to explain in detail (default: all, in short)")
+    json_file: Path | None = option("also write the explanation to this file", alias="json")
 
 
 class WatchOptions(ReportOptions):
     """Options of `watch`."""
 
-    every: Annotated[float, Field(ge=0.5, le=86_400)] = Field(5.0, description="seconds between two updates")
-    once: bool = Field(False, description="print the table once, and exit")
+    every: Annotated[float, Field(ge=0.5, le=86_400)] = option("seconds between two updates", 5.0)
+    once: bool = option("print the table once, and exit", False)
 
 
 class TableOptions(StrictSchema):
     """Options of `table`."""
 
-    format_: str | None = Field(
-        None,
-        alias="format",
-        description="text, latex (booktabs) and markdown for readers; csv and parquet for programs, one row per "
+    format_: str | None = option(
+        "text, latex (booktabs) and markdown for readers; csv and parquet for programs, one row per "
         "method, seed and split; or file.py:format (default: by the ending of the file, else text)",
+        alias="format",
     )
-    out: Path | None = Field(None, description="file for the table (default: standard output)")
-    columns: str | None = Field(
-        None, description="columns: all, or names with commas between (default: few for readers, all for programs)"
+    out: Path | None = option("file for the table (default: standard output)")
+    columns: str | None = option(
+        "columns: all, or names with commas between (default: few for readers, all for programs)"
     )
-    clients: bool = Field(False, description="for csv and parquet: one row for each client of each run")
+    clients: bool = option("for csv and parquet: one row for each client of each run", False)
 
 
 class PlotOptions(StrictSchema):
     """Options of `plot`."""
 
-    algorithm: str | None = Field(
-        None, description="show only this method (default: all; for heatmap, one that mixes models)"
+    algorithm: str | None = option("show only this method (default: all; for heatmap, one that mixes models)")
+    seed: Seed | None = option("show only this seed (default: all; for heatmap, the first)")
+    kind: Literal["curves", "heatmap", "clients", "bytes"] = option(
+        "accuracy by rounds; who learns from whom; accuracy of clients; bytes by layer", "curves"
     )
-    seed: Seed | None = Field(None, description="show only this seed (default: all; for heatmap, the first)")
-    kind: Literal["curves", "heatmap", "clients", "bytes"] = Field(
-        "curves", description="accuracy by rounds; who learns from whom; accuracy of clients; bytes by layer"
-    )
-    out: Path = Field(Path("figure.pdf"), description="the figure: .pdf, .svg, .eps or .png")
-    against: Literal["rounds", "bytes", "seconds"] = Field("rounds", description="for curves: the horizontal axis")
-    round_: Count | None = Field(
-        None, alias="round", description="for heatmap: the round (default: the last stored round)"
-    )
-    component: str | None = Field(None, description="for heatmap: one layer or tensor (default: all)")
-    width: Annotated[float, Field(ge=1, le=40)] | None = Field(
-        None, description="width in inches (default: by the kind)"
-    )
+    out: Path = option("the figure: .pdf, .svg, .eps or .png", Path("figure.pdf"))
+    against: Literal["rounds", "bytes", "seconds"] = option("for curves: the horizontal axis", "rounds")
+    round_: Count | None = option("for heatmap: the round (default: the last stored round)", alias="round")
+    component: str | None = option("for heatmap: one layer or tensor (default: all)")
+    width: Annotated[float, Field(ge=1, le=40)] | None = option("width in inches (default: by the kind)")
 
 
 FACTORY_HELP = "file.py:factory or package.module:factory of the network, if the network is your own"
@@ -166,32 +143,25 @@ FACTORY_HELP = "file.py:factory or package.module:factory of the network, if the
 class ExportOptions(StrictSchema):
     """Options of `export`."""
 
-    algorithm: str | None = Field(
-        None,
-        description="the method (default: the verdict's if collaborating helps, local if it does not help, otherwise "
-        "the best by validation)",
+    algorithm: str | None = option(
+        "the method (default: the verdict's if collaborating helps, local if it does not help, otherwise "
+        "the best by validation)"
     )
-    seed: Seed | None = Field(None, description="seed of the run (default: the lowest)")
-    client: str | None = Field(None, description="name of a client, or all")
-    format_: Literal["safetensors", "torch-export", "onnx"] = Field(
-        "safetensors",
-        alias="format",
-        description="format of the file; its model takes prepared inputs and returns logits",
+    seed: Seed | None = option("seed of the run (default: the lowest)")
+    client: str | None = option("name of a client, or all")
+    format_: Literal["safetensors", "torch-export", "onnx"] = option(
+        "format of the file; its model takes prepared inputs and returns logits", "safetensors", alias="format"
     )
-    out: Path | None = Field(
-        None, description="the file; for all clients, a new folder (default: CLIENT-METHOD in this folder)"
-    )
-    factory: str | None = Field(None, description=FACTORY_HELP)
+    out: Path | None = option("the file; for all clients, a new folder (default: CLIENT-METHOD in this folder)")
+    factory: str | None = option(FACTORY_HELP)
 
 
 class PredictOptions(StrictSchema):
     """Options of `predict`."""
 
-    data: Path | None = Field(None, description="a table with the columns of training, .csv or .parquet")
-    out: Path | None = Field(
-        None, description="file for the predictions, .csv or .parquet (default: CSV on standard output)"
-    )
-    factory: str | None = Field(None, description=FACTORY_HELP)
+    data: Path | None = option("a table with the columns of training, .csv or .parquet")
+    out: Path | None = option("file for the predictions, .csv or .parquet (default: CSV on standard output)")
+    factory: str | None = option(FACTORY_HELP)
 
 
 def validate_options(schema: type[AnyOptions], space: Namespace, problems: list[str]) -> AnyOptions | None:

@@ -82,6 +82,11 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 """An option that is a whole number of at least 1."""
 
 
+def option(description: str, default: Any = None, **limits: Any) -> Any:
+    """Make the field of an option of a command from its text in `--help`, its default, and keywords of `Field`."""
+    return Field(default, description=description, **limits)
+
+
 class Option(NamedTuple):
     """One keyword option of a factory."""
 

@@ -10,6 +10,7 @@ import yaml
 from pydantic import Field, ValidationInfo, field_validator
 
 from ..core.metrics import METRICS, MetricName
+from ..core.options import option
 from ..core.own_code import get_short_name, is_reference, make_absolute, make_portable
 from ..core.settings import MAX_CLIENTS, MAX_COUNT, SEED_LIMIT, Seed, Settings, SettingsKeywords
 from ..data.splits import SplitKind
@@ -77,78 +78,64 @@ class Experiment(Settings):
     `rounds_to` decides no number; it is a field so that it is stored with the run.
     """
 
-    data: str = Field("digits", min_length=1, description="name of a data set, or your own .csv or .parquet table")
-    data_dir: Path | None = Field(None, description="folder with the files of the data sets, instead of a download")
-    client_column: str | None = Field(None, description="column of your table that names each row's client")
-    target: str | None = Field(None, description="column of your table to predict")
-    drop_columns: str | None = Field(None, description="columns of your table to leave out, separated by commas")
-    missing: Literal["impute", "drop"] = Field(
-        "impute", description="rows of your table that lack a feature: fill the gaps, or drop the rows"
+    data: str = option("name of a data set, or your own .csv or .parquet table", "digits", min_length=1)
+    data_dir: Path | None = option("folder with the files of the data sets, instead of a download")
+    client_column: str | None = option("column of your table that names each row's client")
+    target: str | None = option("column of your table to predict")
+    drop_columns: str | None = option("columns of your table to leave out, separated by commas")
+    missing: Literal["impute", "drop"] = option(
+        "rows of your table that lack a feature: fill the gaps, or drop the rows", "impute"
     )
-    partition: str | None = Field(
-        None,
-        description="division of the samples into clients: built-in, saved, or file.py:function (default: by the data)",
+    partition: str | None = option(
+        "division of the samples into clients: built-in, saved, or file.py:function (default: by the data)"
     )
-    clients: Annotated[int, Field(ge=2, le=MAX_CLIENTS)] | None = Field(
-        None, description="number of clients (default: by the data)"
+    clients: Annotated[int, Field(ge=2, le=MAX_CLIENTS)] | None = option("number of clients (default: by the data)")
+    split_seed: Seed | None = option("seed of the division into clients and parts (default: by the partition)")
+    split: SplitKind = option(
+        "what decides a sample's part: chance, or time (a client's oldest rows train, its newest test)", "random"
     )
-    split_seed: Seed | None = Field(
-        None, description="seed of the division into clients and parts (default: by the partition)"
+    time_column: str | None = option(
+        "column of your table, dates or numbers, that --split time follows (default: the only date column)"
     )
-    split: SplitKind = Field(
-        "random",
-        description="what decides a sample's part: chance, or time (a client's oldest rows train, its newest test)",
-    )
-    time_column: str | None = Field(
-        None,
-        description="column of your table, dates or numbers, that --split time follows (default: the only date column)",
-    )
-    test: float = Field(0.25, gt=0, lt=1, description="share of each client's samples for the test")
-    validation: float = Field(0.1, ge=0, lt=1, description="share of each client's other samples for validation")
-    stratify: bool | None = Field(
-        None, description="same share of each class in all parts of a client (default: by the partition)"
-    )
-    small_clients: Literal["auto", "error", "drop"] = Field(
+    test: float = option("share of each client's samples for the test", 0.25, gt=0, lt=1)
+    validation: float = option("share of each client's other samples for validation", 0.1, ge=0, lt=1)
+    stratify: bool | None = option("same share of each class in all parts of a client (default: by the partition)")
+    small_clients: Literal["auto", "error", "drop"] = option(
+        "clients with too little data: stop with an error, or drop them (default: drop clients of the data's own)",
         "auto",
-        description="clients with too little data: stop with an error, or drop them (default: drop clients of the "
-        "data's own)",
     )
-    scaling: Scaling = Field(
-        "auto",
-        description="rows that standardise the numbers of a table: the client's own, all rows from shared means "
+    scaling: Scaling = option(
+        "rows that standardise the numbers of a table: the client's own, all rows from shared means "
         "(federated), or all in one place (global); auto: client unless that erases a column",
+        "auto",
     )
-    save_partition: str | None = Field(None, description="save the partition under this name, for --partition")
-    model: str = Field(
-        "mlr", min_length=1, description="name of a model, or your own: file.py:factory or package.module:factory"
-    )
-    algorithms: tuple[str, ...] = Field(
+    save_partition: str | None = option("save the partition under this name, for --partition")
+    model: str = option("name of a model, or your own: file.py:factory or package.module:factory", "mlr", min_length=1)
+    algorithms: tuple[str, ...] = option(
+        "methods, separated by commas, your own as file.py:factory, or all",
         ("local", "fedavg", "fedavg_ft", "fedmcsa", "attune"),
-        description="methods, separated by commas, your own as file.py:factory, or all",
     )
-    set: dict[str, Any] = Field({}, description="hyper-parameter, option=value or name.option=value; repeatable")
-    seeds: Annotated[int, Field(ge=1, le=MAX_COUNT)] = Field(1, description="runs with the seeds seed, seed+1, ...")
-    splits: Annotated[int, Field(ge=1, le=1000)] = Field(
-        1, description="random divisions of each client's samples into parts; all methods train on each"
+    set: dict[str, Any] = option("hyper-parameter, option=value or name.option=value; repeatable", {})
+    seeds: Annotated[int, Field(ge=1, le=MAX_COUNT)] = option("runs with the seeds seed, seed+1, ...", 1)
+    splits: Annotated[int, Field(ge=1, le=1000)] = option(
+        "random divisions of each client's samples into parts; all methods train on each", 1
     )
-    metric: MetricName | None = Field(
-        None,
-        description="metric of the verdict: "
+    metric: MetricName | None = option(
+        "metric of the verdict: "
         f"{', '.join(METRICS)}, or file.py:metric (default: accuracy, AUC or balanced accuracy if one class dominates, "
-        "RMSE if the target is a number)",
+        "RMSE if the target is a number)"
     )
-    tune: Annotated[int, Field(ge=1, le=1000)] | None = Field(
-        None,
-        description="budget of tuning, in full runs for each method: learning rate and own options by validation data "
-        "(default: no tuning)",
+    tune: Annotated[int, Field(ge=1, le=1000)] | None = option(
+        "budget of tuning, in full runs for each method: learning rate and own options by validation data "
+        "(default: no tuning)"
     )
-    baseline: tuple[BaselineName, ...] = Field(
-        ("majority",),
-        description="what else to compare with, separated by commas: majority (most frequent class, or mean), sklearn "
+    baseline: tuple[BaselineName, ...] = option(
+        "what else to compare with, separated by commas: majority (most frequent class, or mean), sklearn "
         "(regression and boosting, alone and pooled), centralized (the model on all rows)",
+        ("majority",),
     )
-    rounds_to: float | None = Field(
-        None, gt=0, le=1, description="show the first round that reaches this mean test accuracy, such as 0.9"
+    rounds_to: float | None = option(
+        "show the first round that reaches this mean test accuracy, such as 0.9", gt=0, le=1
     )
 
     def __init__(self, **flat: Any) -> None:

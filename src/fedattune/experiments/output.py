@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ..analysis.folder import find_run_folder
 from ..core.errors import ConfigError, RunError
+from ..core.options import option
 
 if TYPE_CHECKING:
     from ..runs.callbacks import Callback
@@ -53,18 +54,18 @@ class OutputOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    config: Path | None = Field(None, description="YAML file with these options; the command line wins")
-    out: Path | None = Field(None, description="run folder, absent or empty (default: runs/COMMAND-DATA-TIME)")
-    json_file: Path | None = Field(None, alias="json", description="also write the result to this file")
-    resume: Path | None = Field(None, description="resume the interrupted run in this folder")
+    config: Path | None = option("YAML file with these options; the command line wins")
+    out: Path | None = option("run folder, absent or empty (default: runs/COMMAND-DATA-TIME)")
+    json_file: Path | None = option("also write the result to this file", alias="json")
+    resume: Path | None = option("resume the interrupted run in this folder")
     allow_code: AllowCode = ()
-    columns: str | None = Field(
-        None, description="columns of the table: all, or names with commas between (default: what fits 80 characters)"
+    columns: str | None = option(
+        "columns of the table: all, or names with commas between (default: what fits 80 characters)"
     )
-    quiet: bool = Field(False, description="show no progress, only the result")
-    tensorboard: bool = Field(False, description="also write event files; show them by tensorboard --logdir RUN-FOLDER")
-    mlflow: bool = Field(False, description="also log to MLflow, where MLFLOW_TRACKING_URI says")
-    wandb: bool = Field(False, description="also log to Weights & Biases")
+    quiet: bool = option("show no progress, only the result", False)
+    tensorboard: bool = option("also write event files; show them by tensorboard --logdir RUN-FOLDER", False)
+    mlflow: bool = option("also log to MLflow, where MLFLOW_TRACKING_URI says", False)
+    wandb: bool = option("also log to Weights & Biases", False)
     processes: Processes = "auto"
 
     def make_callbacks(self) -> "tuple[Callback, ...]":
@@ -84,37 +85,34 @@ def check_output_files(outputs: Mapping[str, Path | None], protected_files: Mapp
     `outputs` maps options to files, or to None where the option is not given.
     """
     files = dict(protected_files)
-    for option, path in outputs.items():
+    for flag, path in outputs.items():
         if path is None:
             continue
-        _check_file(option, path)
+        fault = _find_fault(path)
         if (folder := find_run_folder(path)) is not None:
-            raise ConfigError(f"{option} {path}: this is a file of the run in {folder}; give another file")
+            fault = fault or f"this is a file of the run in {folder}; give another file"
         for what, other in files.items():
-            if _is_same_file(path, other):
-                raise ConfigError(f"{option} {path}: this is {what}, which would be overwritten; give another file")
-        files[f"the file of {option}"] = path
+            if path.exists() and other.exists():
+                is_same = path.is_file() and path.samefile(other)
+            else:
+                is_same = os.path.realpath(path) == os.path.realpath(other)
+            if is_same:
+                fault = fault or f"this is {what}, which would be overwritten; give another file"
+        if fault:
+            raise ConfigError(f"{flag} {path}: {fault}")
+        files[f"the file of {flag}"] = path
 
 
-def _check_file(option: str, path: Path) -> None:
+def _find_fault(path: Path) -> str:
+    """Tell why a file cannot be written; empty if it can be."""
     if path.is_dir():
-        raise ConfigError(f"{option} {path}: this is a folder; give the name of a file")
+        return "this is a folder; give the name of a file"
     if path.exists() and not path.is_file():  # a device or a pipe
-        if not os.access(path, os.W_OK):
-            raise ConfigError(f"{option} {path}: this cannot be written to; give another file")
-        return
+        return "" if os.access(path, os.W_OK) else "this cannot be written to; give another file"
     folder = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
     if not folder.is_dir():
-        raise ConfigError(f"{option} {path}: there is no folder {folder}; make it first")
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{option} {path}: the folder {folder} cannot be written to; give another one")
-
-
-def _is_same_file(path: Path, other: Path) -> bool:
-    """Tell whether two paths name the same file."""
-    if path.exists() and other.exists():
-        return path.is_file() and path.samefile(other)
-    return os.path.realpath(path) == os.path.realpath(other)
+        return f"there is no folder {folder}; make it first"
+    return "" if os.access(folder, os.W_OK) else f"the folder {folder} cannot be written to; give another one"
 
 
 def check_empty_folder(out: Path, advice: str = "") -> None:

@@ -48,11 +48,8 @@ def make_shared_folder(parent: Path) -> Iterator[Path]:
     parent.mkdir(parents=True, exist_ok=True)
     for leftover in parent.glob(f"{FOLDER_PREFIX}*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, dir=parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def pack(thing: Any, folder: Path) -> bytes:

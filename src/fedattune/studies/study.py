@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ..core.errors import ConfigError, did_you_mean
 from ..core.io import read_yaml
-from ..core.options import Count, StrictSchema, check_options, describe_errors, list_options, look_up
+from ..core.options import Count, StrictSchema, check_options, describe_errors, list_options, look_up, option
 from ..core.own_code import confirm_references, list_references
 from ..core.settings import Settings
 from ..experiments.config import NON_IDENTITY_FIELDS, Experiment, flatten_options
@@ -159,23 +159,21 @@ class CellRun(NamedTuple):
 class StudyOptions(StrictSchema):
     """The options of `fedattune reproduce`."""
 
-    cells: str = Field(
-        "*", description='only these cells: columns, rows, or "column/row"; * matches anything; separate by commas'
+    cells: str = option('only these cells: columns, rows, or "column/row"; * matches anything; separate by commas', "*")
+    rounds: Count | None = option("maximum number of rounds (default: the paper's)")
+    mixed_precision: Precision | None = option(
+        "type of matrix products and convolutions in training (default: the study's)"
     )
-    rounds: Count | None = Field(None, description="maximum number of rounds (default: the paper's)")
-    mixed_precision: Precision | None = Field(
-        None, description="type of matrix products and convolutions in training (default: the study's)"
-    )
-    seeds: Count | None = Field(None, description="runs of each cell (default: the study's)")
-    no_search: bool = Field(False, description="do not search the grids: take the middle value of each")
-    resume: bool = Field(False, description="continue with the results in the folder")
-    show: bool = Field(False, description="train nothing; print the stored results")
-    out: Path = Field(Path("results"), description="folder of all studies; each study has a subfolder")
+    seeds: Count | None = option("runs of each cell (default: the study's)")
+    no_search: bool = option("do not search the grids: take the middle value of each", False)
+    resume: bool = option("continue with the results in the folder", False)
+    show: bool = option("train nothing; print the stored results", False)
+    out: Path = option("folder of all studies; each study has a subfolder", Path("results"))
     allow_code: AllowCode = ()
-    data_dir: Path | None = Field(None, description="folder with the files of the data sets, instead of a download")
+    data_dir: Path | None = option("folder with the files of the data sets, instead of a download")
     processes: Processes = "auto"
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live")
-    quiet: bool = Field(False, description="show no progress, only the result")
+    device: Literal["auto", "cpu", "cuda"] = option("where tensors live", "auto")
+    quiet: bool = option("show no progress, only the result", False)
 
     @property
     def extent(self) -> Extent:
