@@ -18,7 +18,7 @@ from fedattune.analysis.compare import read_baselines
 from fedattune.analysis.load import read_runs
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import make_plan
-from fedattune.experiments.progress import ProgressDisplay
+from fedattune.experiments.runner import ProgressDisplay
 from fedattune.experiments.tuning import LR_FACTORS, list_combinations, make_tuning_split, plan_steps, tune_plan
 from fedattune.training.setup import hold_out_newcomers
 

@@ -16,7 +16,7 @@ from gated_worker import start_worker
 from cli_helpers import SLOW, Done, numbers, refused, wait_for
 from fedattune.experiments import pool, runner
 from fedattune.experiments.job import ProgressCallback
-from fedattune.experiments.progress import ProgressDisplay
+from fedattune.experiments.runner import ProgressDisplay
 from fedattune.runs.context import Progress
 
 Cli = Callable[..., Done]

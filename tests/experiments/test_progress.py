@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedattune.experiments.progress import ProgressBars
+from fedattune.experiments.runner import ProgressBars
 from fedattune.runs.context import Progress
 
 

@@ -17,7 +17,7 @@ from .options import parse_options
 def reproduce(space: Namespace, problems: list[str]) -> int:
     """Train the missing runs of a study, write its table and figure, and print them."""
     from ..experiments.job import StoppedError
-    from ..experiments.progress import make_progress_display
+    from ..experiments.runner import make_progress_display
     from ..experiments.session import InterruptHandler
     from ..studies.outcome import StudyResults
     from ..studies.records import Records

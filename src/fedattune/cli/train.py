@@ -7,7 +7,7 @@ from ..core.errors import ConfigError
 from ..core.lock import lock_folder
 from ..core.own_code import list_references
 from ..experiments.job import StoppedError
-from ..experiments.output import OutputOptions, check_output_files, check_run_folder, choose_run_folder
+from ..experiments.output import check_output_files, check_run_folder, choose_run_folder
 from ..experiments.plan import make_plan, prepare_command
 from ..experiments.session import InterruptHandler, create_run_folder, list_input_files, reopen_run, train_plan
 from .main import FAILED, INTERRUPTED, format_resume_command, print_message
@@ -19,17 +19,20 @@ def train(space: Namespace, problems: list[str]) -> int:
     command: str = space.command
     experiment, output, overrides = read_experiment(space, problems)
     callbacks = output.make_callbacks()
-    files = {"--json": output.json_file}
+    out = output.resume or output.out or choose_run_folder(command, experiment.data)
     if output.resume:
-        out = output.resume
         plan, notes = reopen_run(command, out, overrides, output.allow_code)
-        _check_processes(plan.experiment.execution.engine, output)
-        check_output_files(files, list_input_files(plan.experiment, out=out))
+        experiment = plan.experiment
     else:
-        out = output.out or choose_run_folder(command, experiment.data)
         check_run_folder(out, command)
-        check_output_files(files, list_input_files(experiment, config=output.config, out=out))
-        _check_processes(experiment.execution.engine, output)
+    inputs = list_input_files(experiment, config=output.config, out=out)
+    check_output_files({"--json": output.json_file}, inputs)
+    if experiment.execution.engine == "ray" and output.processes not in ("auto", 1):
+        raise ConfigError(
+            f"--processes {output.processes}: with --engine ray, runs follow one another because actors take all "
+            "cores; leave it out, or give --ray-actors"
+        )
+    if not output.resume:
         experiment, notes = prepare_command(command, experiment)
         plan = make_plan(experiment)
         create_run_folder(plan, out, command)
@@ -51,11 +54,3 @@ def train(space: Namespace, problems: list[str]) -> int:
     start = f"The report is {summary.report}; all" if summary.report else "All"
     console.print(f"{start} numbers are in {out}")
     return FAILED if summary.failed else 0
-
-
-def _check_processes(engine: str, output: OutputOptions) -> None:
-    if engine == "ray" and output.processes not in ("auto", 1):
-        raise ConfigError(
-            f"--processes {output.processes}: with --engine ray, runs follow one another because actors take all "
-            "cores; leave it out, or give --ray-actors"
-        )

@@ -18,7 +18,7 @@ from .config import DATA_FIELDS, ExperimentKeywords
 from .load import load_experiment
 from .output import OutputOptions, check_run_folder
 from .plan import Plan, make_plan, prepare_command
-from .progress import make_progress_display
+from .runner import make_progress_display
 from .session import InterruptHandler, create_run_folder, train_plan
 from .tuning import LOG_FILE, TUNING_FOLDER, tune_plan
 

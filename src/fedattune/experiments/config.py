@@ -45,6 +45,14 @@ def flatten_options(options: Mapping[Any, Any]) -> dict[str, Any]:
     return flat
 
 
+def split_words(value: object, expected: str) -> list[str]:
+    """Read "a, b" as two words, and leave a list of words as it is."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"expected {expected}")
+    return [part.strip() for part in parts]
+
+
 class ExperimentKeywords(SettingsKeywords, total=False):
     """The options of `Experiment` that `compare` and `tune` take as keywords; the schema describes them."""
 
@@ -151,20 +159,14 @@ class Experiment(Settings):
     @field_validator("baseline", mode="before")
     @classmethod
     def _split_baselines(cls, value: object) -> object:
-        """Read "sklearn, centralized" as two names; the baseline that costs nothing is always there."""
-        parts = value.split(",") if isinstance(value, str) else value
-        if not isinstance(parts, list | tuple):
-            raise ValueError("expected names such as sklearn,centralized")
-        return tuple(dict.fromkeys(["majority", *(str(part).strip() for part in parts)]))
+        """Split names; the baseline that costs nothing is always there."""
+        return tuple(dict.fromkeys(["majority", *split_words(value, "names such as sklearn,centralized")]))
 
     @field_validator("algorithms", mode="before")
     @classmethod
     def _split_names(cls, value: object) -> object:
-        """Read "a, b" as two names; a repeated name counts once."""
-        parts = value.split(",") if isinstance(value, str) else value
-        if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-            raise ValueError("expected names such as local,fedavg")
-        names = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+        """Split names; a repeated name counts once."""
+        names = tuple(dict.fromkeys(filter(None, split_words(value, "names such as local,fedavg"))))
         if not names:
             raise ValueError("expected at least one name such as fedavg")
         return tuple(make_absolute(name) for name in names)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from ..analysis.folder import find_run_folder
 from ..core.errors import ConfigError, RunError
 from ..core.options import option
+from .config import split_words
 
 if TYPE_CHECKING:
     from ..runs.callbacks import Callback
@@ -32,17 +33,11 @@ Processes = Annotated[
 ]
 
 
-def _split_references(value: object) -> object:
-    """Read "net.py:make, own:near" as two references."""
-    names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, list | tuple):
-        raise ValueError("expected references such as net.py:make,own.py:near")
-    return tuple(name for name in (str(one).strip() for one in names) if name)
-
-
 AllowCode = Annotated[
     tuple[str, ...],
-    BeforeValidator(_split_references),
+    BeforeValidator(
+        lambda given: tuple(filter(None, split_words(given, "references such as net.py:make,own.py:near")))
+    ),
     Field(
         description="run this code although only a file or run folder names it: file.py:function, separated by commas"
     ),

@@ -34,8 +34,7 @@ from .job import FailedRun, Job, ShouldStop
 from .load import load_experiment
 from .output import OutputOptions
 from .plan import Plan, make_plan
-from .progress import make_progress_display
-from .runner import train_all
+from .runner import make_progress_display, train_all
 
 if TYPE_CHECKING:
     from ..analysis.compare import Baseline, MethodRow

@@ -28,7 +28,7 @@ from .plan import Plan
 if TYPE_CHECKING:
     from ..data import Federation
     from ..runs.result import Result
-    from .progress import ProgressDisplay
+    from .runner import ProgressDisplay
 
 LR_FACTORS = tuple(3 ** (k / 2) for k in range(-4, 7))
 """Learning rates relative to the given one: from a ninth to 27 times it, on a log scale.

@@ -105,7 +105,11 @@ def _compare(results: StudyResults, claim: Claim, better: Cell, than: Cell) -> C
         lacks += [f"{cell}: {shortfall}" for shortfall in shortfalls]
         values.append({} if one is None or one.not_run else results.list_values(one, claim.measure))
     seeds = tuple(sorted(values[0].keys() & values[1].keys()))
-    splits = [_list_splits(results, cell, seeds) for cell in (better, than)]
+    splits = []
+    for one in (results.outcomes.get(cell) for cell in (better, than)):
+        facts = [results.records.runs[run] for run in one.runs] if one else []
+        by_seed = {fact["experiment"]["seed"]: fact.get("split") for fact in facts}
+        splits.append([by_seed[seed] for seed in seeds])
     if splits[0] != splits[1]:
         lacks.append(f"{better.column}: {better.row} and {than.row} have different splits of the data")
         seeds = ()
@@ -114,13 +118,6 @@ def _compare(results: StudyResults, claim: Claim, better: Cell, than: Cell) -> C
     differences = [values[0][seed] - values[1][seed] for seed in seeds]
     interval = compute_interval(differences) if seeds else None
     return Comparison(better, than, claim.by, seeds, interval, tuple(lacks))
-
-
-def _list_splits(results: StudyResults, cell: Cell, seeds: Sequence[int]) -> list[str | None]:
-    one = results.outcomes.get(cell)
-    facts = [results.records.runs[run] for run in one.runs] if one else []
-    splits = {fact["experiment"]["seed"]: fact.get("split") for fact in facts}
-    return [splits[seed] for seed in seeds]
 
 
 def format_answers(answers: Sequence[Answer], columns: Sequence[str]) -> list[list[str]]:

@@ -56,21 +56,18 @@ def draw(results: StudyResults, path: Path) -> None:
     figure = Figure(layout="constrained")
     FigureCanvasSVG(figure)
     DRAWERS[study.figure.kind](_Drawing(figure, results, outcomes))
-    caption = [" ".join(study.figure.caption.split()), *_describe_absent(results)]
+    absent: dict[str, list[Cell]] = {}
+    for cell, one in results.outcomes.items():
+        if one.not_run:
+            absent.setdefault(one.not_run, []).append(cell)
+    caption = [" ".join(study.figure.caption.split())]
+    caption += [f"{rounds}: {name_cells(cells, results)}" for rounds, cells in absent.items()]
     if text := "\n".join(filter(None, caption)):
         figure.supxlabel(text, fontsize=8, wrap=True)
     # No date and no random ids, so that equal results give equal files.
     settings: dict[Any, Any] = {"svg.hashsalt": study.name, "svg.fonttype": "none"}
     with replace_atomically(path) as new, rc_context(settings):
         figure.savefig(new, format="svg", metadata={"Date": None})
-
-
-def _describe_absent(results: StudyResults) -> list[str]:
-    cells: dict[str, list[Cell]] = {}
-    for cell, one in results.outcomes.items():
-        if one.not_run:
-            cells.setdefault(one.not_run, []).append(cell)
-    return [f"{rounds}: {name_cells(some, results)}" for rounds, some in cells.items()]
 
 
 class _Drawing:
@@ -277,12 +274,6 @@ def compute_matching_rate(attention: Matrix, labels: Matrix) -> float | None:
     return float(pairs.ravel()[darkest].mean())
 
 
-def compute_chance_rate(labels: Matrix) -> float:
-    """Compute the matching rate of random attention: the share of pairs with a label in common."""
-    n = len(labels)
-    return float(find_label_pairs(labels).sum() / (n * (n - 1)))
-
-
 def matching_rates(results: StudyResults, one: Outcome) -> dict[str, float]:
     """Compute the matching rate of each run of a cell, from attention averaged over the rounds."""
     component = results.study.figure.component or "attention"
@@ -333,7 +324,8 @@ def _check(results: StudyResults, cell: Cell, one: Outcome) -> None:
 def _summarize_matching(results: StudyResults, one: Outcome) -> Iterator[list[str]]:
     rates = matching_rates(results, one)
     values = [100 * rate for rate in rates.values()]
-    chance = np.mean([compute_chance_rate(label_counts(results, run)) for run in rates])
+    pairs = [find_label_pairs(label_counts(results, run)) for run in rates]
+    chance = np.mean([each.sum() / (len(each) * (len(each) - 1)) for each in pairs])  # of random attention
     yield [f"{np.mean(values):.1f}", f"{np.std(values):.1f}", f"{100 * chance:.1f}", str(len(values))]
 
 

@@ -210,18 +210,15 @@ def choose_options(study: Study, cell: Cell, records: Records, extent: Extent) -
     choices = study.choices(cell)
     if len(choices) == 1:
         return choices[0]
-    scored_choices = [
-        (choice, score) for choice, score in score_choices(study, cell, records, extent) if score is not None
-    ]
-    if len(scored_choices) < len(choices):
+    scored = [(choice, score) for choice, score in score_choices(study, cell, records, extent) if score is not None]
+    if len(scored) < len(choices):
         return None
-    stable = [one for one in scored_choices if not _diverges(study, cell, one[0], records, extent)]
-    return max(stable or scored_choices, key=lambda one: one[1])[0]
-
-
-def _diverges(study: Study, cell: Cell, choice: dict[str, Any], records: Records, extent: Extent) -> bool:
-    runs = (study.make_run(cell, choice, seed, extent).id for seed in range(study.seeds))
-    return any("failed" in records.runs.get(run, {}) for run in runs)
+    stable = []
+    for choice, score in scored:
+        runs = (study.make_run(cell, choice, seed, extent).id for seed in range(study.seeds))
+        if not any("failed" in records.runs.get(run, {}) for run in runs):
+            stable.append((choice, score))
+    return max(stable or scored, key=lambda one: one[1])[0]
 
 
 def score_choices(

@@ -34,7 +34,9 @@ def to_markdown(results: StudyResults) -> str:
     """Render the whole page: claims, protocol, table, reasons, all numbers by column, choices, settings, versions."""
     study = results.study
     out = [f"# {study.title}", "", f"{study.source}. {describe_measure(study)}", ""]
-    out += _render_claims(results)
+    if answers := answer_claims(results):
+        lines = format_answers(answers, list(study.columns))
+        out += ["## Claims", "", *render_lines(lines), "", describe_marks(study, answers), ""]
     if study.about:
         out += ["## Protocol", "", study.about.strip(), ""]
     out += ["## Accuracies", "", *_render_matrix(results)]
@@ -48,13 +50,6 @@ def to_markdown(results: StudyResults) -> str:
     out += _render_search(results)
     out += _render_settings(results)
     return "\n".join(out).rstrip() + "\n"
-
-
-def _render_claims(results: StudyResults) -> list[str]:
-    if not (answers := answer_claims(results)):
-        return []
-    lines = format_answers(answers, list(results.study.columns))
-    return ["## Claims", "", *render_lines(lines), "", describe_marks(results.study, answers), ""]
 
 
 def describe_measure(study: Study) -> str:
@@ -216,7 +211,10 @@ def _render_settings(results: StudyResults) -> list[str]:
             out += [f"- {name}: the runs of {row.like}, the model that is {row.point}"]
             continue
         grids = [("", row.grid), *((f"{column}: ", grid) for column, grid in row.grids.items())]
-        choices = " | ".join(prefix + _format_grid(grid) for prefix, grid in grids)
+        choices = " | ".join(
+            prefix + "; ".join(f"{key} from {', '.join(map(str, values))}" for key, values in grid.items())
+            for prefix, grid in grids
+        )
         parts = (f"- {name}: `{row.algorithm}`", format_options({**row.settings, **row.options}), choices)
         out += [", ".join(filter(None, parts))]
     if runs := [records.runs[run] for one in results.outcomes.values() for run in one.runs]:
@@ -226,10 +224,6 @@ def _render_settings(results: StudyResults) -> list[str]:
         hours = sum(facts.get("seconds", 0) for facts in records.runs.values()) / 3600
         out += [f"- run on {days} with {'; '.join(versions)}", f"- {hours:.1f} hours of runs, including the search"]
     return [*out, ""]
-
-
-def _format_grid(grid: Mapping[str, list[Any]]) -> str:
-    return "; ".join(f"{key} from {', '.join(map(str, values))}" for key, values in grid.items())
 
 
 def _format_versions(environment: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from .table import write_results
 if TYPE_CHECKING:
     from ..data import Federation
     from ..experiments.job import FailedRun, Job, ShouldStop
-    from ..experiments.progress import ProgressDisplay
+    from ..experiments.runner import ProgressDisplay
 
 SPLITS_AT_ONCE = 8
 """Maximum number of splits of the data in memory."""
