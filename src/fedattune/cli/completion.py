@@ -21,13 +21,11 @@ FOLDERS = {
     "tcsh": "fedattune completion tcsh > ~/.fedattune.tcsh, and source ~/.fedattune.tcsh in ~/.tcshrc",
 }
 """Shell -> the command that installs the script."""
-
 ENDINGS = {
     "data": ("csv", "parquet", "gz"), "model": ("py",), "metric": ("py",), "format_": ("py",),
     "partition": ("py", "json"), "name": ("yaml",),
 }  # fmt: skip
 """Option or argument -> endings of files that it takes beside names."""
-
 BASH_LIST = """
 _fedattune_{name}() {{
   local head="" word="$1"
@@ -99,7 +97,6 @@ def collect_names() -> dict[str, list[str]]:
 
 
 def _list_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """List the options and arguments of all commands."""
     actions: list[argparse.Action] = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -111,7 +108,6 @@ def _list_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def _complete_action(action: Any, names: dict[str, list[str]]) -> None:
-    """Say how an option or argument is completed."""
     from shtab import DIRECTORY, FILE
 
     metavar = str(action.metavar or "")

@@ -18,13 +18,10 @@ if TYPE_CHECKING:
 
 MAX_TABLE_CLIENTS = 40
 """Clients in the table."""
-
 MAX_TABLE_LABELS = 100
 """Labels in the table when one character stands for each."""
-
 MAX_WIDTH_NAMES = 60
 """Characters of label counts under the names of the labels; wider counts stand under numbers."""
-
 MAX_WIDTH_NUMBERS = 140
 """Characters of label counts under numbers; where they are wider, one character stands for each label."""
 
@@ -64,7 +61,6 @@ def show_data(space: Namespace, problems: list[str]) -> int:
 
 
 def _to_json(federation: "Federation") -> dict[str, Any]:
-    """Return the label counts of every client, and all measures."""
     counts = federation.label_counts()
     return {
         "data": federation.name,
@@ -105,7 +101,6 @@ def list_features(federation: "Federation") -> list[dict[str, Any]]:
 
 
 def _print_federation(federation: "Federation", console: "Console") -> None:
-    """Print the clients and features, then the measures, the notes and the hash."""
     in_full = _print_labels(federation, console) if federation.classes else _print_targets(federation, console)
     if federation.n_clients > MAX_TABLE_CLIENTS:
         console.print(f"The first {MAX_TABLE_CLIENTS} of {federation.n_clients} clients are shown; --json gives all.")

@@ -33,6 +33,8 @@ DATA_PLACEHOLDER = "CHANGE ME: a table, or a folder with one file per client"
 
 def write(space: Namespace, problems: list[str]) -> int:
     """Write the folder of a deployment, after all checks that need no node."""
+    from ..experiments.plan import settle_local_work
+
     server = validate_options(DeploymentOptions, space, problems)
     kit = validate_options(KitOptions, space, problems)
     experiment, _, overrides = read_experiment(space, problems)
@@ -42,8 +44,6 @@ def write(space: Namespace, problems: list[str]) -> int:
             raise ConfigError(f"{key}: only a simulation has this option; leave it out")
     check_run_folder(kit.out)
     federation, data_schema = _load_data(experiment, server, kit, has_data="data" in overrides)
-    from ..experiments.plan import settle_local_work
-
     experiment = settle_local_work(experiment, is_table=bool(data_schema.columns))
     if federation is not None:
         experiment.participation.cohort_size(federation.n_clients)
@@ -102,7 +102,6 @@ def _load_data(
 
 
 def _write_folder(kit: KitOptions, config: Mapping[str, Scalar], n: int, federation: "Federation | None") -> None:
-    """Write the folder for n nodes; in a trial, with the files of each node's clients."""
     from ..data import deal_clients, export_clients
     from ..deploy.operate.kit import write_kit
 

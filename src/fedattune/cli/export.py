@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ..runs.metrics import RunMetrics
 
 ALL_CLIENTS = "all"
-
 MAX_OFFERED_CLIENTS = 20
 """Clients that a message offers as values of --client."""
 
@@ -67,7 +66,6 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
 
 
 def _check_client(client: str | None, ids: Sequence[str], has_newcomers: bool) -> str:
-    """Return the client, which is one of the ids or `ALL_CLIENTS`."""
     names = list_some(ids, MAX_OFFERED_CLIENTS)
     if client is None:
         raise ConfigError(f"--client is missing: name one of {names}, or {ALL_CLIENTS}")
@@ -96,7 +94,6 @@ def _choose_run(runs: "Runs", options: ExportOptions) -> "tuple[RunMetrics, Path
 
 
 def _print_export(client: str, model: "ExportedModel", *, is_brief: bool = False) -> None:
-    """Print the file, the result of its check, and how to use the file."""
     from ..models.export import CHECK_BATCH_SIZES
 
     size, inputs = format_bytes(model.size_bytes), " and ".join(map(str, CHECK_BATCH_SIZES))

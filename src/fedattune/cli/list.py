@@ -59,7 +59,6 @@ def _get_factories(kind: str) -> Mapping[str, Callable[..., Any]]:
 
 
 def _print_choices(choices: Choices, console: "Console") -> None:
-    """Print one paragraph per name: the summary, then the options."""
     from rich.text import Text
 
     for kind, entries in choices.items():

@@ -16,7 +16,6 @@ from ..core.text import make_printable
 from .parser import COMMANDS, parse_arguments
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-
 OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
 """Errors of the system that say that a disk is full, read-only or broken."""
 

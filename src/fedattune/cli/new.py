@@ -17,9 +17,7 @@ NEXT_COMMANDS = {
     "data": "python {name}.py",
 }
 """Template -> the command that uses the file."""
-
 KINDS = {"algorithm": "a method", "model": "a model", "data": "a federation"}
-
 PLACEHOLDER = "NAME"
 
 

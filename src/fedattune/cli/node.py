@@ -14,8 +14,7 @@ from .doctor import print_findings
 from .main import FAILED
 from .options import JsonOptions, NodeApproveOptions, NodeCheckOptions, parse_options
 
-TIME_CHARS = len("2026-01-31T12:00")
-RUN_CHARS = 6
+TIME_CHARS, RUN_CHARS = len("2026-01-31T12:00"), 6
 CELL_CHARS, SENTENCE_CHARS = 40, 1000
 """Length of a cell, and of a cell with a sentence."""
 
@@ -97,16 +96,14 @@ def _print_lines(lines: Sequence[Mapping[str, Any]]) -> None:
     counts, totals = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
     for line in lines:
         way, kind, purpose = (_format(line.get(key), SENTENCE_CHARS) for key in ("direction", "kind", "purpose"))
-        run = [_format(line.get(key)) for key in ("token", "algorithm", "seed", "round")]
-        run[0] = run[0][:RUN_CHARS]
-        n_bytes, tensors = line.get("bytes"), line.get("tensors")
+        token, *run = (_format(line.get(key)) for key in ("token", "algorithm", "seed", "round"))
+        size, tensors = line.get("bytes"), line.get("tensors")
         n_tensors = f"{len(tensors):,}" if isinstance(tensors, list) else "?"
+        n_bytes = f"{size:,}" if isinstance(size, int) else "?"
         time = str(line.get("time", ""))[:TIME_CHARS]
-        size = n_bytes if isinstance(n_bytes, int) else None
-        cells = [time, way, kind, *run, n_tensors, "?" if size is None else f"{size:,}"]
-        table.add_row(*map(_format, cells))
+        table.add_row(*map(_format, [time, way, kind, token[:RUN_CHARS], *run, n_tensors, n_bytes]))
         counts[way, kind, purpose] += 1
-        totals[way, kind, purpose] += size or 0
+        totals[way, kind, purpose] += size if isinstance(size, int) else 0
     console.print(table)
     summary = make_table("way", "message", "messages", "bytes", text_columns=("way", "message"))
     for key, n in counts.items():
@@ -122,5 +119,5 @@ def _format(value: Any, length: int = CELL_CHARS) -> str:
     if value is None:
         return "-"
     text = str(value)
-    text = text if len(text) <= length else f"{text[:length]}..."
+    text = text[:length] + "..." * (len(text) > length)
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)

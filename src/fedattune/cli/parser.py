@@ -163,9 +163,7 @@ NODE = {
 DEPLOY_FOLDER = _make_argument("folder", "the folder that deploy write wrote", type=Path)
 RUNNING_FOLDER = {**DEPLOY_FOLDER, "help": "the folder that deploy write wrote, or its run folder"}
 SHELL = {"dest": "shell", "help": "your shell", "choices": SHELLS}
-
 REQUEST: tuple[Any, ...] = ("deploy:request", (), (RUNNING_FOLDER,))
-
 COMMANDS = {
     "compare": Command(
         "train several methods on the same split and report whether collaboration helps, and whom", "train", TRAINING

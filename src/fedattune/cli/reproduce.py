@@ -84,7 +84,6 @@ def _format_command(name: str, options: StudyOptions) -> list[str]:
 
 
 def _print_studies() -> None:
-    """Print the studies with their runs, rounds and data."""
     console = make_console()
     table = make_table("study", "what", "runs", "rounds", "data", text_columns=("study", "what", "data"))
     for name in STUDIES:

@@ -113,7 +113,6 @@ class _LiveReport:
 
 
 StatusColumns = Mapping[str, Callable[["RunStatus"], str]]
-
 STATUS_COLUMNS: StatusColumns = {
     "method": lambda status: status.method,
     "seed": lambda status: str(status.seed),
@@ -164,7 +163,6 @@ def _format_duration(seconds: float | None) -> str:
 
 
 def _choose_columns(statuses: "Sequence[RunStatus]") -> dict[str, Callable[["RunStatus"], str]]:
-    """Choose the informative columns."""
     silent = {title for title in OPTIONAL_COLUMNS if {STATUS_COLUMNS[title](one) for one in statuses} <= {"-", "0"}}
     if len({status.seed for status in statuses}) == 1:
         silent.add("seed")

@@ -7,7 +7,7 @@ scikit-learn are what a practitioner tries first.
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,11 +22,9 @@ from .plan import Plan
 
 if TYPE_CHECKING:
     from ..data import Federation
-    from ..engine.base import EvalPart
 
 Array = NDArray[Any]
-
-PARTS: "tuple[EvalPart, ...]" = ("test", "validation")
+PARTS = ("test", "validation")
 UNSEEN_LOGIT = -20.0
 """Logit of a class that a client's training rows lack: a probability of two in a billion."""
 MIN_BOOSTED_ROWS = 40
@@ -44,9 +42,10 @@ class SplitRows:
     ids: Sequence[int]
     excluded: Collection[int] = ()
 
-    def select(self, part: str, i: int) -> Array:
-        """Return the sample numbers of a part of evaluated client i."""
-        return np.asarray(self.federation.part(cast(Any, part))[self.ids[i]])
+    def select(self, part: str) -> list[Array]:
+        """Return the sample numbers of a part of each evaluated client."""
+        lists = self.federation.part(cast(Any, part))
+        return [np.asarray(lists[i]) for i in self.ids]
 
     def gather(self, samples: Array) -> tuple[Array, Array]:
         """Return the model's inputs, flat (n, F), and the targets (n,) of some samples."""
@@ -101,7 +100,6 @@ Predict = Callable[[ShouldStop], dict[str, RowPredictions]]
 
 
 def _list_baselines(plan: Plan, rows: SplitRows) -> Iterator[tuple[str, Kind, Predict]]:
-    """Yield name, kind and training of the baselines that the experiment asks for."""
     is_regression = not rows.federation.classes
     yield "mean" if is_regression else "majority", "alone", lambda stop: _fit_each(rows, _fit_constant, stop)
     if "sklearn" in plan.experiment.baseline:
@@ -122,28 +120,22 @@ Fit = Callable[[Array, Array, int], Fitted]
 
 
 def _fit_each(rows: SplitRows, fit: Fit, should_stop: ShouldStop) -> dict[str, RowPredictions]:
-    """Fit a model to each client's training rows, and predict the client's other rows."""
     outputs: dict[str, list[Array]] = {part: [] for part in PARTS}
-    for i in range(len(rows.ids)):
+    samples = {part: rows.select(part) for part in PARTS}
+    for i, train in enumerate(rows.select("train")):
         if should_stop():
             raise StoppedError("stopped in a baseline")
-        fitted = fit(*rows.gather(rows.select("train", i)), len(rows.federation.classes))
+        fitted = fit(*rows.gather(train), len(rows.federation.classes))
         for part in PARTS:
-            samples = rows.select(part, i)
-            outputs[part].append(fitted(rows.gather(samples)[0]) if len(samples) else np.zeros((0, 1)))
+            if len(samples[part][i]):
+                outputs[part].append(fitted(rows.gather(samples[part][i])[0]))
     return _collect(rows, outputs)
 
 
 def _fit_pooled(rows: SplitRows, fit: Fit) -> dict[str, RowPredictions]:
-    """Fit one model to the training rows of all clients."""
     fitted = fit(*rows.gather(rows.pool()), len(rows.federation.classes))
-    outputs: dict[str, list[Array]] = {part: [] for part in PARTS}
-    for part in PARTS:
-        every = [rows.select(part, i) for i in range(len(rows.ids))]
-        if sum(map(len, every)):
-            together = fitted(rows.gather(np.concatenate(every))[0])
-            outputs[part] = np.split(together, np.cumsum([len(one) for one in every])[:-1])
-    return _collect(rows, outputs)
+    samples = {part: np.concatenate(rows.select(part)) for part in PARTS}
+    return _collect(rows, {part: [fitted(rows.gather(one)[0])] for part, one in samples.items() if len(one)})
 
 
 def _collect(rows: SplitRows, outputs: dict[str, list[Array]]) -> dict[str, RowPredictions]:
@@ -151,11 +143,11 @@ def _collect(rows: SplitRows, outputs: dict[str, list[Array]]) -> dict[str, RowP
     predictions = {}
     scale = rows.federation.target_scale
     for part, each in outputs.items():
-        samples = [rows.select(part, i) for i in range(len(rows.ids))]
+        samples = rows.select(part)
         sizes = [len(one) for one in samples]
         if not sum(sizes):
             continue
-        values = np.concatenate([one for one in each if len(one)]).astype(np.float64)
+        values = np.concatenate(each).astype(np.float64)
         y = rows.gather(np.concatenate(samples))[1]
         if scale is not None:
             values, y = values * scale.deviation + scale.mean, y * float(scale.deviation) + scale.mean
@@ -170,7 +162,6 @@ def _collect(rows: SplitRows, outputs: dict[str, list[Array]]) -> dict[str, RowP
 
 
 def _fit_constant(_: Array, y: Array, n_classes: int) -> Fitted:
-    """Predict the shares of the classes, or the mean."""
     if not n_classes:
         return lambda new: np.full((len(new), 1), float(y.mean()))
     counts = np.bincount(y, minlength=n_classes)
@@ -218,25 +209,15 @@ def _wrap_classifier(model: Any, n_classes: int) -> Fitted:
 
 def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> dict[str, RowPredictions]:
     """Train the model on everybody's rows in one place: one epoch in a round, unless the experiment gives epochs."""
-    from dataclasses import replace
-
     from ..core.settings import RAY_DEFAULTS, UNDISTURBED
     from ..data.client_index import Client, ClientIndex
     from ..training.fit import fit
 
     experiment, federation = plan.experiment, rows.federation
-    evaluated = {
-        part: np.concatenate([rows.select(part, i) for i in range(len(rows.ids))]).astype(np.int64) for part in PARTS
-    }
+    evaluated = {part: np.concatenate(rows.select(part)).astype(np.int64) for part in PARTS}
     everybody = Client("everybody", rows.pool(), evaluated["validation"], evaluated["test"])
-    changed: dict[str, Any] = {
-        **UNDISTURBED,
-        **RAY_DEFAULTS,
-        "engine": "auto",
-        "steps": None,
-        "epochs": experiment.training.epochs or 1,
-        "accept": "always",
-    }
+    changed: dict[str, Any] = {**UNDISTURBED, **RAY_DEFAULTS, "engine": "auto", "accept": "always"}
+    changed |= {"steps": None, "epochs": experiment.training.epochs or 1}
     if BASELINE in plan.tuned:  # the same rate as for the model on a client's own rows
         changed["lr"] = plan.tuned[BASELINE].lr
     result = fit(
@@ -251,7 +232,7 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
         raise StoppedError("stopped in the baseline centralized")
     predictions = {}
     for part, one in result.predictions.items():
-        sizes = [len(rows.select(part, i)) for i in range(len(rows.ids))]
+        sizes = [len(each) for each in rows.select(part)]
         owner = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
         predictions[part] = replace(one, client=owner, n_clients=len(sizes))
     return predictions

@@ -22,14 +22,12 @@ DATA_FIELDS = (
     "stratify", "small_clients", "scaling", "save_partition",
 )  # fmt: skip
 """Fields that make a federation."""
-
 NON_IDENTITY_FIELDS = {"data_dir", "save_partition", "rounds_to", "metric", "baseline"}
 """Fields that change no number of a run."""
 
 
 FOLDER_OPTIONS = {"id", "tokens"}
 """Options that may name a folder."""
-
 BaselineName = Literal["majority", "sklearn", "centralized"]
 
 

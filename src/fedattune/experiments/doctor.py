@@ -33,7 +33,6 @@ EXTRAS = {
     "privacy": ("differential privacy", "dp-accounting"),
 }
 """Optional extra of the package -> its purpose, and the packages that it installs."""
-
 MIN_PYTHON = (3, 11)
 
 
@@ -53,7 +52,6 @@ def _check_python() -> Iterator[Finding]:
 
 
 def _find_versions(packages: Iterable[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Find the versions of packages, and the packages that are missing."""
     versions: dict[str, str | None] = {}
     for name in packages:
         try:
@@ -73,7 +71,6 @@ def _check_packages() -> Iterator[Finding]:
 
 
 def _check_torch() -> Iterator[Finding]:
-    """Check PyTorch, its devices and its threads."""
     try:
         import torch
     except Exception as error:  # also a missing library of the system
@@ -102,7 +99,6 @@ def _check_torch() -> Iterator[Finding]:
 
 
 def _check_extras() -> Iterator[Finding]:
-    """Find the optional extras, and how to install the missing ones."""
     for extra, (purpose, *packages) in EXTRAS.items():
         versions, missing = _find_versions(packages)
         if missing:
@@ -122,7 +118,6 @@ def _can_import_torch() -> bool:
 
 
 def _check_machine() -> Iterator[Finding]:
-    """Count cores and memory, and the free space for runs in the current folder."""
     cores, memory = os.cpu_count() or 1, None
     if _can_import_torch():
         from ..core.hardware import count_available_cores, count_free_memory_bytes
@@ -136,7 +131,6 @@ def _check_machine() -> Iterator[Finding]:
 
 
 def _check_folders() -> Iterator[Finding]:
-    """Check the folder of caches and saved partitions, the run folder, and the folder of data sets."""
     home = Path(os.environ.get("FEDATTUNE_HOME") or Path.home() / ".cache" / "fedattune").expanduser()
     for name, folder, advice in (
         ("cache folder", home, "set FEDATTUNE_HOME to a folder that can be written to"),
@@ -221,7 +215,6 @@ def _train_tiny_run() -> Iterator[Finding]:
 
 
 REINSTALL = "reinstall fedattune in a new environment"
-
 CHECKS = (
     Check("version", _check_python, REINSTALL),
     Check("packages", _check_packages, REINSTALL),

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 ProgressCallback = Callable[["Progress"], None]
 """Receives the progress of one run after every round."""
-
 ShouldStop = Callable[[], bool]
 """Returns True once the user asks to stop."""
 

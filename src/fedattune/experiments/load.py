@@ -145,16 +145,12 @@ def _is_replaced(key: str, in_file: Mapping[str, Any], overrides: Mapping[str, A
 # --- names and options of an experiment --------------------------------------------------------------
 
 ALL_METHODS = "all"
-
 TABLE_SOURCE = "table"
 """Name of the data source that reads a table from a file."""
-
 TABLE_COLUMN_OPTIONS = {"client_column", "target", "drop_columns", "missing"}
 """Options of that source that the experiment has as fields."""
-
 KnownOptions = Mapping[str, Mapping[str, Collection[str]]]
 """Kind -> name in use -> its options."""
-
 AssignedOptions = dict[str, dict[str, dict[str, Any]]]
 """Kind -> name in use -> option -> value."""
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def _parse_processes(value: object) -> object:
-    """Read "2" as a number, and refuse other values in one phrase."""
     number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 5 else value
     if number != "auto" and (not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= 1024):
         raise ValueError("expected a number of processes from 1 to 1024, or auto")
@@ -64,7 +63,6 @@ class OutputOptions(BaseModel):
     processes: Processes = "auto"
 
     def make_callbacks(self) -> "tuple[Callback, ...]":
-        """Make the callbacks of the flags."""
         if not (self.tensorboard or self.mlflow or self.wandb):
             return ()
         from ..runs.callbacks import MLflow, WandB

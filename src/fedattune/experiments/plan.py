@@ -45,12 +45,10 @@ class Plan:
 
     @property
     def metric(self) -> str | None:
-        """Name of the metric of the verdict."""
         return self.experiment.metric and get_short_name(self.experiment.metric)
 
     @property
     def federation(self) -> "Federation":
-        """The data with the first split."""
         return self.federations[0]
 
     def make_job(self, name: str, seed: int, title: str, folder: Path, split: int = 0) -> Job:
@@ -75,7 +73,6 @@ class Plan:
         return replace(job, algorithm=self.build_method(name, options), options=options, settings=settings)
 
     def build_method(self, name: str, options: Mapping[str, Any]) -> "Algorithm":
-        """Build a method of the plan with other options."""
         from ..algorithms.own import build_method
 
         return build_method(self.sources.get(name, name), options)

@@ -38,7 +38,6 @@ from .job import Job, ProgressCallback, ShouldStop, WorkerKilledError
 
 MIN_FILE_BYTES = 1 << 16
 """Size from which an array goes into a file."""
-
 FOLDER_PREFIX = ".shared-"
 
 
@@ -93,7 +92,6 @@ class _Packer(pickle.Pickler):
 
 class _Unpacker(pickle.Unpickler):
     def persistent_load(self, pid: tuple[str, bool]) -> Any:
-        """Map the array of a file."""
         path, is_tensor = pid
         array = open_mapped(Path(path))
         return torch.from_numpy(array) if is_tensor else array
@@ -177,7 +175,6 @@ class _Worker:
         self.future = self._executor.submit(_train_job, position, without_data)
 
     def request_stop(self) -> None:
-        """Ask the worker to stop after the current round."""
         with suppress(OSError):  # a worker that is gone is found by its future
             self.pipe.send(None)
 
@@ -225,7 +222,6 @@ def _get_context() -> Any:
 
 @contextmanager
 def _block_interrupts() -> Iterator[None]:
-    """Let new processes inherit that Ctrl-C is blocked."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -283,7 +279,6 @@ def _send_warning(
 
 
 def _train_job(position: int, without_data: dict[str, Any]) -> bool:
-    """Train a job in this worker process, and return whether it finished."""
     pipe, federations = _state["pipe"], _state["federations"]
     if position not in federations:
         federations.clear()

@@ -20,16 +20,12 @@ if TYPE_CHECKING:
 
 ONE_THREAD_FACTOR = 1.4
 """Time of a run with one thread, relative to the time with all of two cores (measured: 50 against 35 s)."""
-
 START_S = 5.0
 """Seconds until a new process trains; importing PyTorch takes most of them."""
-
 MIN_TIMED_S = 1.0
 """Seconds of rounds to time before the estimate relies on their pace."""
-
 MIN_COLUMNS_BARS = 76
 """Width of a terminal from which runs have bars."""
-
 MIN_COLUMNS_LABEL = 60
 """Width of a terminal from which the accuracy has a label."""
 
@@ -75,7 +71,6 @@ class PlainProgress(ProgressDisplay):
 
 
 def _format_score(progress: "Progress", *, has_label: bool = True) -> str:
-    """Format the accuracy or RMSE; empty before the first evaluation."""
     if progress.rmse is not None:
         return "RMSE " * has_label + format_number(progress.rmse)
     return "" if progress.accuracy is None else "accuracy " * has_label + f"{100 * progress.accuracy:.2f}%"
@@ -154,7 +149,6 @@ class SpeedupEstimate:
         self._on_gpu = resolve_device(job.settings).type == "cuda"
 
     def end_round(self, progress: "Progress") -> None:
-        """Note that a round ended, and update the estimate."""
         now = time.monotonic()
         if self._last is not None:
             self._seconds += now - self._last
@@ -218,11 +212,9 @@ class _JobRunner:
 
     @property
     def n_unfinished(self) -> int:
-        """Number of jobs still to be trained."""
         return sum(not self.jobs[i].is_finished for i in self.remaining)
 
     def get_callback(self, i: int) -> ProgressCallback:
-        """Return the callback that shows the progress of job number `i`."""
         if i not in self._callbacks:
             self._callbacks[i] = self.display.add_run(self.jobs[i].title, self.jobs[i].settings.rounds)
         return self._callbacks[i]
@@ -294,7 +286,6 @@ class _JobRunner:
             raise StoppedError(f"stopped with {n_done} of {len(self.jobs)} runs done")
 
     def collect(self) -> "tuple[list[Result], list[FailedRun]]":
-        """Return the results and the failures, each in the order of the jobs."""
         outcomes = [self._outcomes[i] for i in range(len(self.jobs))]
         failed = [one for one in outcomes if isinstance(one, FailedRun)]
         return [one for one in outcomes if not isinstance(one, FailedRun)], failed

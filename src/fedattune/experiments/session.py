@@ -53,7 +53,6 @@ class InterruptHandler:
         self.stop_requested = False
 
     def __call__(self) -> bool:
-        """Tell whether the user asked to stop."""
         return self.stop_requested
 
     def __enter__(self) -> Self:
@@ -302,7 +301,6 @@ def write_summary(
 
 
 def _run_to_json(result: "Result", rounds_to: float | None) -> dict[str, Any]:
-    """Return the numbers of a run, with the first round that reaches the accuracy `rounds_to`."""
     if rounds_to is None:
         return result.to_json()
     return result.to_json() | {"rounds_to": {"accuracy": rounds_to, "round": result.rounds_to(rounds_to)}}

@@ -35,19 +35,14 @@ LR_FACTORS = tuple(3 ** (k / 2) for k in range(-4, 7))
 
 More of them are larger, because early stopping ends what overfits, and typed rates are careful ones.
 """
-
 FRACTIONS = (1 / 9, 1 / 3, 1.0)
 """Share of the rounds in each step of the halving."""
-
 MIN_ROUNDS = 3
 """Minimum number of rounds of a step."""
-
 TUNING_VALIDATION = 0.25
 """Share of a client's rows outside the test part that choose; small parts would choose by chance."""
-
 TUNING_STREAM = 7_919
 """Number of the tuning split, and difference of its seed from the seeds reported."""
-
 TUNING_FOLDER, LOG_FILE = "tuning", "log.json"
 
 

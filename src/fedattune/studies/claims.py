@@ -26,7 +26,6 @@ class Interval(NamedTuple):
 
     @property
     def margin(self) -> float:
-        """Half the width of the interval."""
         return (self.high - self.low) / 2
 
 
@@ -75,7 +74,6 @@ class Answer(NamedTuple):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """The pairs of rows that the claim compares."""
         return list(dict.fromkeys((one.better.row, one.than.row) for one in self.comparisons))
 
 

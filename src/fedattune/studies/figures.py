@@ -20,15 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Matrix = np.ndarray[Any, Any]
-
 WEIGHT_GROUPS = ("target itself", "same labels", "all but one label", "others, mean")
 """Clients 0, 1, 2 and the others of pFedLA's figure 5."""
-
 STUDY_COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000", "#8c564b", "#b8a600",
 )  # fmt: skip
 """Colours for colour-blind readers; lines have different strokes as well."""
-
 STUDY_STROKES = ("-", "--", "-.", ":")
 PANELS_ACROSS = 4
 
@@ -92,7 +89,6 @@ class _Drawing:
         return panels[: len(titles)]
 
     def add_column_panels(self, width: float, height: float) -> "list[Axes]":
-        """Add one panel per column of the table."""
         titles = [
             self.title(column, *(one for cell, one in self.outcomes.items() if cell.column == column))
             for column in self.columns
@@ -105,7 +101,6 @@ class _Drawing:
         return "\n".join([name, *dict.fromkeys(filter(None, rounds))])
 
     def style(self, row: str) -> dict[str, Any]:
-        """Return the colour and the stroke of a row."""
         number = list(self.study.rows).index(row)
         colours, strokes = len(STUDY_COLOURS), len(STUDY_STROKES)
         return {"color": STUDY_COLOURS[number % colours], "linestyle": STUDY_STROKES[number // colours % strokes]}

@@ -13,10 +13,8 @@ from .study import Cell, Extent, Measure, Study
 
 MAX_SEEDS = 10
 """Seeds of a cell to look for, unless the study has more."""
-
 MAX_DIFFERENCE = 1.0
 """Points of difference to the paper; a larger one needs a reason."""
-
 MIN_SHARE = 0.2
 """Share of its rounds that a cell needs to show numbers: fewer rounds show the start of training."""
 
@@ -40,7 +38,6 @@ class Outcome:
 
     @property
     def value(self) -> MeanStd | None:
-        """The number that stands beside the paper's."""
         return self.measures.get("value")
 
     @property
@@ -57,7 +54,6 @@ class Outcome:
 
     @property
     def n_seeds(self) -> int:
-        """Number of finished runs."""
         return len(self.runs)
 
 

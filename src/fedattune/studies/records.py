@@ -83,11 +83,9 @@ class Records:
         return run.id in self.runs
 
     def curve(self, run: str, point: Point, part: str = "test") -> Curve | None:
-        """Return the curve of a run; None if it has none."""
         return self.curves.get(run, {}).get((part, point))
 
     def mixing(self, run: str) -> Mapping[tuple[str, str], Array]:
-        """Return the mixing matrices of a run by rounds and component; empty if it has none."""
         return self.matrices.get(run, {})
 
     def add(
@@ -109,7 +107,6 @@ class Records:
             self.matrices[run.id] = _average_mixing(result)
 
     def add_failure(self, run: CellRun, error: str) -> None:
-        """Add a run that failed."""
         self.runs[run.id] = {**_describe(run), "failed": error}
 
     def adopt(self, folders: Iterable[Path], runs: Iterable[CellRun], *, mixing: bool) -> bool:

@@ -25,12 +25,10 @@ Over = Literal["max", "last10", "last"]
 Mean = Literal["pooled", "uniform"]
 Grid = dict[str, Annotated[list[Any], Field(min_length=2)]]
 """Option or setting -> values to try."""
-
 RowNames = Annotated[
     list[str], Field(min_length=1), BeforeValidator(lambda given: [given] if isinstance(given, str) else given)
 ]
 """A row, or a list of rows."""
-
 PrintedValue = float | tuple[float, float] | None
 """A number of the paper, or the number and its spread; None where the paper's cell is empty."""
 
@@ -177,7 +175,6 @@ class StudyOptions(StrictSchema):
 
     @property
     def extent(self) -> Extent:
-        """The part of the study to train."""
         return Extent(self.rounds, self.mixed_precision)
 
     @property
@@ -187,7 +184,6 @@ class StudyOptions(StrictSchema):
 
 
 STUDY_FOLDER = Path(__file__).parent
-
 STUDIES = tuple(sorted(path.stem for path in STUDY_FOLDER.glob("*.yaml")))
 """Names of the studies that come with FedAttune."""
 
@@ -326,7 +322,6 @@ class Study(StudyPart):
         return row.grids.get(cell.column, row.grid)
 
     def source_row(self, cell: Cell) -> StudyRow:
-        """Return the row whose runs the cell shows."""
         row = self.rows[cell.row]
         return self.rows[row.like] if row.like else row
 
@@ -369,12 +364,10 @@ class Study(StudyPart):
         return CellRun(cell, dict(choice), experiment.replace(**changes))
 
     def paper_value(self, cell: Cell) -> tuple[float | None, float | None]:
-        """Return the paper's number and its spread, in percent."""
         value = self.paper.get(cell.row, {}).get(cell.column)
         return value if isinstance(value, tuple) else (value, None)
 
     def find_reason(self, cell: Cell) -> str | None:
-        """Find the reason of the cell's difference; None if no reason is known."""
         texts = (one.text for one in self.reasons if any(_matches(pattern, cell) for pattern in one.cells))
         return next(texts, None)
 

@@ -23,7 +23,6 @@ OVER_WORDS = {"max": "best evaluated round", "last10": "mean over the last tenth
 MEAN_WORDS = {"pooled": "over all test samples", "uniform": "mean over clients"}
 COLUMN_TITLES = ("method", "paper", "ours", "difference", "last round", "late change", "over clients", "worst 10%",
                  "received", "trained", "seeds", "rounds", "steps", "seconds", "chosen")  # fmt: skip
-
 LATE_CHANGE = (
     "Late change: the mean over the last tenth of the rounds minus the mean over as many evaluated rounds before, in "
     "points. It is near zero where the curve is flat."
