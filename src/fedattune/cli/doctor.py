@@ -46,10 +46,8 @@ def print_findings(findings: "Sequence[Finding]") -> list[str]:
     """Print findings and their advice, wrapped at the width of the terminal; return the names of the broken ones."""
     width = max(shutil.get_terminal_size().columns, 40)
     for one in findings:
-        lines = [f"{SIGNS[one.state]}  {one.name}: {one.value}"]
-        if one.advice:
-            lines.append(f"    -> {one.advice}")
-        for line in lines:
+        advice = [f"    -> {one.advice}"] if one.advice else []
+        for line in (f"{SIGNS[one.state]}  {one.name}: {one.value}", *advice):
             text = textwrap.fill(line, width, subsequent_indent=" " * 7, break_long_words=False, break_on_hyphens=False)
             print(text)
     print()

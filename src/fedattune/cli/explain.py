@@ -122,12 +122,10 @@ def _describe_gain(explanation: "RunExplanation", client: "ClientSummary") -> st
     if gain.samples is not None:
         text += f", which is {abs(gain.samples):.1f} of its {gain.n_test:,} test samples"
     if len(gain.by_run) > 1:
-        by_run = ", ".join(f"{points:+.2f}" for points in gain.by_run.values())
-        if not metric.is_percent:
-            by_run = ", ".join(format_number(points, 3, "+") for points in gain.by_run.values())
+        points = [f"{one:+.2f}" if metric.is_percent else format_number(one, 3, "+") for one in gain.by_run.values()]
         std = f"{gain.std:.2f}" if metric.is_percent else format_number(gain.std or 0.0, 3)
         runs = "seed and split" if any("split" in key for key in gain.by_run) else "seed"
-        text += f"; by {runs} {by_run} (std {std})"
+        text += f"; by {runs} {', '.join(points)} (std {std})"
     if gain.samples is not None and round(abs(gain.samples), 6) < 1 and gain.points:
         text += ". That is less than one sample: too little to tell from chance"
     elif len(gain.by_run) > 1 and min(gain.by_run.values()) < 0 < max(gain.by_run.values()):
@@ -157,20 +155,17 @@ def _print_traces(explanation: "RunExplanation", traces: "list[ComponentTrace]",
         console.print("not shown: clients that were not evaluated.")
     _print_agreement_legend([trace.agreement for trace in traces], console)
     if traces[0].before:
-        _print_change(traces, console)
+        console.print("\nChange of its mixtures over the rounds:")
+        titles = ("component", *(f"round {one.round}" for one in (*traces[0].before, traces[0].last)))
+        table = make_table(*titles, "the same since", text_columns=titles)
+        for trace in traces:
+            mixtures = (f"own {format_percent(one.own)}; {format_partners(one)}" for one in (*trace.before, trace.last))
+            since = "-" if trace.stable_since is None else f"round {trace.stable_since}"
+            table.add_row(trace.name, *mixtures, since)
+        print_whole(table, console)
+        console.print("the same since: the first evaluated round since which the named partners are the same.")
     if traces[0].agreement:
         console.print(CORRELATION_NOTE)
-
-
-def _print_change(traces: "list[ComponentTrace]", console: "Console") -> None:
-    console.print("\nChange of its mixtures over the rounds:")
-    titles = ("component", *(f"round {one.round}" for one in (*traces[0].before, traces[0].last)))
-    table = make_table(*titles, "the same since", text_columns=titles)
-    for trace in traces:
-        mixtures = (f"own {format_percent(one.own)}; {format_partners(one)}" for one in (*trace.before, trace.last))
-        table.add_row(trace.name, *mixtures, f"round {trace.stable_since}" if trace.stable_since is not None else "-")
-    print_whole(table, console)
-    console.print("the same since: the first evaluated round since which the named partners are the same.")
 
 
 def print_clients(explanation: "RunExplanation", console: "Console") -> dict[str, Any]:
@@ -217,12 +212,9 @@ def _print_clients_table(explanation: "RunExplanation", console: "Console") -> N
         columns |= _agreement_columns(explanation.clients)
     print_whole(fill_table(shown_clients, columns, ("client", "most from")), console)
     if len(shown_clients) < len(explanation.clients):
-        half = MAX_SHOWN_CLIENTS // 2
-        which = (
-            f"the {half} clients that lose most or gain least, and the {half} clients that gain most"
-            if has_gains
-            else f"the first {MAX_SHOWN_CLIENTS} clients"
-        )
+        half, which = MAX_SHOWN_CLIENTS // 2, f"the first {MAX_SHOWN_CLIENTS} clients"
+        if has_gains:
+            which = f"the {half} clients that lose most or gain least, and the {half} clients that gain most"
         console.print(f"The table shows {which}, of {len(explanation.clients):,} in all; --json gives all.")
 
 

@@ -21,14 +21,10 @@ OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command.
+    """Run one command, by default that of this process's own command line, and return the exit code.
 
-    Args:
-        argv: the words of the command line; by default, this process's own.
-
-    Returns:
-        The exit code. 0: done. 1: a method of a comparison failed, or FedAttune has a fault. 2: the input is wrong.
-        130: the user pressed Ctrl-C.
+    0: done. 1: a method of a comparison failed, or FedAttune has a fault. 2: the input is wrong. 130: the user pressed
+    Ctrl-C.
     """
     allow_all_letters()
     # A training command sets the folder that it writes, and the custom code that it runs.
@@ -38,9 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as leaving:  # --help and --version
         return int(leaving.code or 0)
     except KeyboardInterrupt:
-        print_message(
-            "interrupted" + (f"; resume with: {format_resume_command(space)}" if space.training_folder else "")
-        )
+        resume = f"; resume with: {format_resume_command(space)}" if space.training_folder else ""
+        print_message(f"interrupted{resume}")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has left, as in `fedattune list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -37,8 +37,25 @@ def plan_privacy(space: Namespace, problems: Sequence[str]) -> int:
 
         values = replace_nonfinite([plan._asdict() for plan in plans])
         print(json.dumps({"level": options.level, "delta": options.delta, "plans": values}, indent=2))
-    else:
-        _print_plans(plans, options)
+        return 0
+    from ..analysis.output.tables import fill_table, make_console, print_whole
+
+    columns = {
+        "noise": lambda plan: plan.mechanism,
+        "drawn": lambda plan: plan.sampling,
+        "multiplier": lambda plan: f"{plan.noise_multiplier:.4g}",
+        "epsilon": lambda plan: f"{plan.epsilon:.4g}",
+    }
+    if options.parameters and options.level == "client":
+        columns["noise/update"] = lambda plan: f"{plan.noise_ratio:.3g}"
+    console = make_console()
+    print_whole(fill_table(plans, columns, ("noise", "drawn")), console)
+    what = "one client replaced" if options.level == "client" else "one training row more or less"
+    console.print(
+        f"neighbours: {what}; delta {options.delta:g}; multiplier: deviation of the noise over the clipping norm"
+        + ("; noise/update: their norms in one round" if "noise/update" in columns else ""),
+        style="dim",
+    )
     return 0
 
 
@@ -76,24 +93,3 @@ def _plan_rows(options: PrivacyOptions) -> PlannedNoise:
         noise = noise_for(options.target_epsilon, options.delta, rate, steps)
     epsilon = epsilon_of(noise, rate, steps, options.delta)
     return PlannedNoise("DP-SGD", f"Poisson, {100 * rate:.3g}% of the rows in {steps:,} steps", noise, epsilon)
-
-
-def _print_plans(plans: Sequence[PlannedNoise], options: PrivacyOptions) -> None:
-    from ..analysis.output.tables import fill_table, make_console, print_whole
-
-    columns = {
-        "noise": lambda plan: plan.mechanism,
-        "drawn": lambda plan: plan.sampling,
-        "multiplier": lambda plan: f"{plan.noise_multiplier:.4g}",
-        "epsilon": lambda plan: f"{plan.epsilon:.4g}",
-    }
-    if options.parameters and options.level == "client":
-        columns["noise/update"] = lambda plan: f"{plan.noise_ratio:.3g}"
-    console = make_console()
-    print_whole(fill_table(plans, columns, ("noise", "drawn")), console)
-    what = "one client replaced" if options.level == "client" else "one training row more or less"
-    console.print(
-        f"neighbours: {what}; delta {options.delta:g}; multiplier: deviation of the noise over the clipping norm"
-        + ("; noise/update: their norms in one round" if "noise/update" in columns else ""),
-        style="dim",
-    )

@@ -33,11 +33,9 @@ def parse_set(items: Iterable[str]) -> dict[str, Any]:
     return {key.strip(): read_scalar(value) for _, key, _, value in pairs}
 
 
-def load_experiment(
-    path: Path | None, overrides: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None
-) -> Experiment:
+def load_experiment(path: Path | None, overrides: Mapping[str, Any]) -> Experiment:
     """Load an experiment; see `load_options`."""
-    return load_options(path, overrides, defaults=defaults)[0]
+    return load_options(path, overrides)[0]
 
 
 def load_options(
@@ -70,8 +68,8 @@ def load_options(
 
     def locate(key: str) -> str:
         name = "json" if key == "json_file" else key
-        option = "--" + name.replace("_", "-")
-        return option if key in overrides or key not in in_file else f"{path}: {name}"
+        is_in_file = key in in_file and key not in overrides
+        return f"{path}: {name}" if is_in_file else "--" + name.replace("_", "-")
 
     def report_unknown(key: str) -> str:
         hint = suggest_name(key, Experiment.flat_fields())
@@ -85,8 +83,8 @@ def load_options(
     for_output = {key: values.pop(key) for key in OutputOptions.model_fields if key in values}
     experiment, wrong = _validate(Experiment, values)
     output, wrong_output = _validate(OutputOptions, for_output)
-    for error in (wrong, wrong_output):
-        problems += describe_errors(error, locate, report_unknown) if error else []
+    for error in filter(None, (wrong, wrong_output)):
+        problems += describe_errors(error, locate, report_unknown)
     if experiment and output and not problems:
         return experiment, output
     if wrong:

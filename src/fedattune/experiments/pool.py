@@ -133,7 +133,8 @@ def run_in_processes(
                 if not is_stopping and should_stop():
                     is_stopping = True
                     for worker in busy:
-                        worker.request_stop()
+                        with suppress(OSError):  # a worker that is gone is found by its future
+                            worker.pipe.send(None)
                 wait([worker.pipe for worker in busy], POLL_S)
                 for worker in tuple(busy):
                     has_ended = worker.future.done()  # before reading: all messages are in the pipe by then
@@ -159,8 +160,7 @@ class _Worker:
     def __init__(self, threads: int, data: list[bytes], own_files: list[Path]) -> None:
         context = _get_context()
         self.pipe, far_end = context.Pipe()
-        state = (far_end, threads, data, own_files)
-        self._executor = ProcessPoolExecutor(1, context, _start_worker, state)
+        self._executor = ProcessPoolExecutor(1, context, _start_worker, (far_end, threads, data, own_files))
         before = multiprocessing.active_children()
         with _block_interrupts():
             self.future: Future[Any] = self._executor.submit(os.getpid)  # starts the process
@@ -173,10 +173,6 @@ class _Worker:
         without_data = {one.name: getattr(job, one.name) for one in fields(job) if one.name != "federation"}
         self.job = i
         self.future = self._executor.submit(_train_job, position, without_data)
-
-    def request_stop(self) -> None:
-        with suppress(OSError):  # a worker that is gone is found by its future
-            self.pipe.send(None)
 
     def relay_messages(self, on_progress: ProgressCallback, shown_warnings: dict[Any, Any]) -> None:
         """Pass on the progress that has arrived, and repeat each warning once."""
@@ -233,9 +229,8 @@ def _block_interrupts() -> Iterator[None]:
 
 
 def _describe_exit(code: int | None) -> str:
-    if code is None or code >= 0:
-        how = f"ended with exit code {code}"
-    else:
+    how = f"ended with exit code {code}"
+    if code is not None and code < 0:
         names = {int(one): one.name for one in signal.Signals}
         how = f"was killed by {names.get(-code, f'signal {-code}')}"
     return (

@@ -282,8 +282,7 @@ class _JobRunner:
         jobs = {i: self.jobs[i] for i in self.remaining}
         run_in_processes(jobs, n_processes, threads, self.should_stop, self.get_callback, on_end, scratch)
         if self.remaining:
-            n_done = len(self.jobs) - len(self.remaining)
-            raise StoppedError(f"stopped with {n_done} of {len(self.jobs)} runs done")
+            raise StoppedError(f"stopped with {len(self.jobs) - len(self.remaining)} of {len(self.jobs)} runs done")
 
     def collect(self) -> "tuple[list[Result], list[FailedRun]]":
         outcomes = [self._outcomes[i] for i in range(len(self.jobs))]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -124,12 +125,9 @@ def create_run_folder(plan: Plan, out: Path, command: str) -> None:
 
 def _resolve_paths(experiment: Experiment) -> Experiment:
     """Make the paths absolute, so that the run can be resumed from another folder."""
-    paths: dict[str, Any] = {}
     files = list_input_files(experiment)
-    if "the data" in files:
-        paths["data"] = str(files["the data"].resolve())
-    if "the partition" in files:
-        paths["partition"] = str(files["the partition"].resolve())
+    names = [name for name in ("data", "partition") if f"the {name}" in files]
+    paths: dict[str, Any] = {name: str(files[f"the {name}"].resolve()) for name in names}
     if experiment.data_dir:
         paths["data_dir"] = experiment.data_dir.expanduser().resolve()
     return experiment.model_copy(update=paths)
@@ -171,14 +169,11 @@ def reopen_run(
             f"--resume {out}: the data or its partition has changed since the run was begun (hash "
             f"{now[:12]}, then {first_hash[:12]}); start a new run"
         )
-    changed = [
-        f"{key} was {old} and is {new}"
-        for key in sorted(RESUMABLE_SETTINGS)
-        if (old := before.get(key)) != (new := experiment.get(key))
-    ]
+    changed = [key for key in sorted(RESUMABLE_SETTINGS) if before.get(key) != experiment.get(key)]
+    changes = " and ".join(f"{key} was {before.get(key)} and is {experiment.get(key)}" for key in changed)
     note = (
-        f"{' and '.join(changed)}: results stay equal up to rounding, except for models that draw random "
-        "numbers while training, such as those with dropout"
+        f"{changes}: results stay equal up to rounding, except for models that draw random numbers while training, "
+        "such as those with dropout"
     )
     return plan, [note] if changed else []
 
@@ -188,12 +183,10 @@ def make_jobs(plan: Plan, out: Path) -> list[Job]:
     experiment = plan.experiment
     seeds = range(experiment.seed, experiment.seed + experiment.seeds)
     jobs = []
-    for name in plan.algorithms:
-        for split in range(len(plan.federations)):
-            for seed in seeds:
-                parts = [f"seed {seed}"] * (len(seeds) > 1) + [f"split {split}"] * (len(plan.federations) > 1)
-                title = f"{name} ({', '.join(parts)})" if parts else name
-                jobs.append(plan.make_job(name, seed, title, out / make_run_name(name, split, seed), split))
+    for name, split, seed in product(plan.algorithms, range(len(plan.federations)), seeds):
+        parts = [f"seed {seed}"] * (len(seeds) > 1) + [f"split {split}"] * (len(plan.federations) > 1)
+        title = f"{name} ({', '.join(parts)})" if parts else name
+        jobs.append(plan.make_job(name, seed, title, out / make_run_name(name, split, seed), split))
     return jobs
 
 

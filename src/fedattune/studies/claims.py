@@ -126,9 +126,8 @@ def format_answers(answers: Sequence[Answer], columns: Sequence[str]) -> list[li
     for answer in answers:
         first = [answer.claim.text, answer.text]
         for better, than in answer.pairs:
-            found = {
-                one.better.column: one for one in answer.comparisons if (one.better.row, one.than.row) == (better, than)
-            }
+            pair = [one for one in answer.comparisons if (one.better.row, one.than.row) == (better, than)]
+            found = {one.better.column: one for one in pair}
             cells = (format_difference(found[column]) if column in found else "" for column in columns)
             lines.append([*first, f"{better} minus {than}", *cells])
             first = ["", ""]

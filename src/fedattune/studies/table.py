@@ -3,8 +3,8 @@
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -219,15 +219,16 @@ def _render_settings(results: StudyResults) -> list[str]:
     if runs := [records.runs[run] for one in results.outcomes.values() for run in one.runs]:
         dates = sorted({run["date"] for run in runs})
         days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-        versions = sorted({_format_versions(run["environment"]) for run in runs})
+        versions = set()
+        for about in (run["environment"] for run in runs):
+            git = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}", r"\1", about.get("git") or "no git")
+            versions.add(f"FedAttune {about['fedattune']} ({git}), PyTorch {about['torch']}")
         hours = sum(facts.get("seconds", 0) for facts in records.runs.values()) / 3600
-        out += [f"- run on {days} with {'; '.join(versions)}", f"- {hours:.1f} hours of runs, including the search"]
+        out += [
+            f"- run on {days} with {'; '.join(sorted(versions))}",
+            f"- {hours:.1f} hours of runs, including the search",
+        ]
     return [*out, ""]
-
-
-def _format_versions(environment: Mapping[str, Any]) -> str:
-    git = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}", r"\1", environment.get("git") or "no git")
-    return f"FedAttune {environment['fedattune']} ({git}), PyTorch {environment['torch']}"
 
 
 def render_lines(lines: Sequence[Sequence[str]]) -> list[str]:
