@@ -108,9 +108,7 @@ class Result(RunMetrics):
         if self.predictions:
             save_predictions(folder.predictions, self.predictions)
         if has_outside_parts(self.config["model"]) and (not isinstance(self.models, Params) or self.models):
-            facts["reference_logits"] = compute_reference_logits(
-                self.model(self.eval_ids[0]), self._card(self.facts["clients"][0]["id"])
-            )
+            facts["reference_logits"] = compute_reference_logits(self.model(self.eval_ids[0]), self._card(0))
         folder.finish(self.to_json() | {"facts": facts})
 
     def model(self, client: str | int, module: nn.Module | None = None, factory: str | None = None) -> nn.Module:
@@ -128,15 +126,10 @@ class Result(RunMetrics):
         """
         if isinstance(self.models, Params) and not self.models:
             raise RunError("the models of this run are not here: each is on its client's node, in the folder `state`")
-        names, ids = [c["id"] for c in self.facts["clients"]], self.eval_ids
-        if client not in (names if isinstance(client, str) else ids):
-            some = f"{len(names):,} of its {self.n_clients:,} clients were evaluated, and only their models are stored"
-            which = some if len(names) < self.n_clients else "its clients are"
-            raise RunError(f"no client {client!r} in this run; {which}: {list_some(names, 20)}")
-        row = names.index(client) if isinstance(client, str) else ids.index(client)
+        row = self._find_row(client)
         one_for_all = isinstance(self.models, Params) and len(next(iter(self.models.values()))) == 1
         state = {**self.models.rows(0 if one_for_all else row), **self.buffers.rows(row)}
-        card: ModelCard = self._card(names[row])
+        card: ModelCard = self._card(row)
         module = module or self.module
         if self.module is not None:  # trained in this process, which has loaded the user's code
             card = {**card, **{key: self.config[key] for key in (SOURCE_KEY,) if key in self.config}}
@@ -155,9 +148,9 @@ class Result(RunMetrics):
             raise RunError(f"{path} is not empty, and no file is overwritten; give a new folder")
         path.mkdir(parents=True, exist_ok=True)
         files = []
-        for number, client in zip(self.eval_ids, self.facts["clients"], strict=True):
+        for row, (number, client) in enumerate(zip(self.eval_ids, self.facts["clients"], strict=True)):
             files.append(path / f"{make_file_name(number, client['id'])}.safetensors")
-            save_model(files[-1], self.model(number), self._card(client["id"]))
+            save_model(files[-1], self.model(number), self._card(row))
         return files
 
     def export(
@@ -186,19 +179,25 @@ class Result(RunMetrics):
                 written in this format.
         """
         model = self.model(client, module, factory)
-        name = client if isinstance(client, str) else self.facts["clients"][self.eval_ids.index(client)]["id"]
-        card = self._card(name)
+        card = self._card(self._find_row(client))
         check_preparation(card, f"the run of {self.algorithm}")
         if before := self.facts.get("reference_logits"):
-            check_reference_logits(
-                self.model(self.eval_ids[0], module, factory), card, before, self.folder or "the run"
-            )
+            first = self.model(self.eval_ids[0], module, factory)
+            check_reference_logits(first, card, before, self.folder or "the run")
         return export_model(Path(file), model, card, format)
 
-    def _card(self, client: str) -> JsonDict:
+    def _find_row(self, client: str | int) -> int:
+        """Return the row of an evaluated client, by its id or its number."""
+        names, ids = [one["id"] for one in self.facts["clients"]], self.eval_ids
+        if client not in (names if isinstance(client, str) else ids):
+            some = f"{len(names):,} of its {self.n_clients:,} clients were evaluated, and only their models are stored"
+            which = some if len(names) < self.n_clients else "its clients are"
+            raise RunError(f"no client {client!r} in this run; {which}: {list_some(names, 20)}")
+        return names.index(client) if isinstance(client, str) else ids.index(client)
+
+    def _card(self, row: int) -> JsonDict:
+        """Return the card of the evaluated client in a row."""
         config = ("model", "model_options", "algorithm", "options", "data", "seed")
-        facts = ("input_shape", "classes")
-        card = {k: self.config[k] for k in config} | {k: self.facts[k] for k in facts} | {"client": client}
-        if self.inputs:
-            card |= self.inputs.card([one["id"] for one in self.facts["clients"]].index(client))
-        return card
+        card = {k: self.config[k] for k in config} | {k: self.facts[k] for k in ("input_shape", "classes")}
+        card["client"] = self.facts["clients"][row]["id"]
+        return card | (self.inputs.card(row) if self.inputs else {})
