@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -245,11 +245,11 @@ class RunStore:
         *numbers, diverged, absent = record
         self._insert("rounds", [(*numbers, json.dumps(diverged), json.dumps(absent))])
 
-    def _insert(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        with explain_errors("write", self._path):
-            for row in rows:
-                marks = ", ".join("?" * len(row))
-                self._db.execute(f"INSERT INTO {table} VALUES ({marks})", row)  # noqa: S608 (no user input)
+    def _insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            marks = ", ".join("?" * len(rows[0]))
+            with explain_errors("write", self._path):
+                self._db.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608 (no user input)
 
     def add_scores(self, round_: int, point: str, part: str, scores: Scores, ids: Tensor | None = None) -> None:
         """Add scores (E,) of one round for clients `ids` (E,), by default 0 to E - 1.
@@ -270,7 +270,7 @@ class RunStore:
 
     def add_faults(self, round_: int, faults: Mapping[int, Fault]) -> None:
         """Add why clients of the cohort have no part in a round."""
-        self._insert("faults", ((round_, client, str(fault)) for client, fault in faults.items()))
+        self._insert("faults", [(round_, client, str(fault)) for client, fault in faults.items()])
 
     def faults(self) -> list[tuple[int, int, str]]:
         """List (round, client, reason) of the clients of the cohort that have no part in their round, in order."""
@@ -314,7 +314,7 @@ class RunStore:
         """Set the bytes since the start: `up` and `down`, each by layer or other part of the messages."""
         with explain_errors("write", self._path):
             self._db.execute("DELETE FROM traffic")
-        self._insert("traffic", ((way, part, n) for way, parts in total.items() for part, n in parts.items()))
+        self._insert("traffic", [(way, part, n) for way, parts in total.items() for part, n in parts.items()])
 
     def traffic(self) -> dict[str, dict[str, int]]:
         """Read the bytes since the start: `up` and `down`, each by layer or other part of the messages."""
