@@ -85,10 +85,10 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
     """Return the card with the inputs and outputs of the network."""
     dtype = str(get_dtype(model)).removeprefix("torch.")
     schema, shape = card.get("schema") or {}, ", ".join(map(str, ("batch", *card["input_shape"])))
-    output = f"{len(card['classes'])}), logits in the order of `classes`; softmax gives probabilities"
+    output = f"(batch, {len(card['classes'])}), logits in the order of `classes`; softmax gives probabilities"
     if not card["classes"]:
         mean, deviation = schema.get("target_mean"), schema.get("target_deviation")
-        output = f"1); output * {deviation} + {mean} is the prediction in the unit of the target"
+        output = f"(batch, 1); output * {deviation} + {mean} is the prediction in the unit of the target"
     preparation = "samples as they are"
     if tokens := schema.get("tokens"):
         (column, tokenizer), *_ = tokens.items()
@@ -104,7 +104,7 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
         **card,
         "dtype": dtype,
         "input": f"{dtype} ({shape}), {preparation}",
-        "output": f"{dtype} (batch, {output}",
+        "output": f"{dtype} {output}",
         **({"reference_logits": compute_reference_logits(model, card)} if has_outside_parts(card["model"]) else {}),
     }
 
@@ -131,8 +131,7 @@ def draw_inputs(model: nn.Module, card: ModelCard, n: int, generator: torch.Gene
 
 def check_reference_logits(model: nn.Module, card: ModelCard, before: Logits | None, file: Path | str) -> None:
     """Refuse a network whose outputs were `before` (2, classes) in training, and have changed; None accepts any."""
-    now = None if before is None else compute_reference_logits(model, card)
-    if before is None or now is None:
+    if before is None or (now := compute_reference_logits(model, card)) is None:
         return
     old, new = torch.tensor(before), torch.tensor(now)
     if old.shape != new.shape or not torch.allclose(old, new, rtol=1e-3, atol=1e-3 * float(old.abs().max())):

@@ -44,7 +44,7 @@ def read_known_images(
 ) -> Images:
     """Read the images of a set, and check that they are what the name says; `owner` is the column of the clients."""
     image_set = IMAGE_SETS[name]
-    files = _select_files(name, _find_image_files(name, data_dir), rows)
+    files = _find_image_files(name, data_dir, rows)
     images = read_images(files, label, owner=owner, mode=image_set.mode)
     _check_images(name, files[0], images, image_set)
     is_twin = name in ("mnist", "fashion_mnist")  # they have one shape, but different names of classes
@@ -68,23 +68,21 @@ def _check_images(name: str, file: Path, images: Images, image_set: ImageSet) ->
 
 
 def _find_image_files(
-    name: str, data_dir: Path | None, patterns: tuple[str, ...] = ("*.parquet",), repo: str | None = None
+    name: str, data_dir: Path | None, rows: RowSet, patterns: tuple[str, ...] = ("*.parquet",), repo: str | None = None
 ) -> list[Path]:
-    """Find a set's files, training rows first, in a folder or on the hub: those of the first pattern that has any.
+    """Find the files of a set's rows, training rows first: those of the first pattern that has any.
 
     The places are `data_dir`/name and `data_dir`; without `data_dir`, the same two in FEDATTUNE_DATA, then the hub.
     """
     kind = "Parquet" if patterns == ("*.parquet",) else f"Parquet or {patterns[0]}"
-    if data_dir is not None:
-        files = _find_in_folder(name, data_dir, patterns)
-        if not files:
-            raise DataError(
-                f"no {kind} files of {name} in {data_dir / name} or {data_dir}; put them there, or leave --data-dir "
-                "out to download them"
-            )
-        return files
     default_dir = os.environ.get("FEDATTUNE_DATA")
-    files = _find_in_folder(name, Path(default_dir).expanduser(), patterns) if default_dir else []
+    place = Path(default_dir).expanduser() if data_dir is None and default_dir else data_dir
+    files = _find_in_folder(name, place, patterns) if place else []
+    if not files and data_dir is not None:
+        raise DataError(
+            f"no {kind} files of {name} in {data_dir / name} or {data_dir}; put them there, or leave --data-dir out to "
+            "download them"
+        )
     if not files:
         repo = repo or HUB_IDS[name]
         folder = _download(name, repo, patterns[0], kind, default_dir)
@@ -94,11 +92,6 @@ def _find_image_files(
             raise DataError(
                 f"{repo} on the Hugging Face hub holds no {kind_on_hub} files; give a folder with them by --data-dir"
             )
-    return files
-
-
-def _select_files(name: str, files: list[Path], rows: RowSet) -> list[Path]:
-    """Select the files that hold the rows."""
     if rows == "all":
         return files
     training = [path for path in files if _is_part(path, "train")]
@@ -158,8 +151,7 @@ def read_emnist(split: EmnistSplit, data_dir: Path | None, rows: RowSet) -> Imag
     The IDX files hold every image transposed, so they are turned upright; Parquet files are taken as they are.
     """
     patterns = (f"emnist-{split}-*-ubyte.gz", f"emnist-{split}-*-ubyte", "*.parquet")
-    all_files = _find_image_files("emnist", data_dir, patterns, EMNIST_HUB_IDS[split])
-    files = _select_files("emnist", all_files, rows)
+    files = _find_image_files("emnist", data_dir, rows, patterns, EMNIST_HUB_IDS[split])
     if files[0].suffix == ".parquet":
         images = read_images(files, mode="L")
     else:

@@ -231,7 +231,7 @@ class FeatureReader:
                 columns.notes.append(f"Column {name!r} holds no value and is left out.")
             elif name not in self.free_texts and (format_ := find_date_format(self.table, name)):
                 days = read_dates(self.table, name, format_)
-                columns.add_date(name, days, format_, is_flagged=bool(np.isnan(days).any()))
+                columns.add_numbers(name, days, bool(np.isnan(days).any()), format_)
             elif is_categorical(column.type):
                 self._read_text(columns, name, names)
             elif is_numeric(column.type):
@@ -242,7 +242,7 @@ class FeatureReader:
                         "--set features=..."
                     )
                 else:
-                    columns.add_numbers(name, values, is_flagged=bool(np.isnan(values).any()))
+                    columns.add_numbers(name, values, bool(np.isnan(values).any()))
             else:
                 raise DataError(
                     f"{self.table.path}: column {name!r} has the type {column.type}; features must be numbers, "

@@ -56,10 +56,7 @@ def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: boo
                 f"{gaps[0] + 1}, but the schema does not flag it; fill them in, or give all nodes a schema that "
                 f"has {name!r} in `flagged`"
             )
-        if format_ is None:
-            columns.add_numbers(name, values, name in schema.flagged)
-        else:
-            columns.add_date(name, values, format_, name in schema.flagged)
+        columns.add_numbers(name, values, name in schema.flagged, format_)
     for name, n_features in schema.texts.items():
         columns.add_free_text(name, to_text(table.values(name)), n_features)
     for name, tokenizer in schema.tokens.items():

@@ -31,15 +31,14 @@ class FeatureColumns:
     gaps: dict[str, int] = field(default_factory=dict)  # number of missing values, where there are any
     notes: list[str] = field(default_factory=list)
 
-    def add_numbers(self, name: str, values: Array, is_flagged: bool) -> None:
+    def add_numbers(self, name: str, values: Array, is_flagged: bool, date_format: str | None = None) -> None:
+        """Add a column of numbers, or of dates as days."""
         self.numbers[name] = values
+        if date_format is not None:
+            self.dates[name] = date_format
         if is_flagged:
             self.flagged.append(name)
         self._count_gaps(name, np.isnan(values))
-
-    def add_date(self, name: str, days: Array, format_: str, is_flagged: bool) -> None:
-        self.dates[name] = format_
-        self.add_numbers(name, days, is_flagged)
 
     def add_free_text(self, name: str, values: Array, n_features: int) -> None:
         """Add a column of free text (n,), None where missing, that is hashed to some inputs."""
