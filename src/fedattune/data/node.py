@@ -104,7 +104,12 @@ def load_node(
         if files[0].suffix.lower() == CLIENT_SUFFIX:
             _refuse_keys(node, "a table", "target", "client_column")
             _refuse_keys(node, "data that are not divided yet", "test", "validation")
-            data = _read_clients(node.data, files)
+            clients = sorted(map(read_client, files), key=lambda client: client.number)
+            numbers = [client.number for client in clients]
+            if repeated := [number for number in numbers if numbers.count(number) > 1]:
+                raise DataError(f"{node.data} holds two clients of the number {repeated[0]}; keep one of them")
+            federation = combine_federations(node.data, [client.federation for client in clients])
+            data = NodeData(federation, tuple(numbers))
         else:
             data = _read_tables(node, files, schema, split)
     if schema is None:
@@ -203,15 +208,6 @@ def _find_files(data: str) -> list[Path]:
     if len(suffixes) > 1:
         raise DataError(f"{path} holds files of the kinds {' and '.join(suffixes)}; keep the files of one kind only")
     return files
-
-
-def _read_clients(data: str, files: Sequence[Path]) -> NodeData:
-    clients = sorted((read_client(file) for file in files), key=lambda client: client.number)
-    numbers = [client.number for client in clients]
-    repeated = [number for number in numbers if numbers.count(number) > 1]
-    if repeated:
-        raise DataError(f"{data} holds two clients of the number {repeated[0]}; keep one of them")
-    return NodeData(combine_federations(data, [client.federation for client in clients]), tuple(numbers))
 
 
 def _read_tables(node: NodeConfig, files: Sequence[Path], schema: Schema | None, split: Split) -> NodeData:

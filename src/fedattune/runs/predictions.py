@@ -90,32 +90,21 @@ def predict_rows(
         return None
     dtype = next(iter(task.params.values())).dtype
     at_once = task.limit_samples(PREDICTED_AT_ONCE, math.prod(federation.input_shape))
-    outputs = np.empty((sum(sizes), width), dtype=np.float32)
+    outputs, done = np.empty((sum(sizes), width), dtype=np.float32), 0
+    alike = not buffers and isinstance(models, Params) and all(len(v) == 1 or v.stride(0) == 0 for v in models.values())
     with torch.no_grad():
-        for samples, row, at in _plan_calls(index, models, buffers, at_once):
-            x = federation.features(torch.as_tensor(samples, device=federation.y.device), dtype)
-            logits = task.predict(_get_row(models, row), _get_row(buffers, row), x)
-            outputs[at : at + len(samples)] = logits.float().cpu().numpy()
+        for row, mine in enumerate([np.concatenate(index)] if alike else index):
+            for samples in np.split(mine, range(at_once, len(mine), at_once)) if len(mine) else ():
+                x = federation.features(torch.as_tensor(samples, device=federation.y.device), dtype)
+                logits = task.predict(_get_row(models, row), _get_row(buffers, row), x)
+                outputs[done : done + len(samples)] = logits.float().cpu().numpy()
+                done += len(samples)
     sample = np.concatenate(index).astype(np.int64)
     y = federation.y[torch.as_tensor(sample, device=federation.y.device)].cpu().numpy()
     if (scale := federation.target_scale) is not None:
         outputs, y = (outputs * scale.deviation + scale.mean, y.astype(np.float64) * scale.deviation + scale.mean)
     client = np.repeat(np.arange(len(ids)), sizes).astype(np.int32)
     return RowPredictions(client, sample, y, outputs.astype(np.float32), len(ids))
-
-
-def _plan_calls(
-    index: Sequence[NDArray[Any]], models: RowStack, buffers: RowStack, at_once: int
-) -> list[tuple[NDArray[Any], int, int]]:
-    """List the samples, the row of the model and the place of the outputs of every call."""
-    alike = not buffers and isinstance(models, Params) and all(len(v) == 1 or v.stride(0) == 0 for v in models.values())
-    parts = [np.concatenate(index)] if alike else index
-    calls: list[tuple[NDArray[Any], int, int]] = []
-    place = 0
-    for row, samples in enumerate(parts):
-        calls += [(samples[at : at + at_once], row, place + at) for at in range(0, len(samples), at_once)]
-        place += len(samples)
-    return calls
 
 
 def _get_row(stack: RowStack, row: int) -> Params:
