@@ -445,7 +445,7 @@ def test_validation_data_choose_where_test_data_say_otherwise(small: Path) -> No
 def test_a_killed_process_is_no_result(cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its run is resumed, not taken for one that diverged; the other columns are trained."""
     from fedattune.experiments import runner
-    from fedattune.experiments.job import FailedRun
+    from fedattune.experiments.plan import FailedRun
 
     real = runner.train_all
 

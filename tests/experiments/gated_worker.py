@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedattune.experiments import pool
-from fedattune.experiments.job import Job, ProgressCallback, ShouldStop
+from fedattune.experiments.plan import Job, ProgressCallback, ShouldStop
 from fedattune.runs.context import Progress
 
 LONGEST_WAIT_S = 120.0

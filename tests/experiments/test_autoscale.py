@@ -8,7 +8,7 @@ import fedattune
 from fedattune import Settings
 from fedattune.algorithms import local
 from fedattune.experiments import runner
-from fedattune.experiments.job import Job
+from fedattune.experiments.plan import Job
 from fedattune.runs.context import Progress
 
 

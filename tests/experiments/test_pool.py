@@ -15,7 +15,7 @@ from gated_worker import start_worker
 
 from cli_helpers import SLOW, Done, numbers, refused, wait_for
 from fedattune.experiments import pool, runner
-from fedattune.experiments.job import ProgressCallback
+from fedattune.experiments.plan import ProgressCallback
 from fedattune.experiments.runner import ProgressDisplay
 from fedattune.runs.context import Progress
 

@@ -64,16 +64,14 @@ def write(space: Namespace, problems: list[str]) -> int:
 def make_run_config(experiment: Experiment, server: DeploymentOptions, schema: "Schema") -> dict[str, Scalar]:
     """Make the configuration of the run: flat values for the server and the nodes, by keys with hyphens."""
     excluded = NODE_OPTIONS | SIMULATION_OPTIONS | {"set", "algorithms"}
-    excluded_server = {"data_schema"} | {
-        key for key in RARE_KEYS if getattr(server, key) == DeploymentOptions.model_fields[key].default
-    }
+    defaults = DeploymentOptions.model_fields
+    excluded_server = {"data_schema"} | {key for key in RARE_KEYS if getattr(server, key) == defaults[key].default}
     # The data are in the nodes' files and in the schema already.
     of_data = {TABLE_SOURCE, "data", "partition", experiment.data, experiment.partition}
+    options = (f"{key}={one}" for key, one in experiment.set.items() if key.rpartition(".")[0] not in of_data)
     values: dict[str, Any] = {
         "algorithms": ",".join(experiment.algorithms),
-        "set": "; ".join(
-            f"{key}={value}" for key, value in experiment.set.items() if key.rpartition(".")[0] not in of_data
-        ),
+        "set": "; ".join(options),
         **experiment.to_keywords(mode="json", exclude=excluded),
         "steps": experiment.training.local_steps,
         **server.model_dump(mode="json", exclude=excluded_server),
@@ -106,14 +104,11 @@ def _write_folder(kit: KitOptions, config: Mapping[str, Scalar], n: int, federat
     from ..deploy.operate.kit import write_kit
 
     is_trial = federation is not None
+    data = "data/node-{}" if is_trial else DATA_PLACEHOLDER
     write_kit(
         kit.out,
         config=config,
-        nodes=[
-            {"name": f"node-{i}", "data": f"data/node-{i}" if is_trial else DATA_PLACEHOLDER}
-            | list_node_rules(config, i)
-            for i in range(n)
-        ],
+        nodes=[{"name": f"node-{i}", "data": data.format(i), **list_node_rules(config, i)} for i in range(n)],
         port=kit.port,
         proxy_port=kit.proxy_port,
         node_port=kit.node_port,
@@ -141,13 +136,11 @@ def check(space: Namespace, _: Sequence[str]) -> int:
     """Check a written folder, and print what was found; the exit code is 1 if something is broken."""
     from ..deploy.operate.check import check_kit
 
-    n_broken = len(print_findings(check_kit(_find_folder(space))))
-    print(
-        f"{n_broken} broken; the lines with -> say what to do."
-        if n_broken
-        else "The deployment is ready as far as this machine can tell."
-    )
-    return 1 if n_broken else 0
+    if broken := print_findings(check_kit(_find_folder(space))):
+        print(f"{len(broken)} broken; the lines with -> say what to do.")
+        return 1
+    print("The deployment is ready as far as this machine can tell.")
+    return 0
 
 
 def print_nodes(space: Namespace, _: Sequence[str]) -> int:

@@ -32,10 +32,8 @@ def doctor(space: Namespace, problems: Sequence[str]) -> int:
         check_output_files({"--json": options.json_file}, {})
     findings = examine(quick=options.quick)
     broken = print_findings(findings)
-    if broken:
-        print(f"{len(broken)} broken: {', '.join(broken)}; the lines with -> say what to do.")
-    else:
-        print("FedAttune works here.")
+    says = f"{len(broken)} broken: {', '.join(broken)}; the lines with -> say what to do."
+    print(says if broken else "FedAttune works here.")
     if options.json_file:
         content = {"works": not broken, "findings": [asdict(one) for one in findings]}
         options.json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

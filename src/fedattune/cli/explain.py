@@ -303,8 +303,7 @@ def _agreement_columns(rows: Sequence[Any]) -> AnyColumns:
 
 def _print_agreement_legend(agreements: "Sequence[LabelAgreement | None]", console: "Console") -> None:
     """Explain the two columns of the agreement, if they say anything."""
-    chances = [one.chance for one in agreements if one and one.share is not None]
-    if chances:
+    if chances := [one.chance for one in agreements if one and one.share is not None]:
         console.print(
             "Spearman: rank correlation of the shares of the other clients with the similarity of their labels. From "
             "alike: the part of these shares that the quarter of clients with the most similar labels gives; "

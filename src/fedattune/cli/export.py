@@ -125,16 +125,15 @@ def predict(space: Namespace, problems: Sequence[str]) -> int:
     for note in predictions.notes:
         print_message(note)
     if predictions.target is not None:
-        accuracy = "no row has a known class"
-        if predictions.accuracy is not None:
-            accuracy = f"{100 * predictions.accuracy:.2f}% ({predictions.n_correct:,} of {predictions.n_known:,} rows)"
-        if predictions.classes or not predictions.metrics:
-            print_message(f"accuracy: {accuracy}")
+        n_known, metrics = predictions.n_known, predictions.metrics
+        if metrics and not predictions.classes:
+            numbers = ", ".join(f"{METRICS[key].label} {format_number(value)}" for key, value in metrics.items())
+            print_message(f"{numbers} ({n_known:,} rows)")
+        elif predictions.accuracy is None:
+            print_message("accuracy: no row has a known class")
         else:
-            numbers = ", ".join(
-                f"{METRICS[key].label} {format_number(value)}" for key, value in predictions.metrics.items()
-            )
-            print_message(f"{numbers} ({predictions.n_known:,} rows)")
+            accuracy = f"{100 * predictions.accuracy:.2f}%"
+            print_message(f"accuracy: {accuracy} ({predictions.n_correct:,} of {n_known:,} rows)")
     if options.out:
         predictions.save(options.out)
     else:

@@ -67,9 +67,7 @@ def _print_choices(choices: Choices, console: "Console") -> None:
             shown_name = "FILE.csv, FILE.parquet" if kind == "data" and name == TABLE_SOURCE else name
             print_indented(Text.assemble((shown_name, "bold"), "  ", entry["summary"]), 2, console)
             if entry["options"]:
-                defaults = "  ".join(
-                    f"{option}={_format_default(default)}" for option, default in entry["options"].items()
-                )
+                defaults = "  ".join(f"{key}={_format_default(one)}" for key, one in entry["options"].items())
                 print_indented(Text(defaults, style="dim"), 6, console)
             if tuned := {key: values for key, values in entry.get("tune", {}).items() if key != "lr"}:
                 tried = "  ".join(f"{key}={','.join(map(_format_default, each))}" for key, each in tuned.items())
@@ -79,8 +77,7 @@ def _print_choices(choices: Choices, console: "Console") -> None:
         console.print("A table of your own also needs --client-column and --target.")
     console.print("Set an option by --set name.option=value.")
     if "algorithms" in choices:
-        first = next(iter(choices["algorithms"].values()))["tune"]["lr"]
-        factors = ", ".join(f"{factor:g}" for factor in first)
+        factors = ", ".join(f"{one:g}" for one in next(iter(choices["algorithms"].values()))["tune"]["lr"])
         console.print(
             f"--tune N tries the learning rate of every method at {factors} times --lr, and the values behind --tune: "
             "together with it."

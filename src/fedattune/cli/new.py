@@ -18,7 +18,6 @@ NEXT_COMMANDS = {
 }
 """Template -> the command that uses the file."""
 KINDS = {"algorithm": "a method", "model": "a model", "data": "a federation"}
-PLACEHOLDER = "NAME"
 
 
 def write_template(space: Namespace, _: Sequence[str]) -> int:
@@ -45,7 +44,7 @@ def write_template(space: Namespace, _: Sequence[str]) -> int:
         if name in MODELS:
             raise ConfigError(f"new model {name}: FedAttune has a model of this name; give another")
     text = (resources.files(__package__) / "templates" / f"{template}.py.txt").read_text(encoding="utf-8")
-    write_text(file, text.replace(PLACEHOLDER, name))
+    write_text(file, text.replace("NAME", name))
     print(f"{file} is {KINDS[template]} that works as it is; change it. Try it by:")
     print(NEXT_COMMANDS[template].format(name=name))
     return 0

@@ -23,6 +23,7 @@ COMMON_OPTIONS = (
 """Options that `--help` shows of a command with more than `MAX_SHORT_HELP` options; `--help-all` shows all."""
 MAX_SHORT_HELP = 25
 METAVARS = {"algorithms": "A,B,C", "allow_code": "CODE", "cells": "FILTER", "set": "NAME=VALUE"}
+OTHER_FLAGS = {"algorithms": ("--algorithm",), "out": ("-o",)}
 LIST_KINDS = ("algorithms", "data", "models", "partitions")
 TEMPLATES = ("algorithm", "model", "data")
 SHELLS = ("bash", "zsh", "fish", "tcsh")
@@ -291,16 +292,9 @@ def _add_options(group: Any, fields: "Mapping[str, FieldInfo]", algorithms: str 
     for name, field in fields.items():
         if field.exclude:  # no option of the command line
             continue
-        flags = ["--" + (field.alias or name).replace("_", "-")]
-        if name == "algorithms":
-            flags.insert(0, "--algorithm")
-        if name == "out":
-            flags.insert(0, "-o")
-        common: dict[str, Any] = {
-            "dest": name,
-            "default": argparse.SUPPRESS,
-            "help": _format_help(field, algorithms if name == "algorithms" else None),
-        }
+        flags = [*OTHER_FLAGS.get(name, ()), "--" + (field.alias or name).replace("_", "-")]
+        text = _format_help(field, algorithms if name == "algorithms" else None)
+        common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
         if field.annotation is bool:
             group.add_argument(*flags, action="store_true", **common)
         else:

@@ -38,16 +38,15 @@ KIND_OF_OPTION = {"against": "curves", "round_": "heatmap", "component": "heatma
 
 def plot(space: Namespace, problems: Sequence[str]) -> int:
     """Draw a figure of some runs, and say what it shows."""
-    paths: list[Path] = space.runs
     options = parse_options(PlotOptions, space, problems)
     for name, kind in KIND_OF_OPTION.items():
         if hasattr(space, name) and options.kind != kind:
             raise ConfigError(f"--{name.rstrip('_')} is an option of --kind {kind}, not of --kind {options.kind}")
     plots.check_figure_path(options.out)
     check_output_files({"--out": options.out}, {})
-    runs = read_runs(paths, running=True)
+    runs = read_runs(space.runs, running=True)
     if not runs.results:
-        raise RunError(f"{paths[0]}: no round is finished yet, so there is nothing to draw; try again later")
+        raise RunError(f"{space.runs[0]}: no round is finished yet, so there is nothing to draw; try again later")
     with plots.use_style():
         captioned_figure = _draw(runs, options)
     is_complete = plots.save_figure(captioned_figure.figure, options.out)
@@ -91,7 +90,6 @@ def _find_mixing(runs: Runs, options: PlotOptions) -> MixingAnalysis:
 
 def print_table(space: Namespace, problems: Sequence[str]) -> int:
     """Print or write the table of some runs."""
-    paths: list[Path] = space.runs
     options = parse_options(TableOptions, space, problems)
     chosen = find_format(options.format_, options.out.suffix if options.out else "")
     if chosen.is_binary and options.out is None:
@@ -99,9 +97,9 @@ def print_table(space: Namespace, problems: Sequence[str]) -> int:
     if options.clients and not chosen.has_clients:
         raise ConfigError(f"--clients is an option of formats for programs such as csv, not of --format {chosen.name}")
     check_output_files({"--out": options.out}, {})
-    runs = read_runs(paths, running=True)
+    runs = read_runs(space.runs, running=True)
     if not runs.results:
-        raise RunError(f"{paths[0]}: no round is finished yet, so there is no table; try again later")
+        raise RunError(f"{space.runs[0]}: no round is finished yet, so there is no table; try again later")
     if chosen.name == "text" and not options.out:  # with colours
         print_methods(runs.rows, make_console(), runs.rounds_to, options.columns)
         return 0

@@ -16,7 +16,7 @@ from .options import parse_options
 
 def reproduce(space: Namespace, problems: list[str]) -> int:
     """Train the missing runs of a study, write its table and figure, and print them."""
-    from ..experiments.job import StoppedError
+    from ..experiments.plan import StoppedError
     from ..experiments.runner import make_progress_display
     from ..experiments.session import InterruptHandler
     from ..studies.outcome import StudyResults
@@ -32,8 +32,7 @@ def reproduce(space: Namespace, problems: list[str]) -> int:
         return 0
     study = load_study(space.name, options.allow_code)
     cells = study.cells(options.cells)
-    most = max(study.seeds, MAX_SEEDS)
-    if options.seeds and options.seeds > most:
+    if options.seeds and options.seeds > (most := max(study.seeds, MAX_SEEDS)):
         raise ConfigError(f"--seeds {options.seeds}: {study.name} takes at most {most}")
     folder = options.out / study.name
     records = Records(folder)
@@ -89,12 +88,11 @@ def _print_studies() -> None:
     for name in STUDIES:
         study = load_study(name)
         cells = [cell for cell in study.cells() if not study.rows[cell.row].like]
-        rounds = {study.make_run(cell, {}, 0).experiment.rounds for cell in cells}
-        data = sorted({study.make_run(cell, {}, 0).experiment.data for cell in cells})
+        experiments = [study.make_run(cell, {}, 0).experiment for cell in cells]
+        rounds = sorted({one.rounds for one in experiments})
+        data = ", ".join(sorted({one.data for one in experiments}))
         searched = sum(len(study.choices(cell)) for cell in cells if len(study.choices(cell)) > 1)
         runs = f"{len(cells) * study.seeds}" + (f" + {searched} shorter" if searched else "")
-        table.add_row(
-            name, study.title, runs, " to ".join(map(str, sorted(rounds)[:: max(1, len(rounds) - 1)])), ", ".join(data)
-        )
+        table.add_row(name, study.title, runs, " to ".join(map(str, rounds[:: max(1, len(rounds) - 1)])), data)
     print_whole(table, console)
     console.print("Run one by: fedattune reproduce NAME; a part of it by --cells, --rounds and --seeds.", style="dim")

@@ -6,9 +6,8 @@ from ..analysis.output.tables import make_console, print_methods
 from ..core.errors import ConfigError
 from ..core.lock import lock_folder
 from ..core.own_code import list_references
-from ..experiments.job import StoppedError
 from ..experiments.output import check_output_files, check_run_folder, choose_run_folder
-from ..experiments.plan import make_plan, prepare_command
+from ..experiments.plan import StoppedError, make_plan, prepare_command
 from ..experiments.session import InterruptHandler, create_run_folder, list_input_files, reopen_run, train_plan
 from .main import FAILED, INTERRUPTED, format_resume_command, print_message
 from .options import read_experiment

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from ..analysis.compare import BASELINE, Baseline, Kind, read_baselines
 from ..runs.callbacks import OnRound
 from ..runs.predictions import RowPredictions
-from .job import ShouldStop, StoppedError
-from .plan import Plan
+from .plan import Plan, ShouldStop, StoppedError
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -86,11 +85,8 @@ def train_baselines(
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 predictions = predict(should_stop)
-            notes = {
-                f"{name}: {str(one.message).splitlines()[0]}"
-                for one in caught
-                if type(one.message).__name__ == "ConvergenceWarning"
-            }
+            told = [str(one.message) for one in caught if type(one.message).__name__ == "ConvergenceWarning"]
+            notes = {f"{name}: {one.splitlines()[0]}" for one in told}
             seconds = time.perf_counter() - started
             Baseline(name, kind, split, federation.digest, seconds, predictions, tuple(sorted(notes))).save(out)
     return read_baselines([out])

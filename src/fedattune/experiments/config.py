@@ -17,9 +17,8 @@ from ..data.splits import SplitKind
 from ..data.types import Scaling
 
 DATA_FIELDS = (
-    "data", "data_dir", "client_column", "target", "drop_columns", "missing", "partition",
-    "clients", "split", "time_column", "split_seed", "test", "validation",
-    "stratify", "small_clients", "scaling", "save_partition",
+    "data", "data_dir", "client_column", "target", "drop_columns", "missing", "partition", "clients", "split",
+    "time_column", "split_seed", "test", "validation", "stratify", "small_clients", "scaling", "save_partition",
 )  # fmt: skip
 """Fields that make a federation."""
 NON_IDENTITY_FIELDS = {"data_dir", "save_partition", "rounds_to", "metric", "baseline"}

@@ -1,16 +1,15 @@
-"""Plan an experiment: build and check all its parts before anything is trained or written."""
+"""Plan an experiment: build and check all its parts, before anything is trained or written, and make its jobs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..analysis.compare import BASELINE
-from ..core.errors import ConfigError, FedAttuneError, ModelError
+from ..core.errors import ConfigError, FedAttuneError, ModelError, RunError
 from ..core.metrics import check_metric
 from ..core.own_code import get_short_name, is_reference
 from .config import Experiment
-from .job import Combination, Job
 from .load import (
     ALL_METHODS,
     AssignedOptions,
@@ -24,7 +23,98 @@ from .load import (
 
 if TYPE_CHECKING:
     from ..core.algorithm import Algorithm
+    from ..core.settings import Settings
     from ..data import Dataset, Federation
+    from ..runs.callbacks import Callback
+    from ..runs.context import Progress
+    from ..runs.result import Result
+
+ProgressCallback = Callable[["Progress"], None]
+"""Receives the progress of one run after every round."""
+ShouldStop = Callable[[], bool]
+"""Returns True once the user asks to stop."""
+
+
+class StoppedError(Exception):
+    """The user asked to stop; finished runs and checkpoints are kept."""
+
+
+class WorkerKilledError(RunError):
+    """The process that trained a run is gone."""
+
+
+class FailedRun(NamedTuple):
+    """A run without a result: training diverged, or its process was killed and the run can be resumed."""
+
+    algorithm: str
+    seed: int
+    error: str
+    folder: Path
+    diverged: bool
+    split: int = 0
+
+
+class Combination(NamedTuple):
+    """A learning rate and the tuned options of a method."""
+
+    lr: float
+    options: Mapping[str, Any]
+
+    def describe(self) -> str:
+        """Write the combination as on the command line."""
+        return ", ".join([f"lr={self.lr:.3g}", *(f"{key}={value}" for key, value in self.options.items())])
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a plan: the arguments of `fit`, and a title for the terminal.
+
+    An interrupted run in `folder` is resumed. `source` refers to the factory of a custom method.
+    """
+
+    title: str
+    name: str
+    algorithm: "Algorithm"
+    federation: "Federation"
+    model: str
+    settings: "Settings"
+    folder: Path
+    options: Mapping[str, Any]
+    model_options: Mapping[str, Any]
+    callbacks: "tuple[Callback, ...]" = ()
+    source: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """True if the run folder holds the result."""
+        return (self.folder / "result.json").exists()
+
+    def train(self, on_progress: ProgressCallback, should_stop: ShouldStop) -> "Result":
+        """Train the run in this process; the result is unfinished if `should_stop` returned True."""
+        from ..runs.callbacks import OnRound
+        from ..training.fit import prepare_run, train_run
+
+        def on_round(progress: "Progress") -> bool:
+            on_progress(progress)
+            return should_stop()
+
+        run = prepare_run(
+            self.algorithm,
+            self.federation,
+            self.model,
+            name=self.name,
+            source=self.source,
+            options=self.options,
+            model_options=self.model_options,
+            settings=self.settings,
+            check=False,  # the plan has done that
+        )
+        return train_run(
+            run,
+            out=self.folder,
+            resume=(self.folder / "config.json").exists(),  # a kill may have left the folder alone
+            callbacks=(*self.callbacks, OnRound(on_round)),
+        )
 
 
 @dataclass(frozen=True)
@@ -131,9 +221,8 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     federation = federations[0]
     notes: list[str] = []
     if are_all and not federation.classes:
-        needs = {
-            name: one.network.class_need for name, one in algorithms.items() if one.network and one.network.class_need
-        }
+        needs = {name: one.network.class_need for name, one in algorithms.items() if one.network}
+        needs = {name: need for name, need in needs.items() if need}
         notes = [f"{name} is left out, as the target is a number: {need}." for name, need in needs.items()]
         algorithms = {name: one for name, one in algorithms.items() if name not in needs}
         experiment = experiment.model_copy(update={"algorithms": tuple(algorithms)})

@@ -34,7 +34,7 @@ import torch
 from ..core.errors import DivergedError, RunError, summarize_error
 from ..core.own_code import find_file, load_file
 from ..data.cache import find_mapped_file, open_mapped, save_mapped
-from .job import Job, ProgressCallback, ShouldStop, WorkerKilledError
+from .plan import Job, ProgressCallback, ShouldStop, WorkerKilledError
 
 MIN_FILE_BYTES = 1 << 16
 """Size from which an array goes into a file."""

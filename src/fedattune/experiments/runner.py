@@ -12,7 +12,7 @@ from ..core.errors import DivergedError, RunError
 from ..core.hardware import count_available_cores, limit_to_memory
 from ..core.metrics import format_number
 from ..core.text import make_printable
-from .job import FailedRun, Job, ProgressCallback, ShouldStop, StoppedError
+from .plan import FailedRun, Job, ProgressCallback, ShouldStop, StoppedError
 
 if TYPE_CHECKING:
     from ..runs.context import Progress

@@ -31,10 +31,9 @@ from ..core.metrics import MetricName
 from ..core.own_code import find_file, get_short_name, is_reference
 from ..core.settings import RAY_DEFAULTS
 from .config import Experiment
-from .job import FailedRun, Job, ShouldStop
 from .load import load_experiment
 from .output import OutputOptions
-from .plan import Plan, make_plan
+from .plan import FailedRun, Job, Plan, ShouldStop, make_plan
 from .runner import make_progress_display, train_all
 
 if TYPE_CHECKING:
@@ -269,7 +268,10 @@ def write_summary(
     from ..analysis.verdict.notes import merge_notes
 
     rows = build_rows(results, rounds_to, metric=metric, baselines=baselines)
-    content: dict[str, Any] = {"runs": [_run_to_json(result, rounds_to) for result in results]}
+    content: dict[str, Any] = {"runs": [result.to_json() for result in results]}
+    if rounds_to is not None:
+        for result, run in zip(results, content["runs"], strict=True):
+            run["rounds_to"] = {"accuracy": rounds_to, "round": result.rounds_to(rounds_to)}
     verdict = None
     if report:
         verdict = reach_verdict(results, baselines=baselines, metric=metric, has_failures=bool(failed))
@@ -291,9 +293,3 @@ def write_summary(
     failures = [describe_failure(one.algorithm, one.seed, one.error) for one in failed]
     notes = [*merge_notes(results, baselines, metric), *notes, *failures]
     return Summary(results, failed, baselines, rows, notes, verdict, report if results else None)
-
-
-def _run_to_json(result: "Result", rounds_to: float | None) -> dict[str, Any]:
-    if rounds_to is None:
-        return result.to_json()
-    return result.to_json() | {"rounds_to": {"accuracy": rounds_to, "round": result.rounds_to(rounds_to)}}

@@ -22,8 +22,7 @@ import numpy as np
 
 from ..core.errors import RunError
 from ..core.io import read_json, write_json
-from .job import Combination, Job, ShouldStop
-from .plan import Plan
+from .plan import Combination, Job, Plan, ShouldStop
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -89,7 +88,6 @@ def list_combinations(method: str, lr: float, limit: int, seed: int, fixed: Mapp
         for factor in LR_FACTORS
         for values in itertools.product(*space.values())
     ]
-    given = Combination(lr, {})
     factory = ALGORITHMS.get(method)
     options = list_options(factory) if factory else ()
     defaults = {option.name: option.default for option in options if option.name in space}
@@ -99,7 +97,7 @@ def list_combinations(method: str, lr: float, limit: int, seed: int, fixed: Mapp
     for i in order:
         by_lr.setdefault(others[i].lr, []).append(others[i])
     in_turn = itertools.chain.from_iterable(itertools.zip_longest(*by_lr.values()))
-    return [given, *(one for one in in_turn if one is not None)][:limit]
+    return [Combination(lr, {}), *(one for one in in_turn if one is not None)][:limit]
 
 
 def plan_steps(n_combinations: int, budget: int, rounds: int) -> list[tuple[int, int]]:
@@ -126,10 +124,8 @@ def make_tuning_split(federations: "Sequence[Federation]", seed: int) -> "Federa
         rows = rows[~np.isin(rows, tested)]
         if not len(rows):
             continue
-        if "time_column" in federation.partition:
-            order = rows[::-1]  # from new to old
-        else:
-            order = np.random.default_rng([seed, i, TUNING_STREAM]).permutation(rows)
+        shuffled = np.random.default_rng([seed, i, TUNING_STREAM]).permutation(rows)
+        order = rows[::-1] if "time_column" in federation.partition else shuffled  # from new to old, or by chance
         n = min(max(1, round(TUNING_VALIDATION * len(rows))), len(rows) - 1)
         clients.append(Client(client.name, np.sort(order[n:]), np.sort(order[:n]), client.test))
     if len(clients) < 2:

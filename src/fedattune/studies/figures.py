@@ -272,11 +272,9 @@ def compute_matching_rate(attention: Matrix, labels: Matrix) -> float | None:
 def matching_rates(results: StudyResults, one: Outcome) -> dict[str, float]:
     """Compute the matching rate of each run of a cell, from attention averaged over the rounds."""
     component = results.study.figure.component or "attention"
-    rates = {}
-    for run in one.runs:
-        matrix = results.records.mixing(run).get(("all", component))
-        if matrix is not None:
-            rates[run] = compute_matching_rate(matrix, label_counts(results, run))
+    attention = {run: results.records.mixing(run).get(("all", component)) for run in one.runs}
+    known = {run: matrix for run, matrix in attention.items() if matrix is not None}
+    rates = {run: compute_matching_rate(matrix, label_counts(results, run)) for run, matrix in known.items()}
     return {run: rate for run, rate in rates.items() if rate is not None}
 
 

@@ -91,10 +91,8 @@ class StudyResults:
         finished_runs = {run: facts for run, facts in recorded_runs.items() if "failed" not in facts}
         evaluation_point: Point = next((facts["headline"] for facts in finished_runs.values()), "received")
         point = self.study.rows[cell.row].point or evaluation_point
-        measures = {
-            name: compute_mean_std([facts[name] for facts in finished_runs.values()])
-            for name in (("seconds", "local_steps") if finished_runs else ())
-        }
+        names = ("seconds", "local_steps") if finished_runs else ()
+        measures = {name: compute_mean_std([facts[name] for facts in finished_runs.values()]) for name in names}
         full_rounds = self.study.make_run(cell, choice, 0).experiment.rounds
         outcome = Outcome(
             cell, choice, is_searched, point, tuple(finished_runs), failures, extent, full_rounds, measures

@@ -275,8 +275,8 @@ class Study(StudyPart):
                 if not any(self.rows[cell.row].algorithm == name for cell in cells):
                     raise ValueError(f"answers_claims: column {column!r} has no row with algorithm {name}; add it")
             sizes = {cell.row: len(self.choices(cell)) for cell in cells}
+            counts = ", ".join(f"{row} {size}" for row, size in sizes.items())
             if len(set(sizes.values())) > 1:
-                counts = ", ".join(f"{row} {size}" for row, size in sizes.items())
                 raise ValueError(
                     f"answers_claims: column {column!r}: expected one number of combinations for all rows, got "
                     f"{counts}; give every row a grid of one size"
@@ -352,9 +352,7 @@ class Study(StudyPart):
         except ValidationError as error:
             raise ConfigError(f"{self.name}, {cell}: {'; '.join(describe_errors(error))}") from error
         rounds = min(extent.rounds or experiment.rounds, experiment.rounds)
-        changes: dict[str, Any] = {}
-        if extent.mixed_precision:
-            changes["mixed_precision"] = extent.mixed_precision
+        changes: dict[str, Any] = {"mixed_precision": extent.mixed_precision} if extent.mixed_precision else {}
         if tuning and self.tuning:
             rounds = min(self.tuning.rounds, rounds)
             changes["validation"] = self.tuning.validation
@@ -408,9 +406,8 @@ def _matches(pattern: str, cell: Cell) -> bool:
     """Return True if a pattern, "column/row" or one of the two, matches a cell; * matches anything, case is ignored."""
     column, row = cell.column.lower(), cell.row.lower()
     # Only * is special.
-    first, slash, second = (
-        part.strip().replace("[", "[[]").replace("?", "[?]") for part in pattern.lower().partition("/")
-    )
+    parts = pattern.lower().replace("[", "[[]").replace("?", "[?]").partition("/")
+    first, slash, second = (part.strip() for part in parts)
     if slash:
         return fnmatchcase(column, first) and fnmatchcase(row, second)
     return fnmatchcase(column, first) or fnmatchcase(row, first)

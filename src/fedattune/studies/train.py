@@ -19,7 +19,7 @@ from .table import write_results
 
 if TYPE_CHECKING:
     from ..data import Federation
-    from ..experiments.job import FailedRun, Job, ShouldStop
+    from ..experiments.plan import FailedRun, Job, ShouldStop
     from ..experiments.runner import ProgressDisplay
 
 SPLITS_AT_ONCE = 8
