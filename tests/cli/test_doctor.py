@@ -13,7 +13,6 @@ import pytest
 from cli_helpers import Done, environment
 from fedattune.core import measured
 from fedattune.core.checks import Finding
-from fedattune.experiments import doctor
 from fedattune.experiments.doctor import EXTRAS, examine
 
 Cli = Callable[..., Done]
@@ -50,10 +49,10 @@ def test_broken_folders_and_a_failing_run_give_exit_code_1(
     monkeypatch.setenv("FEDATTUNE_HOME", str(work / "file" / "home"))
     monkeypatch.setenv("FEDATTUNE_DATA", str(work / "nowhere"))
 
-    def fail() -> int:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("illegal instruction")
 
-    monkeypatch.setattr(doctor, "_run_self_test", fail)
+    monkeypatch.setattr("fedattune.training.fit.fit", fail)
     monkeypatch.setenv("COLUMNS", "300")
     done = cli("doctor")
     assert done.code == 1
