@@ -29,7 +29,6 @@ StartPoint = Literal["sent", "newest", "own"]
 """Start of local training: the model that was `sent`; the `newest` of that model and the client's own last model; or
 always its `own` last model."""
 
-
 _Value = TypeVar("_Value")
 _Addable = TypeVar("_Addable", Tensor, Params)
 
@@ -120,7 +119,6 @@ class Proximal(Correction):
     mechanism = Mechanism("steps", "steps without the proximal term", "one without the proximal term")
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
-        """Return g + mu (w - anchor)."""
         return g + self.mu * (w - local.sent.params)
 
 
@@ -158,7 +156,6 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
 
     @property
     def plan(self) -> LocalPlan:
-        """Return the needs of the corrections."""
         extras = {extra: server for c in self.corrections for extra, server in c.required_extras.items()}
         return LocalPlan(extras=extras, probe=Probe() if self._probes else None)
 
@@ -167,25 +164,21 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
         return any(c.needs_full_gradient for c in self.corrections)
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return the corrections' state, and the own model if training can start from it."""
         new_state: LocalState = {} if self.start == "sent" else {"own": w0}
         for correction in self.corrections:
             new_state |= correction.init_local_state(w0)
         return new_state
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Start from the received model."""
         w = self.received_model(sent, local_state, fresh)
         gradient, velocity = (w.zeros() if is_needed else Params() for is_needed in (self._probes, self.momentum))
         full_gradient = RunningMean(gradient, torch.zeros_like(context.n_steps))
         return _Carry(w, w, sent, local_state, full_gradient, velocity)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
-        """Average the gradient at the start over the samples so far."""
         return carry._replace(full_gradient=add_to_mean(carry.full_gradient, batch, grad(carry.start, batch)))
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """Take one corrected gradient step."""
         g = grad(carry.w, batch)
         for correct in self.corrections:
             g = correct(g, carry.w, carry.make_local_context(context))
@@ -198,7 +191,6 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
 
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        """One mechanism per correction."""
         return tuple(correction.mechanism for correction in self.corrections)
 
     def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
@@ -212,7 +204,6 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
         return tuple(norms)
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload the trained model and the corrections' extras."""
         extra: dict[str, Params] = {}
         new_state = dict(local_state)
         for correction in self.corrections:
@@ -224,7 +215,6 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
         return Payload(carry.w, extra), new_state
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the model that `start` names."""
         if self.start == "own":
             return local_state["own"]
         return pick_newest(sent.params, local_state["own"], fresh) if self.start == "newest" else sent.params
@@ -241,63 +231,49 @@ class ClientWrapper(ClientUpdate, Probing, Resting, Substituting, StepMeasuring)
 
     @property
     def plan(self) -> LocalPlan:
-        """The plan of `inner`."""
         return self.inner.plan
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return the first state of `inner`."""
         return self.inner.init_local_state(w0)
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Any:
-        """Begin as `inner` does."""
         return self.inner.begin(sent, local_state, fresh, context)
 
     def probe_passes(self, local_state: LocalState) -> Tensor:
-        """Return the passes of `inner`."""
         inner = self.inner
         return inner.probe_passes(local_state) if isinstance(inner, Probing) else torch.zeros(())
 
     def probe(self, carry: Any, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> Any:
-        """Probe as `inner` does."""
         inner = self.inner
         return inner.probe(carry, batch, grad, loss, context) if isinstance(inner, Probing) else carry
 
     def step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> Any:
-        """Take a step of `inner`."""
         return self.inner.step(carry, batch, grad, context)
 
     def finish(self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload and keep what `inner` does."""
         return self.inner.finish(carry, sent, local_state, context)
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the model of `inner` before local training."""
         return self.inner.received_model(sent, local_state, fresh)
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
-        """Return the model of `inner` after local training."""
         return self.inner.trained_model(upload, local_state)
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the model of `inner` in a round without training."""
         return find_resting_model(self.inner)(sent, local_state, fresh)
 
     def offered_model(self, sent: Payload) -> Params:
-        """Return the model by which `inner` judges a payload."""
         return self.inner.offered_model(sent) if isinstance(self.inner, Substituting) else sent.params
 
     def substitute(self, sent: Payload, own: Params) -> Payload:
-        """Return what `inner` puts in place of a refused payload; by default the own model."""
         inner = self.inner
         return inner.substitute(sent, own) if isinstance(inner, Substituting) else sent._replace(params=own)
 
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        """The mechanisms of `inner`."""
         return self.inner.mechanisms if isinstance(self.inner, StepMeasuring) else ()
 
     def measure_step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
-        """Measure the mechanisms of `inner`."""
         inner = self.inner
         return inner.measure_step(carry, batch, grad, context) if isinstance(inner, StepMeasuring) else ()
 

@@ -49,16 +49,13 @@ class APFLClient(ClientUpdate, StepMeasuring):
     adaptive: bool = False
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return the personal model v and its weight alpha."""
         like = next(iter(w0.values()))
         return {"v": w0, "mix": Params(alpha=torch.full((), self.alpha, dtype=like.dtype, device=like.device))}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Start the shared model from the received one, and v from its last value."""
         return _Carry(sent.params, local_state["v"], local_state["mix"]["alpha"])
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """Take one step of both models on the same batch."""
         w, v, alpha = carry
         g = grad(_interpolate(w, v, alpha), batch)
         if self.adaptive:
@@ -70,20 +67,16 @@ class APFLClient(ClientUpdate, StepMeasuring):
     mechanisms = (Mechanism("models", "the global model", "FedAvg"),)
 
     def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
-        """Measure the distance of the mixture from w, beside the norm of w."""
         w, v, alpha = carry
         return ((squared_norm(alpha * (v - w)), squared_norm(w)),)
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload w; keep v and alpha."""
         return Payload(carry.w), {"v": carry.v, "mix": Params(alpha=carry.alpha)}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the mixture with the received model."""
         return _interpolate(sent.params, local_state["v"], local_state["mix"]["alpha"])
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
-        """Return the mixture with the shared model after local training."""
         return _interpolate(upload.params, local_state["v"], local_state["mix"]["alpha"])
 
 

@@ -98,19 +98,16 @@ class AttuneClient(ClientUpdate, Probing):
     plan = LocalPlan(probe=Probe("validation"), extras={"losses": "AttuneServer"})
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return the losses of the experts, the rows that they are the means of, and the own model in training."""
         like = next(iter(w0.values()))
         losses = Params(mean=like.new_zeros(len(EXPERTS)), n=like.new_zeros(()))
         return {"losses": losses, "own": _select_own(w0)}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Start the shared model from the received one, and the own model from its last value."""
         n = torch.zeros_like(context.n_steps)
         own = local_state["own"]
         return _Carry(sent.params, RunningMean(n.expand(len(EXPERTS)), n), own, own.zeros())
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
-        """Average the losses of the experts over the rows so far."""
         return carry._replace(losses=add_to_mean(carry.losses, batch, self._score(carry.w, batch, loss)))
 
     def _score(self, w: Params, batch: Batch, loss: Loss) -> Tensor:
@@ -131,7 +128,6 @@ class AttuneClient(ClientUpdate, Probing):
         return torch.stack(each)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """Take one step of both models on the same batch."""
         w = Params({**carry.w, **carry.own})
         new = w - context.lr * grad(w, batch)
         own = _select_own(new)
@@ -140,7 +136,6 @@ class AttuneClient(ClientUpdate, Probing):
         return carry._replace(w=Params({**new, **in_use}), own=own, average=average)
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload the shared model and the losses; keep the own model, in training and in use, and its weight."""
         old = local_state["losses"]
         memory = MEMORY * (old["n"] > 0).to(old["mean"].dtype)
         losses, n = carry.losses
@@ -203,7 +198,6 @@ class AttuneServer(Joinable[AttuneState], Discardable):
     traits = ServerTraits(AttuneState)
 
     def init(self, w0: Params, n_clients: int) -> AttuneState:
-        """Return the models w and the velocities V of the groups, all clients' groups, and mean losses."""
         n_groups = min(MAX_GROUPS, n_clients)
         like = next(iter(w0.values()))
         rows = find_class_rows(w0)
@@ -218,7 +212,6 @@ class AttuneServer(Joinable[AttuneState], Discardable):
         }
 
     def broadcast(self, state: AttuneState, ids: Tensor) -> Broadcast:
-        """Send each client the model of its group, and the mean losses of the experts."""
         w, group, p = state["w"], state["group"], state["p"]
         own, columns = group[ids], p.nonzero().flatten()
         one = len(ids) > 0 and bool((own == own[0]).all())
@@ -233,7 +226,6 @@ class AttuneServer(Joinable[AttuneState], Discardable):
         return Broadcast(Payload(models, {"losses": losses}), mixing)
 
     def aggregate(self, state: AttuneState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> AttuneState:
-        """Find the groups, and move the models of those that uploaded."""
         updates = uploads.params - sent.params
         state = self._find_groups(state, ids, updates)
         w, velocity = state["w"], state["velocity"]
@@ -294,11 +286,9 @@ class AttuneServer(Joinable[AttuneState], Discardable):
         return None
 
     def newcomer_model(self, state: AttuneState) -> Params:
-        """Return the model of the largest group."""
         return state["w"].rows(int(state["group"].mode().values))
 
     def add_clients(self, state: AttuneState, n_new: int) -> AttuneState:
-        """Return the state with `n_new` more clients in the largest group."""
         group = state["group"]
         new = super().add_clients(state, n_new)
         largest = group.mode().values.expand(n_new)

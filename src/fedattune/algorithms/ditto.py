@@ -55,23 +55,18 @@ class DittoClient(ClientUpdate, Probing, StepMeasuring):
 
     @property
     def plan(self) -> LocalPlan:
-        """Return the needs of the shared rule."""
         return self.shared.plan
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return the personal model v, and the state of the shared rule."""
         return {**self.shared.init_local_state(w0), "v": w0}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Start the shared rule, and v from its last value; the received model is the anchor."""
         return _Carry(self.shared.begin(sent, local_state, fresh, context), local_state["v"], sent.params)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
-        """Probe as the shared rule does."""
         return carry._replace(shared=self.shared.probe(carry.shared, batch, grad, loss, context))
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """Take one step of each model on the same batch."""
         shared, v, anchor = carry
         lr = context.lr if self.personal_lr is None else self.personal_lr
         v = v - lr * (grad(v, batch) + self.lam * (v - anchor))
@@ -81,21 +76,17 @@ class DittoClient(ClientUpdate, Probing, StepMeasuring):
     mechanisms = (Mechanism("steps", "steps without the pull to the received model", "training alone"),)
 
     def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
-        """Measure the pull beside the gradient."""
         pull = self.lam * (carry.v - carry.anchor)
         return ((squared_norm(pull), squared_norm(grad(carry.v, batch, statistics=False))),)
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload the shared model; keep v."""
         upload, shared_state = self.shared.finish(carry.shared, sent, local_state, context)
         return upload, {**shared_state, "v": carry.v}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the personal model; communication does not change it."""
         return local_state["v"]
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
-        """Return the personal model."""
         return local_state["v"]
 
 

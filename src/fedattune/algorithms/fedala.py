@@ -73,58 +73,48 @@ class FedALAClient(ClientUpdate, Probing, Resting, StepMeasuring):
 
     @property
     def plan(self) -> LocalPlan:
-        """The samples that U learns on; the received model is ready once it is learned."""
         return LocalPlan(probe=Probe(share=self.share, makes_received_model=True))
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return the own model, U = 1, and a count of trained rounds."""
         top = w0.only(self._top(w0))
         count = next(iter(w0.values())).new_zeros(())
         return {"own": w0, "U": top.map(lambda a: a.new_ones(a.shape)), "trained": Params(rounds=count)}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Mix with the present U."""
         top = self._top(sent.params)
         w = self.received_model(sent, local_state, fresh)
         return _Carry(w, local_state["U"], sent.params.only(top), local_state["own"].only(top))
 
     def probe_passes(self, local_state: LocalState) -> Tensor:
-        """Return no pass in the first round, many in the second, one in later rounds."""
         rounds = local_state["trained"]["rounds"]
         return (rounds > 0) + (self.first_passes - 1) * (rounds == 1)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
-        """Take one step of U, and mix again."""
         w, U, sent, old = carry
         g = grad(w, batch).only(U)
         U = (U - self.eta * g * (sent - old)).map(lambda a: a.clamp(0, 1))
         return _Carry(Params({**w, **(old + (sent - old) * U)}), U, sent, old)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """Take one gradient step."""
         return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
 
     mechanisms = (Mechanism("starts", "the received model", "FedAvg"),)
 
     def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
-        """Measure the part of the old upper layers that U keeps."""
         difference = carry.sent - carry.old
         kept = difference.map(lambda a, b: a * (1 - b), carry.U)
         return ((squared_norm(kept), squared_norm(difference)),)
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload the trained model; keep it and U."""
         return Payload(carry.w), {"own": carry.w, "U": carry.U, "trained": local_state["trained"] + 1}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the mixture by the present U, or the received model before the first training."""
         top = self._top(sent.params)
         new, old = sent.params.only(top), local_state["own"].only(top)
         mixture = choose(local_state["trained"]["rounds"] > 0, old + (new - old) * local_state["U"], new)
         return Params({**sent.params, **mixture})
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the own model, or the received model before the first training."""
         return choose(local_state["trained"]["rounds"] > 0, local_state["own"], sent.params)
 
     def _top(self, names: Iterable[str]) -> list[str]:

@@ -77,11 +77,9 @@ class AttentiveMixing(Mixing, Advisory):
         return Broadcast(payload._replace(extra={"alpha": Params(), **payload.extra}), mixing)
 
     def weights(self, pool: Pool) -> Tensor:
-        """Weigh the others by the kernel; the rest goes to the own model."""
         return self.weights_and_numbers(pool)[0]
 
     def weights_and_numbers(self, pool: Pool) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the matrix and alpha_k."""
         kernel = self._kernel(pool)
         alpha = self._step(kernel, pool.member)
         rows = kernel[pool.own].mul_(alpha).mul_(pool.allowed)
@@ -148,13 +146,11 @@ class ProximalStep(Correction):
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """The step alpha_k behind the mixture."""
         return {"alpha": "AttentiveMixing"}
 
     mechanism = Mechanism("steps", "steps without the pull to the mixture", "one without the pull")
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
-        """Return g'."""
         u, lr, corrected = local.sent.params, local.context.lr, dict(g)
         shared = [name for name in w if name not in local.context.personal_names]
         for component, names in group_names(shared, self.unit).items():
@@ -177,7 +173,6 @@ class CosineMixing(Mixing):
     self_weight: float | None = 0.5
 
     def weights(self, pool: Pool) -> Tensor:
-        """Weigh the others by softmax, scaled to the rest of the own share."""
         scores = cosines(pool).mul_(self.sigma).masked_fill_(~pool.allowed, -torch.inf)
         if self.self_weight is None:
             return softmax_(scores)

@@ -37,11 +37,9 @@ class HeavyBall(ServerOptimizer):
     beta: float = 0.9
 
     def init_moments(self, w0: Params) -> dict[str, Params]:
-        """Return v = 0."""
         return {"v": w0.zeros()}
 
     def direction(self, mean: Params, moments: dict[str, Params]) -> tuple[Params, dict[str, Params]]:
-        """Return the velocity v."""
         v = self.beta * moments["v"] + mean
         return v, {"v": v}
 

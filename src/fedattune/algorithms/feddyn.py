@@ -48,7 +48,6 @@ class DynamicRegularization(Correction):
     mechanism = Mechanism("steps", "steps without the dynamic regularizer", "FedAvg")
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Start with g_k = 0."""
         return {"g": w0.zeros()}
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
@@ -59,7 +58,6 @@ class DynamicRegularization(Correction):
         return choose(local.context.is_uploaded, corrected, g)
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
-        """Keep the new g_k."""
         own = local.local_state["g"]
         return {}, {"g": choose(local.context.is_uploaded, own - self.alpha * (w - local.sent.params), own)}
 
@@ -77,15 +75,12 @@ class DynamicAverage(Joinable[DynamicState], SumsOnly):
     """Server rule of FedDyn: z <- z + 1/m sum_S (theta_k - w), w <- mean_S theta_k + z, with z = -h/alpha."""
 
     def init(self, w0: Params, n_clients: int) -> DynamicState:
-        """Return the initial model, z = 0 and the number m of clients."""
         return {"w": w0, "z": w0.zeros(), "m": torch.tensor(n_clients)}
 
     def broadcast(self, state: DynamicState, ids: Tensor) -> Broadcast:
-        """Send the same global model to everybody."""
         return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     def aggregate(self, state: DynamicState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> DynamicState:
-        """Move z by the share of the cohort, and the model by the mean update and z."""
         mean = mean_update(client_weights(n, "uniform"), sent.params, uploads.params)
         z = state["z"] + mean * (len(ids) / int(state["m"]))
         return change(state, w=state["w"] + mean + z, z=z)
@@ -96,7 +91,6 @@ class DynamicAverage(Joinable[DynamicState], SumsOnly):
         return {"params": "uniform"}
 
     def add_clients(self, state: DynamicState, n_new: int) -> DynamicState:
-        """Count the new clients, whose g_k are zero."""
         return change(state, m=state["m"] + n_new)
 
 

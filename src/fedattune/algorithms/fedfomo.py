@@ -79,18 +79,15 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
 
     @property
     def plan(self) -> LocalPlan:
-        """Held-out samples for the losses L, on which the received model depends; and the models of the others."""
         return LocalPlan(
             probe=Probe("held_out", self.validation, makes_received_model=True),
             extras={"peers": "FedFomoServer", "numbers": "FedFomoServer"},
         )
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return the start and the end of the last local training."""
         return {"previous": w0, "own": w0}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Stack theta and the candidates (M + 1, ...), without losses."""
         own, peers = local_state["own"], sent.extra["peers"]
         others = len(sent.extra["numbers"]["peer"])
         models = local_state["previous"].map(lambda a, b: torch.stack([a, b]), own)
@@ -101,7 +98,6 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
         return _Carry(own, own, models, RunningMean(zeros, context.n_steps * 0), zeros[1:])
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
-        """Average the losses over the samples so far, and move theta accordingly."""
         each = score_models(carry.models, len(carry.losses.value), batch, loss)
         losses = add_to_mean(carry.losses, batch, each)
         a = compute_affinity(carry.models, losses.value)
@@ -115,7 +111,6 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
         return choose(w.sum() > 0, mixture, own if self.fallback == "own" else previous)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """Take one gradient step."""
         return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
 
     mechanisms = (Mechanism("starts", "the client's own last model", "training alone"),)
@@ -132,7 +127,6 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
         )
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload the trained model and the affinities to the others."""
         a = carry.a
         if self.affinity == "normalised":
             total = a.sum().abs()
@@ -145,7 +139,6 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
         return local_state["own"]
 
     def substitute(self, sent: Payload, own: Params) -> Payload:
-        """Return copies of the own model in place of the others' models."""
         copies = sent.extra["peers"].map(lambda peers, mine: mine.expand(peers.shape), own.only(sent.extra["peers"]))
         return Payload(own, {**sent.extra, "peers": copies})
 
@@ -192,7 +185,6 @@ class FedFomoServer(UploadStore[FedFomoState], TrafficCounting):
     epsilon_decay: float = 0.05
 
     def init(self, w0: Params, n_clients: int) -> FedFomoState:
-        """Return the store with all models in the pool, the affinities P (N, N), a seed and a count of rounds."""
         state = super().init(w0, n_clients)
         everybody = torch.ones_like(state["in_pool"])
         return change(
@@ -204,7 +196,6 @@ class FedFomoServer(UploadStore[FedFomoState], TrafficCounting):
         )
 
     def broadcast(self, state: FedFomoState, ids: Tensor) -> Broadcast:
-        """Send the own last upload, and the uploads of others with their numbers (R, M - 1)."""
         theta, peers = state["theta"], self._choose_peers(state, ids)
         extra = {"peers": theta.rows(peers), "numbers": Params(peer=peers)}
         return Broadcast(Payload(theta.rows(ids), extra))
@@ -226,18 +217,15 @@ class FedFomoServer(UploadStore[FedFomoState], TrafficCounting):
         return torch.from_numpy(np.stack(peers)).to(ids.device)
 
     def aggregate(self, state: FedFomoState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> FedFomoState:
-        """Store the uploads, and add the reported affinities to P in place."""
         peers, affinity = sent.extra["numbers"]["peer"], uploads.extra["affinity"]["a"]
         P = state["P"]
         P.index_put_((ids[:, None].expand_as(peers), peers), affinity.to(P.dtype), accumulate=True)
         return change(super().aggregate(state, ids, sent, uploads, n), P=P, round=state["round"] + 1)
 
     def bytes_down(self, state: FedFomoState, ids: Tensor, sent: Payload) -> Traffic:
-        """Count the payload without the own model."""
         return sent.traffic() - count_traffic(sent.params)
 
     def add_clients(self, state: FedFomoState, n_new: int) -> FedFomoState:
-        """Return the state with `n_new` more clients, whose affinities are 0."""
         P = state["P"]
         P = torch.nn.functional.pad(P, (0, n_new, 0, n_new))
         return change(super().add_clients(state, n_new), P=P)

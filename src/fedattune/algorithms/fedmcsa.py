@@ -100,7 +100,6 @@ class Attention(Mixing):
     size_weighted: bool = False
 
     def weights(self, pool: Pool) -> Tensor:
-        """Take the softmax over the allowed models."""
         scores = cosines(pool).mul_(self.sigma)
         if self.size_weighted:
             scores += pool.n.to(scores.dtype).log()

@@ -56,11 +56,9 @@ class AdaptiveOptimizer(ServerOptimizer):
     tau: float = 0.001
 
     def init_moments(self, w0: Params) -> dict[str, Params]:
-        """Return m = 0 and v = tau^2."""
         return {"m": w0.zeros(), "v": w0.map(lambda a: torch.full_like(a, self.tau**2))}
 
     def direction(self, mean: Params, moments: dict[str, Params]) -> tuple[Params, dict[str, Params]]:
-        """Return the first moment over the root of the second."""
         m = self.beta1 * moments["m"] + (1 - self.beta1) * mean
         v = moments["v"].map(self._second, mean)
         return m.map(lambda a, b: a / (b.sqrt() + self.tau), v), {"m": m, "v": v}

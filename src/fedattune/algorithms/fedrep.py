@@ -55,15 +55,12 @@ class FedRepClient(ClientUpdate):
 
     @property
     def plan(self) -> LocalPlan:
-        """Repetitions of both phases."""
         return LocalPlan(passes=self.personal + self.shared)
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Start from the received model."""
         return _Carry(sent.params, sent.params.zeros(), torch.zeros_like(context.n_steps))
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """Take one gradient step of the phase's part."""
         w, velocity, t = carry
         first = t * self.plan.passes < context.n_steps * self.personal
         v = self.momentum * velocity + grad(w, batch)
@@ -72,7 +69,6 @@ class FedRepClient(ClientUpdate):
         return _Carry(moves.map(torch.where, w - context.lr * v, w), velocity, t + 1)
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload the trained model."""
         return Payload(carry.w), local_state
 
 

@@ -73,7 +73,6 @@ class TwoHeadModule(MethodModule):
         return compute_loss(generic + log_counts, batch) + compute_loss(generic.detach() + own, batch)
 
     def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:
-        """Measure the personal head's logits beside the generic head's, both without their mean over classes."""
         features = self.body(x)
         generic, own = (_centre(head(features)) for head in (self.head, self.personal_head))
         return (Effect(PERSONAL_HEAD, float(own.norm() / generic.norm().clamp_min(1e-30))),)
@@ -96,11 +95,9 @@ class FedRoDNetwork(Network):
     class_need = "FedRoD's balanced softmax counts the samples of each class"
 
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
-        """Split off the head and copy it."""
         return TwoHeadModule(*split_head(model, x), self.zeros)
 
     def client_buffers(self, label_counts: Tensor) -> Params:
-        """Return every client's class counts."""
         return Params(counts=label_counts)
 
 

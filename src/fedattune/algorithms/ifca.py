@@ -79,7 +79,6 @@ class IFCAClient(ClientUpdate, Probing, Substituting):
         return _Carry(sent.params, Params({**whole, **models}), RunningMean(zeros, context.n_steps * 0))
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
-        """Average the losses over the samples so far, and take the best model."""
         each = score_models(carry.models, len(carry.losses.value), batch, loss)
         losses = add_to_mean(carry.losses, batch, each)
         best = choose_best(losses.value)
@@ -87,15 +86,12 @@ class IFCAClient(ClientUpdate, Probing, Substituting):
         return carry._replace(w=w, losses=losses)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """Take one gradient step."""
         return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload the trained model, and which of the K models it was."""
         return Payload(carry.w, {"cluster": Params(best=choose_best(carry.losses.value))}), {}
 
     def substitute(self, sent: Payload, own: Params) -> Payload:
-        """Return copies of the own model in place of the K models."""
         models = sent.extra["models"]
         return Payload(own, {"models": models.map(lambda v, mine: mine.expand(v.shape), own.only(models))})
 
@@ -137,8 +133,6 @@ class IFCAServer(Joinable[IFCAState], Branching, Measurable, TrafficCounting):
     traits = ServerTraits(IFCAState)
 
     def init(self, w0: Params, n_clients: int) -> IFCAState:
-        """Return the K models (K, ...), the last choice (N,) of each client, and the last weights (N,)."""
-
         def draw(v: Tensor) -> Tensor:
             noise = torch.randn(self.clusters - 1, *v.shape, dtype=torch.float64).to(v)
             others = v + self.spread * v.square().mean().sqrt() * noise
@@ -164,7 +158,6 @@ class IFCAServer(Joinable[IFCAState], Branching, Measurable, TrafficCounting):
         return Broadcast(Payload(chosen, {"models": models.repeat(len(ids))}), mixing)
 
     def aggregate(self, state: IFCAState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> IFCAState:
-        """Average the uploads of each cluster."""
         best = uploads.extra["cluster"]["best"]
         p = client_weights(n, self.weighting)
         weights = best.T.double() * p
@@ -183,12 +176,10 @@ class IFCAServer(Joinable[IFCAState], Branching, Measurable, TrafficCounting):
         }
 
     def find_start(self, sent: Payload, uploads: Payload) -> Params:
-        """Return the model that each client chose."""
         best = uploads.extra["cluster"]["best"]
         return sent.extra["models"].map(lambda v: torch.einsum("ck,ck...->c...", best.to(v.dtype), v))
 
     def measure_effects(self, state: IFCAState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
-        """Measure the distance of the clusters from one average for all."""
         return measure_mixing(mixing)[:1]
 
     def bytes_down(self, state: IFCAState, ids: Tensor, sent: Payload) -> Traffic:
@@ -200,7 +191,6 @@ class IFCAServer(Joinable[IFCAState], Branching, Measurable, TrafficCounting):
         return state["models"].rows(int(state["cluster"].mode().values))
 
     def add_clients(self, state: IFCAState, n_new: int) -> IFCAState:
-        """Return the state with `n_new` more clients, who hold the model that most clients chose last."""
         cluster, p = state["cluster"], state["p"]
         more = cluster.mode().values.expand(n_new)
         return change(state, cluster=torch.cat([cluster, more]), p=torch.cat([p, p.new_zeros(n_new)]))

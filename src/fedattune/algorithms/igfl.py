@@ -52,13 +52,11 @@ class GroupCorrection(Correction):
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """The last update of the global model."""
         return {"D": "GlobalUpdateWrapper"}
 
     mechanism = Mechanism("steps", "steps without the last updates", "one without the last updates")
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return an update of zeros, as of round 0."""
         return {"delta": w0.zeros(), "delta_round": Params(round=next(iter(w0.values())).new_zeros(()))}
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
@@ -72,7 +70,6 @@ class GroupCorrection(Correction):
         return choose(context.is_uploaded, corrected, g)
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
-        """Keep this round's update and the number of the round."""
         last = local.local_state["delta_round"]["round"]
         now = Params(round=local.context.round.to(last.dtype))
         new = {"delta": w - local.start, "delta_round": now}
@@ -85,7 +82,6 @@ TimeForm = Literal["T1", "T2", "T3"]
 
 MAX_ATTENTION_CLIENTS = 1_000
 """Clients of whom the attention matrix is kept, for people to look at."""
-
 
 UPDATE_WEIGHTS = Mechanism("weights", "weights without attention", "one without attention")
 
@@ -120,7 +116,6 @@ class UpdateAttention(Average[AttentionState], Measurable):
     traits = ServerTraits(AttentionState)
 
     def init(self, w0: Params, n_clients: int) -> AttentionState:
-        """Return the initial model, weights b (N,) and effect of the last round, and the last updates for `time`."""
         state = super().init(w0, n_clients)
         if self.attention == "time":
             state["delta"] = w0.zeros().copies(n_clients)
@@ -137,7 +132,6 @@ class UpdateAttention(Average[AttentionState], Measurable):
     def aggregate(
         self, state: AttentionState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> AttentionState:
-        """Move the global model; overwrite the last updates in place."""
         p = client_weights(n, self.weighting)
         b = self.weights(state, ids, sent.params, uploads.params, p)
         new: AttentionState = {
@@ -230,17 +224,14 @@ class GlobalUpdateWrapper(ServerWrapper[GlobalUpdateState]):
     """
 
     def init(self, w0: Params, n_clients: int) -> GlobalUpdateState:
-        """Start with D = 0: w^(-1) is w^0."""
         return change(super().init(w0, n_clients), D=w0.zeros())
 
     def broadcast(self, state: GlobalUpdateState, ids: Tensor) -> Broadcast:
-        """Send D to all clients."""
         return attach_extra(super().broadcast(state, ids), "D", state["D"], ids)
 
     def aggregate(
         self, state: GlobalUpdateState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> GlobalUpdateState:
-        """Take the difference of the global models before and after."""
         new = super().aggregate(state, ids, sent, uploads, n)
         before, after = self.global_model(state), self.global_model(new)
         if before is None or after is None:
@@ -250,7 +241,6 @@ class GlobalUpdateWrapper(ServerWrapper[GlobalUpdateState]):
     needed_sums = ServerWrapper.needed_sums
 
     def skip_round(self, state: GlobalUpdateState) -> GlobalUpdateState:
-        """Set D = 0: without uploads, the global model did not move."""
         return change(super().skip_round(state), D=state["D"].zeros())
 
 

@@ -60,24 +60,20 @@ class L2GDClient(SGD, Resting):
     plan = LocalPlan(extras={"average": "L2GDServer"})
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return the own model, and the number of the client's last averaging."""
         like = next(iter(w0.values()))
         return {**super().init_local_state(w0), "done": Params(number=like.new_zeros(()))}
 
     def finish(self, carry: object, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload and keep the trained model."""
         upload, new_state = super().finish(carry, sent, local_state, context)  # type: ignore[arg-type]
         return upload, {**new_state, "done": sent.extra["average"].only(["number"])}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the own model, averaged if the averaging is new."""
         average = sent.extra["average"]
         new = average["number"] > local_state["done"]["number"]
         keep = torch.where(new, average["keep"], torch.ones_like(average["keep"]))
         return keep * local_state["own"] + (1 - keep) * sent.params
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the own model."""
         return local_state["own"]
 
 
@@ -107,7 +103,6 @@ class L2GDServer(Average[L2GDState], Joinable[L2GDState], Measurable, TrafficCou
     c: float = 0.5
 
     def init(self, w0: Params, n_clients: int) -> L2GDState:
-        """Return a state without averaging, and the seed of the coins."""
         return change(
             super().init(w0, n_clients),
             seed=torch.randint(2**62, ()),
@@ -136,7 +131,6 @@ class L2GDServer(Average[L2GDState], Joinable[L2GDState], Measurable, TrafficCou
         return MixingMatrices(ids, columns, {"model": rows.scatter_add_(1, own, keep.to(p).expand_as(own))})
 
     def aggregate(self, state: L2GDState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> L2GDState:
-        """Toss the coin; average if it says so."""
         new = self._toss(state)
         if not _averages(new):
             return new
@@ -147,7 +141,6 @@ class L2GDServer(Average[L2GDState], Joinable[L2GDState], Measurable, TrafficCou
     def aggregate_newcomers(
         self, state: L2GDState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> L2GDState:
-        """Toss the coin; newcomers move to the present mean."""
         return self._toss(state)
 
     def measure_effects(self, state: L2GDState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
@@ -156,11 +149,9 @@ class L2GDServer(Average[L2GDState], Joinable[L2GDState], Measurable, TrafficCou
         return (Effect(OWN_MODEL, self.c * float(p.sum() - p.square().sum())),)
 
     def bytes_down(self, state: L2GDState, ids: Tensor, sent: Payload) -> Traffic:
-        """Count nothing without averaging."""
         return sent.traffic() if _averages(state) else Counter()
 
     def bytes_up(self, state: L2GDState, ids: Tensor, uploads: Payload) -> Traffic:
-        """Count nothing without averaging."""
         return uploads.traffic() if _averages(state) else Counter()
 
     def _toss(self, state: L2GDState) -> L2GDState:

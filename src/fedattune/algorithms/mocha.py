@@ -47,13 +47,11 @@ class RelationshipCorrection(Correction):
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """The entry of Omega for the client itself."""
         return {"omega": "TaskRelationship"}
 
     mechanism = Mechanism("steps", "steps without the tie to other models", "training alone")
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
-        """Return g + 2 lam1 (W Omega)_t + 2 lam2 w."""
         sent, own = local.sent, local.sent.extra["omega"]["own"]
         personal = set(local.context.personal_names)
         gradient = {}
@@ -102,7 +100,6 @@ class TaskRelationship(UploadStore[StoreState]):
     traits = ServerTraits(StoreState, sends_models=False)  # a payload is a sum of others' models
 
     def broadcast(self, state: StoreState, ids: Tensor) -> Broadcast:
-        """Send the weighted sum of the other models to each client."""
         W = state["theta"]
         rows = self.matrix(state)[ids]
         own = rows.gather(1, ids[:, None])
@@ -112,7 +109,6 @@ class TaskRelationship(UploadStore[StoreState]):
         return Broadcast(Payload(relation, {"omega": Params(own=own[:, 0].to(like.dtype))}))
 
     def discard_uploads(self, state: StoreState, ids: Tensor) -> StoreState:
-        """Put the mean of the other models in place of the uploads of clients `ids`."""
         return self.forget(state, ids)
 
     def matrix(self, state: StoreState) -> Tensor:

@@ -54,15 +54,12 @@ class PerFedAvgClient(ClientUpdate, StepMeasuring):
 
     @property
     def plan(self) -> LocalPlan:
-        """Batches B, B' and, for the Hessian-free form, B''."""
         return LocalPlan(batches_per_step=2 if self.hessian == "fo" else 3)
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Params:
-        """Start from the received model."""
         return sent.params
 
     def step(self, carry: Params, batch: Batch, grad: Grad, context: RoundContext) -> Params:
-        """Take one meta step, on two or three batches."""
         w = carry
         first, second, *third = (tuple(t[i] for t in batch) for i in range(self.plan.batches_per_step))
         alpha = context.lr if self.alpha is None else self.alpha
@@ -76,7 +73,6 @@ class PerFedAvgClient(ClientUpdate, StepMeasuring):
     mechanisms = (Mechanism("steps", "plain gradient steps", "FedAvg with fine-tuning"),)
 
     def measure_step(self, carry: Params, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
-        """Measure the step beside the plain gradient on the second batch."""
         plain = grad(carry, tuple(t[1] for t in batch), statistics=False)
         beta = context.lr if self.beta is None else self.beta
         quiet = partial(grad, statistics=False)
@@ -84,7 +80,6 @@ class PerFedAvgClient(ClientUpdate, StepMeasuring):
         return ((squared_norm(taken - plain), squared_norm(plain)),)
 
     def finish(self, carry: Params, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload w."""
         return Payload(carry), local_state
 
 

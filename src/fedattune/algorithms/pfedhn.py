@@ -76,7 +76,6 @@ class PFedHNServer(Joinable[PFedHNState], Measurable):
     clip: float = 50.0
 
     def init(self, w0: Params, n_clients: int) -> PFedHNState:
-        """Return the hypernetwork with the embeddings (N, E) of all clients, and its velocity."""
         like = next(iter(w0.values()))
         width = self.embedding or int(1 + n_clients / 4)
         v = draw_normal((n_clients, width), like)
@@ -88,12 +87,10 @@ class PFedHNServer(Joinable[PFedHNState], Measurable):
         return {"phi": Params(phi), "velocity": Params(phi).zeros()}
 
     def broadcast(self, state: PFedHNState, ids: Tensor) -> Broadcast:
-        """Send the models generated for clients `ids`."""
         phi = state["phi"]
         return Broadcast(Payload(generate_models(phi, phi["embedding"][ids])))
 
     def aggregate(self, state: PFedHNState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> PFedHNState:
-        """Take one optimizer step per client of the cohort, in order."""
         for row, client in enumerate(ids.tolist()):
             state = self._step(state, client, uploads.params.rows(row))
         return state
@@ -112,7 +109,6 @@ class PFedHNServer(Joinable[PFedHNState], Measurable):
         return {"phi": old - self.hn_lr * velocity, "velocity": velocity}
 
     def measure_effects(self, state: PFedHNState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
-        """Measure how far the generated models are from their mean, beside its norm."""
         phi = state["phi"]
         models = generate_models(phi, phi["embedding"][:MEASURED_CLIENTS])
         mean = models.map(lambda a: a.mean(0))
@@ -120,13 +116,10 @@ class PFedHNServer(Joinable[PFedHNState], Measurable):
         return (Effect(GENERATION, float((spread / squared_norm(mean).clamp_min(1e-30)).sqrt())),)
 
     def newcomer_model(self, state: PFedHNState) -> Params:
-        """Return the model generated from the mean embedding."""
         phi = state["phi"]
         return generate_models(phi, phi["embedding"].mean(0, keepdim=True)).rows(0)
 
     def add_clients(self, state: PFedHNState, n_new: int) -> PFedHNState:
-        """Return the state with `n_new` more clients, whose embeddings are the mean embedding."""
-
         def longer(params: Params, rows: Tensor) -> Params:
             v = params["embedding"]
             return Params({**params, "embedding": torch.cat([v, rows.expand(n_new, -1)])})

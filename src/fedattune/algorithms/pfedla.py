@@ -57,25 +57,20 @@ class HeurPFedLAClient(SGD):
 
     @property
     def plan(self) -> LocalPlan:
-        """The plan of SGD, with flags of the retained components."""
         plan = super().plan
         return replace(plan, extras={**plan.extras, "retained": "HeurPFedLAServer"})
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return the last trained model, and the state of SGD."""
         return {"last": w0, **super().init_local_state(w0)}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Any:
-        """Start from the received model."""
         return super().begin(self._restore_retained(sent, local_state), local_state, fresh, context)
 
     def finish(self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload the trained model, and keep it."""
         upload, new_state = super().finish(carry, sent, local_state, context)
         return upload, {**new_state, "last": upload.params}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the received model with the client's own retained components."""
         return super().received_model(self._restore_retained(sent, local_state), local_state, fresh)
 
     def _restore_retained(self, sent: Payload, local_state: LocalState) -> Payload:
@@ -126,7 +121,6 @@ class PFedLAServer(QuarantineStore[PFedLAT]):
     norm: Norm = "softmax"
 
     def init(self, w0: Params, n_clients: int) -> PFedLAT:
-        """Return the store with all models in the pool, and a hypernetwork per client."""
         state = super().init(w0, n_clients)
         everybody = torch.ones_like(state["in_pool"])
         return change(state, in_pool=everybody, hypernetworks=self._draw(w0, n_clients, n_clients))
@@ -165,7 +159,6 @@ class PFedLAServer(QuarantineStore[PFedLAT]):
         return positive / positive.sum(2, keepdim=True)
 
     def broadcast(self, state: PFedLAT, ids: Tensor) -> Broadcast:
-        """Mix a model for each of clients `ids`, by a matrix per component, whose columns are all clients."""
         return self._mix(state, ids, self.alpha(self.logits(state, ids), ids, self.allowed(state, ids)))
 
     def _mix(self, state: PFedLAT, ids: Tensor, alpha: Tensor) -> Broadcast:
@@ -183,7 +176,6 @@ class PFedLAServer(QuarantineStore[PFedLAT]):
         return Broadcast(Payload(Params({name: new[name] for name in theta})), mixing)
 
     def aggregate(self, state: PFedLAT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> PFedLAT:
-        """Take a step of the cohort's hypernetworks in place, then store the uploads."""
         self.learn(state, ids, sent.params, uploads.params)
         return super().aggregate(state, ids, sent, uploads, n)
 
@@ -260,13 +252,11 @@ class HeurPFedLAServer(PFedLAServer[HeurPFedLAState], TrafficCounting, Advisory)
     traits = ServerTraits(HeurPFedLAState)
 
     def init(self, w0: Params, n_clients: int) -> HeurPFedLAState:
-        """Return the state of pFedLA, and flags (N, L) of the components that each client retained last."""
         state = super().init(w0, n_clients)
         flags = state["has_uploaded"][:, None].repeat(1, len(group_names(w0, self.unit)))
         return change(state, retained=flags)
 
     def alpha(self, z: Tensor, ids: Tensor, allowed: Tensor) -> Tensor:
-        """Return the mixing weights (R, L, K); retained components are one-hot."""
         alpha = super().alpha(z, ids, allowed)
         return _with_own(alpha, self._choose(alpha, ids), ids)
 
@@ -277,7 +267,6 @@ class HeurPFedLAServer(PFedLAServer[HeurPFedLAState], TrafficCounting, Advisory)
         return torch.zeros_like(weight, dtype=torch.bool).scatter(1, first, True)
 
     def broadcast(self, state: HeurPFedLAState, ids: Tensor) -> Broadcast:
-        """Send the mixtures, and a flag per component: whether the client continues with its own."""
         alpha = super().alpha(self.logits(state, ids), ids, self.allowed(state, ids))
         flags = self._choose(alpha, ids)
         payload, mixing = self._mix(state, ids, _with_own(alpha, flags, ids))
@@ -303,18 +292,15 @@ class HeurPFedLAServer(PFedLAServer[HeurPFedLAState], TrafficCounting, Advisory)
         return self.mark_uploaded(state, ids, n)
 
     def warnings(self, state: HeurPFedLAState, ids: Tensor) -> tuple[str, ...]:
-        """Warn if clients retain all components."""
         components = len(group_names(state["theta"], self.unit))
         note = f"retain={self.retain} keeps all of this model's components ({components}): this is training alone"
         return (note,) if self.retain >= components else ()
 
     def bytes_down(self, state: HeurPFedLAState, ids: Tensor, sent: Payload) -> Traffic:
-        """Count the payload without the retained components."""
         flags = torch.stack(list(sent.extra["retained"].values()), 1)
         return sent.traffic() - self._traffic(state, flags)
 
     def bytes_up(self, state: HeurPFedLAState, ids: Tensor, uploads: Payload) -> Traffic:
-        """Count the uploads, without the retained components unless they are uploaded."""
         traffic, retained = uploads.traffic(), state["retained"][ids]
         return traffic if self.upload_retained else traffic - self._traffic(state, retained)
 

@@ -67,16 +67,13 @@ class PFedMeClient(ClientUpdate, Resting, StepMeasuring):
     start: Literal["sent", "newest"] = "sent"
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return the personal model theta, and the own local model if training can start from it."""
         return {"theta": w0} | ({"own": w0} if self.start == "newest" else {})
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Start both models from the received one."""
         w = self.received_model(sent, local_state, fresh)
         return _Carry(w, w)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """Take K proximal steps of theta on the same batch, then one step of w towards theta."""
         w, theta = carry
         for _ in range(self.K):
             theta = theta - self.personal_lr * (grad(theta, batch) + self.lam * (theta - w))
@@ -84,11 +81,9 @@ class PFedMeClient(ClientUpdate, Resting, StepMeasuring):
 
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        """The pull of theta to w."""
         return (Mechanism("steps", "steps without the pull to the shared model", "training without the pull"),)
 
     def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
-        """Measure the pull in the K inner steps, beside the gradient."""
         w, theta = carry
         pulls = norms = torch.zeros_like(context.n_steps)
         for _ in range(self.K):
@@ -98,22 +93,18 @@ class PFedMeClient(ClientUpdate, Resting, StepMeasuring):
         return ((pulls, norms),)
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload w, keep theta."""
         new_state: LocalState = {"theta": carry.theta}
         if self.start == "newest":
             new_state["own"] = carry.w
         return Payload(carry.w), new_state
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the local model w before training: the received one (the paper's GM), or the own one."""
         return pick_newest(sent.params, local_state["own"], fresh) if self.start == "newest" else sent.params
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
-        """Return the personal model theta (the paper's PM)."""
         return local_state["theta"]
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the personal model of the client's last training."""
         return local_state["theta"]
 
 

@@ -50,18 +50,15 @@ class ControlVariateCorrection(Correction):
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """The server's control variate."""
         return {"c": "ControlVariateWrapper"}
 
     mechanism = Mechanism("steps", "steps without control variates", "FedAvg")
 
     @property
     def needs_full_gradient(self) -> bool:
-        """True if option I is chosen."""
         return self.option == "I"
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Start with c_i = 0."""
         return {"c": w0.zeros()}
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
@@ -71,7 +68,6 @@ class ControlVariateCorrection(Correction):
         return choose(local.context.is_uploaded, corrected, g)
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
-        """Upload the change of c_i, and keep the new one."""
         c = local.sent.extra["c"]
         own = local.local_state["c"].only(c)
         if self.option == "I":
@@ -94,19 +90,12 @@ class ControlVariateWrapper(ServerWrapper[ControlState]):
     """Server rule of SCAFFOLD: keeps and sends c, the mean of all clients' control variates (equation 5)."""
 
     def init(self, w0: Params, n_clients: int) -> ControlState:
-        """Start with c = 0."""
         return change(super().init(w0, n_clients), c=w0.zeros(), N=torch.tensor(n_clients))
 
     def broadcast(self, state: ControlState, ids: Tensor) -> Broadcast:
-        """Send c to all clients."""
         return attach_extra(super().broadcast(state, ids), "c", state["c"], ids)
 
     def aggregate(self, state: ControlState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> ControlState:
-        """Add the uploaded changes to c.
-
-        Raises:
-            ConfigError: the clients upload no control variates.
-        """
         if "dc" not in uploads.extra:
             raise ConfigError(
                 "ControlVariateWrapper goes with clients that use ControlVariateCorrection; "
@@ -118,7 +107,6 @@ class ControlVariateWrapper(ServerWrapper[ControlState]):
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting] | None:
-        """The sums that `inner` needs, and the sum of the changes."""
         inner = super().needed_sums
         return None if inner is None else {**inner, "dc": "sum"}
 

@@ -195,7 +195,6 @@ class SeparationModule(MethodModule):
         return logits, own, shared
 
     def objective(self, output: tuple[Tensor, Tensor, Tensor], batch: Batch) -> Tensor:
-        """Return cross-entropy plus lam times the alignment of personal and global features."""
         logits, own, shared = output
         loss = compute_loss(logits, batch)
         lam = self.network.lam
@@ -244,7 +243,6 @@ class SeparationNetwork(Network):
         """Return the distance of personal and global features (B, f)."""
 
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
-        """Start both bodies and both heads as the model's."""
         body, head = split_head(model, x)
         weight = head.weight.detach()
         v = torch.rand_like(weight[0]) if self.random_first else make_client_vector(self.vector, weight, weight)
@@ -263,13 +261,11 @@ class FedAMNetwork(SeparationNetwork):
     alignment: AlignmentKind = "relative"
 
     def attention(self, features: int) -> nn.Module:
-        """Return two linear layers."""
         inputs = features * (2 if self.context == "concatenated" else 1)
         hidden = max(1, round(0.19 * features)) if self.hidden is None else self.hidden
         return FeatureAttention(inputs, hidden, features if self.per_feature else 1)
 
     def align(self, own: Tensor, shared: Tensor) -> Tensor:
-        """Return the correlation alignment."""
         return (relative_coral if self.alignment == "relative" else coral)(own, shared)
 
 
@@ -280,11 +276,9 @@ class FedCPNetwork(SeparationNetwork):
     noise: bool = True
 
     def attention(self, features: int) -> nn.Module:
-        """Return one linear layer with layer normalisation."""
         return ConditionalPolicy(features, self.noise)
 
     def align(self, own: Tensor, shared: Tensor) -> Tensor:
-        """Return the maximum mean discrepancy."""
         return mmd(own, shared)
 
 
@@ -308,23 +302,19 @@ class SeparationClient(ClientUpdate):
     random_first: bool = False
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return E_g and H_g as last received, and a count of trained rounds."""
         new_state: LocalState = {"received": w0.only(k for k in w0 if k.startswith("global_"))}
         if self.random_first:
             new_state["trained"] = Params(rounds=torch.zeros_like(w0["context"][0]))
         return new_state
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Params:
-        """Start from the received model."""
         return self.received_model(sent, local_state, fresh)
 
     def step(self, carry: Params, batch: Batch, grad: Grad, context: RoundContext) -> Params:
-        """Take one gradient step of the parts that learn."""
         g = grad(carry, batch)
         return Params({k: v - context.lr * g[k] if k.startswith(TRAINED_PARTS) else v for k, v in carry.items()})
 
     def finish(self, carry: Params, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload E_p in place of E_g and the mixed head in place of H_g."""
         w, c = carry, self.head_mix
         upload = {}
         for k, v in w.items():
@@ -340,7 +330,6 @@ class SeparationClient(ClientUpdate):
         return Payload(Params(upload)), new_state
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the global parts with the client's own parts, and its vector."""
         w = sent.params
         v = make_client_vector(self.vector, w["head.weight"], w["global_head.weight"])
         if self.random_first:
@@ -351,7 +340,6 @@ class SeparationClient(ClientUpdate):
         return new
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
-        """Return the trained model with the global parts as received."""
         return Params({**upload.params, **local_state["received"]})
 
 

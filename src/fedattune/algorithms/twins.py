@@ -94,7 +94,6 @@ class TwinNetwork(Network):
     classes: bool = True
 
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
-        """Copy the model."""
         with torch.no_grad():
             n_outputs = copy.deepcopy(model).eval()(x.to(next(model.parameters()))).shape[1]
         return TwinModule(copy.deepcopy(model), n_outputs, self.share)

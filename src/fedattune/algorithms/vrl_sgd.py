@@ -45,12 +45,10 @@ class VarianceCorrection(Correction):
     mechanism = Mechanism("steps", "steps without the correction of drift", "FedAvg")
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Start with D_i = 0 and no upload."""
         none = next(iter(w0.values())).new_zeros(())
         return {"D": w0.zeros(), "x": w0, "period": Params(round=none - 1, k=none + 1)}
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
-        """Return the gradient minus D_i."""
         corrected = g - self._control(local)
         if not self.warmup:
             return corrected
@@ -59,7 +57,6 @@ class VarianceCorrection(Correction):
         return choose((local.context.round == 1) & has_moved, corrected.zeros(), corrected)
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
-        """Keep D_i, the upload, its number of steps and its round."""
         last = local.local_state["period"]["round"]
         k = local.context.n_steps.to(last.dtype)
         if self.warmup:

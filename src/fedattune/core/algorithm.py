@@ -154,7 +154,6 @@ class StepMeasuring(ABC):
 SumWeighting = Literal["samples", "uniform", "sum"]
 """Weights of a sum of uploads: a mean by training samples, a mean of equal weights, or a plain sum."""
 
-
 StateT = TypeVar("StateT", bound=Mapping[str, Any])
 """State of a server rule between rounds: a `TypedDict` of `Params` and tensors, whose names stay the same in a run."""
 

@@ -141,7 +141,6 @@ if hasattr(os, "register_at_fork"):
 _measured_here: set[str] = set()
 """Choices that this process measured; it keeps them to its end, so that its rounds repeat."""
 
-
 _locks: dict[str, threading.Lock] = {}
 """One per key, held while its calls are measured: a measured call may choose among other calls, also in threads."""
 

@@ -29,7 +29,6 @@ class NoParameters(Selector):
     """No tensor."""
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """Return no name."""
         return ()
 
 
@@ -38,7 +37,6 @@ class AllParameters(Selector):
     """Every tensor."""
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """Return all trainable parameters."""
         return _names_under(model, [""])
 
 
@@ -78,7 +76,6 @@ class BatchNorms(Selector):
     """Scale and shift of all BatchNorm layers, by module type."""
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """Return all parameters of BatchNorm layers."""
         return _names_under(model, [k for k, m in model.named_modules() if isinstance(m, _BatchNorm)])
 
 
@@ -89,7 +86,6 @@ class AnyOf(Selector):
     selectors: tuple[Selector, ...]
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """Return the union, in the model's order."""
         union = {name for selector in self.selectors for name in selector.names(model)}
         return tuple(name for name, _ in model.named_parameters() if name in union)
 

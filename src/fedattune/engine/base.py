@@ -21,10 +21,8 @@ from .kernels import FastPrediction
 
 SHARED_EVALUATION_BYTES = 1 << 26
 
-
 INPUT_CACHE_BYTES = 1 << 28
 """Model inputs of evaluated parts that stay in memory between rounds, if they take less than this."""
-
 
 EvalPart = Literal["validation", "test"]
 """A part of a client's data that is evaluated."""

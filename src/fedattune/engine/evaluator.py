@@ -23,26 +23,20 @@ from .kernels import FastPrediction
 EVAL_CHUNK_BYTES = 1 << 28
 """Working memory of one block."""
 
-
 CALL_WORK = 1 << 21
 """Samples times parameters that take as long as one more call of a model, where this may not be measured."""
-
 
 MIN_LARGE_CALLS = 2
 """Calls whose time a client's part must take to be evaluated alone: one call costs half of it at most."""
 
-
 MAX_COMPILED_BLOCKS = 16
 """Blocks whose predictions are compiled; of more, the compiler would forget some before they are evaluated again."""
-
 
 MAX_MEASURED_WORK = 1 << 34
 """Samples times parameters of an evaluation that is measured in several ways, which takes a second at most."""
 
-
 MEASURED_SAMPLES = 16
 """Samples of the smaller of two calls whose difference gives the time of a sample."""
-
 
 _Way = tuple[list[int], list[list[int]]]
 """Rows of scores that are evaluated alone, and groups of rows that form blocks."""

@@ -12,10 +12,8 @@ from ..core import dense
 
 aten = torch.ops.aten
 
-
 MIN_CHANNELS = 8
 """Channels from which images are pooled with adjacent channels."""
-
 
 RETURN_INDICES_POSITION = 7
 """Position of the argument `return_indices` of `max_pool2d`."""

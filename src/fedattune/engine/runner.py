@@ -93,7 +93,6 @@ def _batch_owners(lanes: Lanes, batches: Sequence[Index]) -> Index:
 MAX_STEPS_PER_CALL = 1 << 10
 """Steps of one call; a second Ctrl-C waits for the end of a call."""
 
-
 StepFactory = Callable[[Sequence[Tensor], Sequence[Tensor]], CompiledStep]
 """Makes a compiled step for leaves and a batch like the given ones."""
 

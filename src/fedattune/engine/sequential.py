@@ -26,7 +26,6 @@ class SequentialEngine(Engine):
         self._differentiate = task.eager_gradient
 
     def train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
-        """Train one client at a time."""
         results = []
         parts = self.federation.part(training.part)
         with torch.no_grad():
@@ -69,7 +68,6 @@ class SequentialEngine(Engine):
         return self._batch(where, padded=bool((index < 0).any()))
 
     def evaluate_each(self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:
-        """Evaluate one client at a time."""
         scores = Scores.zeros(self._sizes(parts, ids))
         rows = [(part, row, client) for part in parts for row, client in enumerate(ids.tolist())]
         for at, (part, row, client) in enumerate(rows):

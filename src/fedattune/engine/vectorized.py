@@ -49,7 +49,6 @@ class VectorizedEngine(Engine):
             keep_freed_memory()
 
     def train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
-        """Train chunk by chunk."""
         parts, held_out = self.federation.part(training.part), self.federation.part("validation")
         local_states = ({k: v.rows(row) for k, v in inputs.local_state.items()} for row in range(len(ids)))
         todo = [
@@ -277,7 +276,6 @@ class VectorizedEngine(Engine):
         return carry
 
     def evaluate_each(self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:
-        """Evaluate clients with similar numbers of samples together."""
         return self._evaluator.evaluate(params, buffers, parts, ids)
 
 

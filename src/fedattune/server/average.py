@@ -60,11 +60,9 @@ class Average(ServerUpdate[AverageT], SumsOnly):
     traits = ServerTraits(AverageState)
 
     def init(self, w0: Params, n_clients: int) -> AverageT:
-        """Return the initial model, and weights p (N,) of the last cohort, all zero."""
         return cast(AverageT, {"w": w0, "p": torch.zeros(n_clients, dtype=torch.float64)})
 
     def broadcast(self, state: AverageT, ids: Tensor) -> Broadcast:
-        """Send the same global model to everybody; all rows of its mixing matrix are p, after the first aggregation."""
         w, p = state["w"], state["p"]
         columns = p.nonzero().flatten()
         mixing = None
@@ -73,7 +71,6 @@ class Average(ServerUpdate[AverageT], SumsOnly):
         return Broadcast(Payload(w.repeat(len(ids))), mixing)
 
     def aggregate(self, state: AverageT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> AverageT:
-        """Average the uploads."""
         w = state["w"]
         p = client_weights(n, self.weighting)
         mean = weighted_sum(p, uploads.params)
@@ -82,7 +79,6 @@ class Average(ServerUpdate[AverageT], SumsOnly):
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting]:
-        """The mean of the models."""
         return {"params": self.weighting}
 
 
@@ -96,7 +92,6 @@ class PartAverage(Average[AverageState], Joinable[AverageState]):
     copies: tuple[tuple[str, str], ...] = ()
 
     def newcomer_model(self, state: AverageState) -> Params:
-        """Return the global model, with personal parts copied from its shared parts."""
         w = state["w"]
         more = {
             own + name.removeprefix(shared): value

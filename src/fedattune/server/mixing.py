@@ -80,7 +80,6 @@ class UploadStore(Joinable[StoreT], Measurable, Discardable):
     traits = ServerTraits(StoreState)
 
     def init(self, w0: Params, n_clients: int) -> StoreT:
-        """Return the last uploads `theta`, at first the initial model; two flags per client; and sample counts `n`."""
         device = next(iter(w0.values())).device if w0 else torch.device("cpu")
         state: StoreState = {
             "theta": w0.copies(n_clients),
@@ -103,7 +102,6 @@ class UploadStore(Joinable[StoreT], Measurable, Discardable):
         return state
 
     def discard_uploads(self, state: StoreT, ids: Tensor) -> StoreT:
-        """Take the uploads of clients `ids` out of the pool, in place, until their next accepted upload."""
         for flags in (state["in_pool"], state["has_uploaded"]):
             flags.index_fill_(0, ids, False)
         return state
@@ -127,7 +125,6 @@ class UploadStore(Joinable[StoreT], Measurable, Discardable):
         return state
 
     def measure_effects(self, state: StoreT, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
-        """Measure the mixing weights."""
         return measure_mixing(mixing)
 
     def newcomer_model(self, state: StoreT) -> Params:
@@ -164,17 +161,14 @@ class QuarantineStore(UploadStore[QuarantineT], Quarantining):
     traits = ServerTraits(QuarantineState)
 
     def init(self, w0: Params, n_clients: int) -> QuarantineT:
-        """Return the store, with nobody in quarantine."""
         state = super().init(w0, n_clients)
         return change(state, quarantined=torch.zeros_like(state["in_pool"]))
 
     def quarantine(self, state: QuarantineT, ids: Tensor) -> QuarantineT:
-        """Quarantine clients `ids`, in place."""
         state["quarantined"].index_fill_(0, ids, True)
         return state
 
     def find_pool(self, state: QuarantineT) -> Tensor:
-        """Return whose models (N,) others may receive: of the pool, those who are not in quarantine."""
         return super().find_pool(state) & ~state["quarantined"]
 
     def newcomer_model(self, state: QuarantineT) -> Params:
@@ -252,7 +246,6 @@ class Mixing(UploadStore[StoreState]):
         return self.weights(pool), {}
 
     def aggregate(self, state: StoreState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> StoreState:
-        """Store the uploads. If the pool is the cohort, empty it first."""
         if self.pool == "cohort":
             state["in_pool"].zero_()
         return super().aggregate(state, ids, sent, uploads, n)

@@ -33,17 +33,14 @@ class ServerOptimizer(ServerUpdate[dict[str, Any]], SumsOnly, Measurable):
         """Return the direction and the new moments, from the mean update D."""
 
     def init(self, w0: Params, n_clients: int) -> dict[str, Any]:
-        """Return the initial model, moments, and the effect of the last round."""
         return {"w": w0, **self.init_moments(w0), "effect": torch.zeros((), dtype=torch.float64)}
 
     def broadcast(self, state: dict[str, Any], ids: Tensor) -> Broadcast:
-        """Send the same global model to everybody."""
         return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     def aggregate(
         self, state: dict[str, Any], ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> dict[str, Any]:
-        """Take one step of the optimizer."""
         mean = mean_update(client_weights(n, self.weighting), sent.params, uploads.params)
         step, moments = self.direction(mean, state)
         update = self.server_lr * step
@@ -56,5 +53,4 @@ class ServerOptimizer(ServerUpdate[dict[str, Any]], SumsOnly, Measurable):
         return {"params": self.weighting}
 
     def measure_effects(self, state: dict[str, Any], mixing: MixingMatrices | None) -> tuple[Effect, ...]:
-        """Measure the distance of the last update of the global model from the mean update."""
         return (Effect(OPTIMIZER, float(state["effect"])),)

@@ -43,48 +43,38 @@ class ServerWrapper(
 
     @property
     def traits(self) -> ServerTraits:
-        """The declarations of `inner`."""
         return self.inner.traits
 
     def init(self, w0: Params, n_clients: int) -> StateT:
-        """Return the state of `inner`."""
         state: StateT = self.inner.init(w0, n_clients)
         return state
 
     def broadcast(self, state: StateT, ids: Tensor) -> Broadcast:
-        """Return the broadcast of `inner`."""
         return self.inner.broadcast(state, ids)
 
     def aggregate(self, state: StateT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> StateT:
-        """Return the state after the aggregation of `inner`."""
         return change(state, **self.inner.aggregate(state, ids, sent, uploads, n))
 
     def global_model(self, state: StateT) -> Params | None:
-        """Return the global model of `inner`."""
         return self.inner.global_model(state)
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting] | None:
-        """The sums that `inner` needs."""
         return find_needed_sums(self.inner)
 
     def measure_effects(self, state: StateT, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
-        """Measure the mechanisms of `inner`."""
         return self.inner.measure_effects(state, mixing) if isinstance(self.inner, Measurable) else ()
 
     def newcomer_model(self, state: StateT) -> Params:
-        """Return the first model of a newcomer under `inner`."""
         inner = self.inner
         return inner.newcomer_model(state) if isinstance(inner, Joinable) else find_shared_model(state)
 
     def add_clients(self, state: StateT, n_new: int) -> StateT:
-        """Return the state of `inner` with `n_new` more clients."""
         if isinstance(self.inner, Joinable):
             return change(state, **self.inner.add_clients(state, n_new))
         return change(state, **append_clients(self.inner, state, self.newcomer_model(state), n_new))
 
     def aggregate_newcomers(self, state: StateT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> StateT:
-        """Return the state after `inner` took in newcomers; the entries of the wrapper stay."""
         if not isinstance(self.inner, Joinable):
             return state
         return change(state, **self.inner.aggregate_newcomers(state, ids, sent, uploads, n))
@@ -94,12 +84,10 @@ class ServerWrapper(
         return self.inner.find_start(sent, uploads) if isinstance(self.inner, Branching) else sent.params
 
     def discard_uploads(self, state: StateT, ids: Tensor) -> StateT:
-        """Return the state after `inner` discarded uploads."""
         inner = self.inner
         return change(state, **inner.discard_uploads(state, ids)) if isinstance(inner, Discardable) else state
 
     def skip_round(self, state: StateT) -> StateT:
-        """Return the state after a round without uploads, which `inner` skips."""
         return change(state, **self.inner.skip_round(state)) if isinstance(self.inner, Skippable) else state
 
     @property
@@ -109,22 +97,18 @@ class ServerWrapper(
         return inner.can_quarantine if isinstance(inner, ServerWrapper) else isinstance(inner, Quarantining)
 
     def quarantine(self, state: StateT, ids: Tensor) -> StateT:
-        """Return the state after `inner` quarantined clients."""
         inner = self.inner
         return change(state, **inner.quarantine(state, ids)) if isinstance(inner, Quarantining) else state
 
     def bytes_down(self, state: StateT, ids: Tensor, sent: Payload) -> Traffic:
-        """Count as `inner` does."""
         inner = self.inner
         return inner.bytes_down(state, ids, sent) if isinstance(inner, TrafficCounting) else sent.traffic()
 
     def bytes_up(self, state: StateT, ids: Tensor, uploads: Payload) -> Traffic:
-        """Count as `inner` does."""
         inner = self.inner
         return inner.bytes_up(state, ids, uploads) if isinstance(inner, TrafficCounting) else uploads.traffic()
 
     def warnings(self, state: StateT, ids: Tensor) -> tuple[str, ...]:
-        """Return the warnings of `inner`."""
         return self.inner.warnings(state, ids) if isinstance(self.inner, Advisory) else ()
 
 

@@ -40,23 +40,19 @@ class MeasuredUpdate(ClientWrapper):
     """
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Begin as the rule does, with sums of zero."""
         zeros = tuple(torch.zeros_like(context.n_steps) for _ in self.mechanisms)
         return _Carry(self.inner.begin(sent, local_state, fresh, context), zeros, zeros)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
-        """Probe as the rule does."""
         return carry._replace(inner=super().probe(carry.inner, batch, grad, loss, context))
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """Add the squared norms of the step; then take it."""
         measured = self.measure_step(carry.inner, batch, grad, context)
         changes = tuple(a + b for a, (b, _) in zip(carry.changes, measured, strict=True))
         norms = tuple(a + b for a, (_, b) in zip(carry.norms, measured, strict=True))
         return _Carry(self.inner.step(carry.inner, batch, grad, context), changes, norms)
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload the effects (M,) alone."""
         ratios = [
             (change / norm.clamp_min(1e-30)).sqrt() for change, norm in zip(carry.changes, carry.norms, strict=True)
         ]

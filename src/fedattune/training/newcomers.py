@@ -44,11 +44,9 @@ class NewcomerServer(ServerUpdate[Any]):
 
     @property
     def traits(self) -> ServerTraits:
-        """Uploads change nothing for others."""
         return replace(self.rule.traits, should_update=False)
 
     def init(self, w0: Params, n_clients: int) -> Any:
-        """Add the new clients to the trained state."""
         return self.rule.add_clients(self.trained_state, n_clients)
 
     def broadcast(self, state: Any, ids: Tensor) -> Broadcast:
@@ -56,7 +54,6 @@ class NewcomerServer(ServerUpdate[Any]):
         return Broadcast(self.rule.broadcast(state, ids + self.n_before).payload)
 
     def aggregate(self, state: Any, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> Any:
-        """Aggregate for the newcomers alone."""
         return self.rule.aggregate_newcomers(state, ids + self.n_before, sent, uploads, n)
 
 

@@ -24,14 +24,11 @@ from .tracing import draws_random, trace
 
 Tensors = Sequence[Tensor]
 
-
 StepFunction = Callable[[Tensors, Tensors, Tensors], list[Tensor]]
 """step(fixed, leaves, batch) -> leaves: constants of all clients, their carries and buffers, and their batch."""
 
-
 MAX_COMPILED_STEPS = 64
 """Compiled steps that stay in memory, so that a size of cohort or batch that comes back is not compiled again."""
-
 
 PASSES: dict[str, Callable[[Graph], None]] = {
     "constants": rewrites.each_node(rewrites.detach_constants),

@@ -17,14 +17,11 @@ from .tracing import TensorLayout
 
 aten = torch.ops.aten
 
-
 MAX_SAMPLES_PER_OUTPUT = 2
 """Samples per output of the layer up to which it pays, since x x' has to be computed."""
 
-
 MIN_LAYER_INPUTS = 512
 """Inputs from which a layer's products take longer than the operations that replace them."""
-
 
 WeightedSum = Mapping[Node, float]
 """A weighted sum of nodes."""

@@ -19,25 +19,19 @@ from .tracing import draws_random
 
 aten = torch.ops.aten
 
-
 Rule = Callable[[Graph, Node], Node | None]
 """rule(graph, node) -> the node to take its place, or None."""
 
-
 ADD, SUB, MUL = aten.add.Tensor, aten.sub.Tensor, (aten.mul.Tensor, aten.mul.Scalar)
 
-
 TRANSPOSES = (aten.transpose.int, aten.t.default)
-
 
 CONSTANT_FILLS = {
     aten.ones_like.default: 1, aten.new_ones.default: 1, aten.zeros_like.default: 0, aten.new_zeros.default: 0,
     aten.ones.default: 1, aten.zeros.default: 0,
 }  # fmt: skip
 
-
 ADDING_PRODUCTS = {aten.bmm.default: aten.baddbmm.default, aten.mm.default: aten.addmm.default}
-
 
 IN_PLACE = {
     aten.add.Tensor: "add_", aten.sub.Tensor: "sub_", aten.mul.Tensor: "mul_", aten.mul.Scalar: "mul_",

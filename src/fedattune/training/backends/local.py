@@ -114,7 +114,6 @@ class LocalBackend(Backend):
 
     @property
     def personal_example(self) -> Params:
-        """The tensors that never leave a client, of one client."""
         return self.client_states.personal.rows(0)
 
     @property
@@ -139,18 +138,15 @@ class LocalBackend(Backend):
         return self._kept.params.rows(rows), self._kept.buffers.rows(rows)
 
     def keep_models(self, ids: Tensor) -> None:
-        """Keep the models of clients `ids` that were evaluated last."""
         places = torch.searchsorted(self.evaluation.eval_ids, ids)
         models, buffers = self.evaluation.evaluated_models
         self._kept.put(self.client_states.rows_of(ids), models.rows(places), buffers.rows(places))
 
     def receive(self, ids: Tensor, payload: Payload) -> None:
-        """Give clients `ids` the server's answers to their uploads."""
         with self.storage.share_cores():
             self.client_states.receive(ids, payload)
 
     def train(self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory) -> TrainReply:
-        """Train clients, and keep what stays with them."""
         self.round = request.round
         with self.storage.share_cores():
             return self._train(request, payload)
@@ -214,20 +210,12 @@ class LocalBackend(Backend):
         return refusals
 
     def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:
-        """Return the scores after the local training of this round."""
         models, self._trained_models = self._trained_models, []
         return self.evaluation.evaluate_trained(models, make_payload)
 
     def evaluate_received(
         self, r: int, make_payload: PayloadFactory, w: Params | None, mean_buffers: Params | None = None
     ) -> list[PointScores]:
-        """Return the scores after the communication of round r, and of the global model.
-
-        Args:
-            make_payload: gives the payloads if clients keep none.
-            w: the global model, if there is one.
-            mean_buffers: its buffers; by default the mean of the buffers that clients have here.
-        """
         self.round = r + 1
         training = self.plan_training(r + 1, Stream.TRAINING)
         fine_tuning = self.plan_training(r, Stream.FINE_TUNING)
@@ -281,7 +269,6 @@ class LocalBackend(Backend):
         )
 
     def state_tree(self) -> dict[str, Any]:
-        """Return the state of the clients as a nest of dicts, for a checkpoint."""
         return self.client_states.state_tree() | {"kept": self._kept.state_tree()}
 
     def load_kept(self, state: Mapping[str, Tensor]) -> None:
@@ -292,6 +279,5 @@ class LocalBackend(Backend):
         self._kept.is_kept = state["is_kept"].clone()
 
     def load_state_tree(self, tree: dict[str, Any]) -> None:
-        """Take over the state of a checkpoint."""
         self.client_states.load_state_tree(tree)
         self._kept.load_state_tree(tree["kept"])

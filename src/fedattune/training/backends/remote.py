@@ -87,7 +87,6 @@ class RemoteBackend(Backend):
 
     @property
     def personal_example(self) -> Params:
-        """The tensors that never leave a client, of one client."""
         return self._personal_example
 
     @property
@@ -106,7 +105,6 @@ class RemoteBackend(Backend):
             self.pending_statistics.put_rows(ids, self.statistics.repeat(len(ids)))
 
     def train(self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory) -> TrainReply:
-        """Train clients on their workers, all at the same time."""
         self._evaluated_models = None
         (outcome,) = self.send(self.make_training(request, payload, make_payload))
         return self.read_training(request, payload, outcome)
@@ -142,11 +140,9 @@ class RemoteBackend(Backend):
         return messages
 
     def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:
-        """Return the scores after local training, which came with the uploads."""
         return self._trained_scores
 
     def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
-        """Return the scores after the communication of round r, and of the global model `w`, if there is one."""
         (outcome,) = self.send(self.make_evaluation(r, make_payload, w))
         return self.merge_scores(outcome.replies)
 
@@ -178,7 +174,6 @@ class RemoteBackend(Backend):
         return messages
 
     def keep_models(self, ids: Tensor) -> None:
-        """Let the workers keep the models of clients `ids`."""
         self._evaluated_models = None
         messages = {}
         for worker, members in enumerate(self.worker_clients):
@@ -239,7 +234,6 @@ class RemoteBackend(Backend):
         return {**tree, "sent": sent, "fresh": joint["fresh"], "statistics": self.statistics}
 
     def load_state_tree(self, tree: dict[str, Any]) -> None:
-        """Take over the state of a checkpoint, and hand it to the workers."""
         self.statistics, fresh = tree["statistics"], tree["fresh"]
         if self.sent is not None:
             self.sent = Payload(**tree["sent"])

@@ -48,12 +48,10 @@ class AcceptBetter(ClientWrapper):
     """Client rule that follows the rule of the method, with the client's own model in place of a refused one."""
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return the rule's state, the initial model as the last upload, and no refusal."""
         none = next(iter(w0.values())).new_zeros(())
         return {**self.inner.init_local_state(w0), OWN: w0, REFUSAL: Params(refused=none)}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Begin with the payload, or with the own model in its place."""
         refused = _is_refused(local_state)
         inner = self.inner.begin(
             self._choose(sent, local_state), _strip(local_state), fresh, _restrict(context, refused)
@@ -61,11 +59,9 @@ class AcceptBetter(ClientWrapper):
         return _Carry(inner, refused)
 
     def probe_passes(self, local_state: LocalState) -> Tensor:
-        """Probe as the rule does."""
         return super().probe_passes(_strip(local_state))
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
-        """Probe as the rule does."""
         context = _restrict(context, carry.refused)
         return carry._replace(inner=super().probe(carry.inner, batch, grad, loss, context))
 
@@ -75,26 +71,21 @@ class AcceptBetter(ClientWrapper):
         return carry._replace(inner=self.inner.step(carry.inner, batch, grad, context))
 
     def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
-        """Measure the rule's mechanisms."""
         return super().measure_step(carry.inner, batch, grad, _restrict(context, carry.refused))
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        """Upload what the rule uploads, and keep its model."""
         upload, new_state = self.inner.finish(
             carry.inner, self._choose(sent, local_state), _strip(local_state), _restrict(context, carry.refused)
         )
         return upload, {**new_state, OWN: upload.params, REFUSAL: local_state[REFUSAL]}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the rule's model, from the payload or from the own model in its place."""
         return self.inner.received_model(self._choose(sent, local_state), _strip(local_state), fresh)
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
-        """Return the rule's model."""
         return self.inner.trained_model(upload, _strip(local_state))
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """Return the rule's model, from the payload or from the own model in its place."""
         return super().resting_model(self._choose(sent, local_state), _strip(local_state), fresh)
 
     def _choose(self, sent: Payload, local_state: LocalState) -> Payload:

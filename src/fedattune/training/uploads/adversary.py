@@ -92,14 +92,12 @@ class Attack(UploadStep[None]):
         self._chosen = parse_attack(self._name)
 
     def prepare_data(self, federation: Federation, context: RunContext) -> Federation:
-        """Poison the attackers' rows if the attack is one on data."""
         attack, attackers = self._chosen.attack, context.excluded.tolist()
         if attack.poison is None:
             return federation
         return poison_rows(federation, attackers, attack.poison, self._chosen.strength)
 
     def collect_facts(self) -> dict[str, Any]:
-        """Return the facts of the run that name the attackers."""
         context, federation = self._context, self._context.federation
         names = {str(i): federation.names[i] for i in context.excluded.tolist()}
         marked: dict[str, Any] = {"mark": "attacks", "group": "attackers", "clients": names}
@@ -109,7 +107,6 @@ class Attack(UploadStep[None]):
         return {"attack": {"name": self._name, "attackers": names}, "marked": marked}
 
     def report(self, state: None, past: PastRounds, context: StepContext) -> Report:
-        """Name the attackers."""
         run = self._context
         names = list_some([run.federation.names[i] for i in run.excluded.tolist()], MAX_LISTED)
         note = (
@@ -119,7 +116,6 @@ class Attack(UploadStep[None]):
         return Report(common_notes=[note])
 
     def measure(self, models: RowStack, buffers: RowStack, context: StepContext) -> Report:
-        """Measure what the attack did to honest clients: the success of a trigger."""
         if self._chosen.attack.poison is not plant_trigger:
             return Report()
         success = measure_backdoor(self._context, models, buffers)
@@ -135,7 +131,6 @@ class Attack(UploadStep[None]):
         )
 
     def on_server(self, state: None, uploads: RoundUploads, context: StepContext) -> tuple[None, RoundUploads]:
-        """Corrupt the attackers' uploads, and the samples that they claim."""
         is_attacker = torch.isin(uploads.ids, self._context.excluded)
         if not is_attacker.any():
             return state, uploads

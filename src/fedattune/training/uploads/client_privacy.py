@@ -151,7 +151,6 @@ class ClientPrivacy(UploadStep[None]):
         return UploadAccounting(self.context.settings, self.context.n_clients, self.is_sum, self.is_secret)
 
     def on_client(self, uploads: RoundUploads, memory: Params, context: StepContext) -> tuple[RoundUploads, Params]:
-        """Clip and noise uploads at the clients, if the server is not trusted."""
         return uploads if self.is_central else self.protect(uploads), memory
 
     def on_server(self, state: None, uploads: RoundUploads, context: StepContext) -> tuple[None, RoundUploads]:
@@ -182,7 +181,6 @@ class ClientPrivacy(UploadStep[None]):
         return replace(uploads, upload=new.upload, buffers=new.statistics)
 
     def report(self, state: None, past: PastRounds, context: StepContext) -> Report:
-        """Return epsilon and mechanism."""
         if not self.context.has_shared_parameters:
             return Report()
         facts = self.facts(past.rounds, past.repeats)

@@ -90,7 +90,6 @@ class Compression(UploadStep[None]):
         return run.has_shared_parameters and run.algorithm.server.traits.sends_models
 
     def init_memory(self, context: StepContext) -> Params:
-        """Return zeros for every value that leaves the client."""
         return self._find_coded(context.run).zeros()
 
     def _find_coded(self, run: RunContext) -> Params:
@@ -101,7 +100,6 @@ class Compression(UploadStep[None]):
         return Params({name: v for name, v in shared.items() if v.is_floating_point()})
 
     def on_client(self, uploads: RoundUploads, memory: Params, context: StepContext) -> tuple[RoundUploads, Params]:
-        """Replace each model by the code of its update, and remember what the code leaves out."""
         codes, left = Params(), Params(memory)
         for name, value in uploads.upload.params.items():
             if name not in memory or name not in uploads.sent.params:
@@ -114,7 +112,6 @@ class Compression(UploadStep[None]):
         return replace(uploads, upload=uploads.upload._replace(params=codes)), left
 
     def on_server(self, state: None, uploads: RoundUploads, context: StepContext) -> tuple[None, RoundUploads]:
-        """Read the models from what was sent and the codes."""
         parts: dict[str, dict[str, Tensor]] = {}
         for key, value in uploads.upload.params.items():
             name, _, part = key.partition(SEPARATOR)
@@ -167,7 +164,6 @@ class Compression(UploadStep[None]):
         return Traffic({k: v * coded[k] // dense[k] if dense[k] else v for k, v in traffic.items()})
 
     def report(self, state: None, past: PastRounds, context: StepContext) -> Report:
-        """Say how uploads were compressed, or why not."""
         run = context.run
         if run.has_shared_parameters and not self.acts(run):
             return Report(

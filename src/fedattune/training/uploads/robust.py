@@ -86,7 +86,6 @@ class RobustAggregation(UploadStep[None]):
         return "uploads" if self.rule else "sums"
 
     def on_server(self, state: None, uploads: RoundUploads, context: StepContext) -> tuple[None, RoundUploads]:
-        """Replace the uploads."""
         params = uploads.upload.params
         can = params and find_needed_sums(context.run.algorithm.server) is not None
         if self.rule is None or not can or not params.keys() <= uploads.sent.params.keys():
@@ -97,7 +96,6 @@ class RobustAggregation(UploadStep[None]):
         return state, replace(uploads, upload=upload, buffers=buffers)
 
     def report(self, state: None, past: PastRounds, context: StepContext) -> Report:
-        """Note options that do nothing for the method."""
         run, notes = context.run, []
         rule, settings = run.algorithm.server, run.settings.defence
         if not run.has_shared_parameters:

@@ -133,7 +133,6 @@ class Screening(UploadStep[ScreenState]):
         self._labels = LabelCheck(layers) if layers else None
 
     def init(self, context: StepContext) -> ScreenState:
-        """Return an empty state."""
         return ScreenState()
 
     def on_server(
@@ -269,7 +268,6 @@ class Screening(UploadStep[ScreenState]):
                 faults[row] = OPPOSED
 
     def report(self, state: ScreenState, past: PastRounds, context: StepContext) -> Report:
-        """Say which uploads were rejected, which clients are in quarantine, and whose sample counts were bounded."""
         run = self._context.run
         names = run.federation.names
         facts: dict[str, Any] = {}

@@ -22,7 +22,6 @@ from ..worker import handle_message, open_backend
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
-
 PackedFederation = tuple[Arrays, bytes]
 """A federation in a message: its large arrays, and the other fields pickled."""
 

@@ -17,14 +17,11 @@ from ....core.settings import Ray, Settings
 CONNECT_TIMEOUT_S = 5.0
 """Seconds within which an address must answer."""
 
-
 ACTOR_CPUS = 0.001
 """CPUs that an actor requests: nearly none, so that an actor always finds room. Its threads are set separately."""
 
-
 QUIET_ENV = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Environment in which Ray neither reports usage nor warns about actors without a GPU."""
-
 
 FAIL_FAST_ENV = {
     "RAY_NUM_REDIS_GET_RETRIES": "2",
@@ -33,7 +30,6 @@ FAIL_FAST_ENV = {
     "RAY_gcs_server_request_timeout_seconds": "5",
 }
 """Environment in which Ray gives up within seconds if a cluster does not answer."""
-
 
 _connections: "list[RayCluster]" = []
 """The connection of this process, while it is open."""
