@@ -34,12 +34,7 @@ _Addable = TypeVar("_Addable", Tensor, Params)
 
 
 class RunningMean(NamedTuple, Generic[_Value]):
-    """The mean over the probed samples so far.
-
-    Attributes:
-        value: the mean; zero before the first batch.
-        n: number of samples, a scalar tensor.
-    """
+    """The mean over the `n` probed samples so far (a scalar tensor); zero before the first batch."""
 
     value: _Value
     n: Tensor

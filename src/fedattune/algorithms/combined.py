@@ -28,13 +28,7 @@ from .table import Family, method
 
 
 class RulePart(NamedTuple):
-    """One part of `combined`.
-
-    Attributes:
-        method: method that the part comes from; `combined` cites its papers.
-        make: constructor of the rule or selector.
-        options: options of the constructor and their defaults.
-    """
+    """One part of `combined`: the method that it comes from, its constructor, and options with their defaults."""
 
     method: str
     make: Callable[..., Any]

@@ -43,10 +43,7 @@ class _Carry(NamedTuple):
 class DittoClient(ClientUpdate, Probing, StepMeasuring):
     """Client rule of Ditto: trains a personal model v beside the model of any SGD rule, on the same batches.
 
-    Attributes:
-        lam: strength of the pull of v to the received model.
-        personal_lr: learning rate of v; None for the run's learning rate.
-        shared: trains and uploads w; any corrections work.
+    `shared` trains and uploads w, with any corrections.
     """
 
     lam: float

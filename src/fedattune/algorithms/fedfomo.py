@@ -116,7 +116,6 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
     mechanisms = (Mechanism("starts", "the client's own last model", "training alone"),)
 
     def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
-        """Measure the distance of the start from the own model, beside the mean distance of the others."""
         own = carry.models.rows(1)
         apart = carry.models.map(lambda a, b: a[2:] - b, own)
         return (
@@ -173,11 +172,6 @@ class FedFomoServer(UploadStore[FedFomoState], TrafficCounting):
     With probability epsilon - epsilon_decay t after t rounds, the others are drawn at random. Else they have the
     largest affinity P[i, :]; ties are broken at random. Clients report affinities, which are added to P. The client's
     own last upload is a candidate too; it is in `Payload.params` and does not travel.
-
-    Attributes:
-        models: number of candidates, with the client's own.
-        epsilon: probability of random others in the first round.
-        epsilon_decay: decrease of epsilon per round.
     """
 
     models: int = 5

@@ -56,13 +56,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 
 def make_client(lam: float, anchor: str, start: StartPoint) -> SGD:
-    """Return local SGD with the proximal term of an anchor.
-
-    Args:
-        lam: strength of the pull to the anchor.
-        anchor: `round` or `moving`; see `fedmcsa`.
-        start: start of local training.
-    """
+    """Return local SGD with the proximal term of an anchor, `round` or `moving`."""
     # The proximal term of an anchor that moves with the model is always zero.
     return SGD((Proximal(lam),) if anchor == "round" else (), start=start)
 
@@ -73,13 +67,7 @@ def resolve_profile(profile: Profile, **switches: Any) -> tuple[Any, ...]:
 
 
 def note_inert_lam(name: str, anchor: str, lam: float) -> tuple[str, ...]:
-    """Return a note if lam has no effect.
-
-    Args:
-        name: name of the method, for the note.
-        anchor: `round` or `moving`; see `fedmcsa`.
-        lam: strength of the pull to the anchor.
-    """
+    """Return a note if lam has no effect."""
     if anchor == "round" or not lam:
         return ()
     return (f"{name}: lam={lam:g} has no effect because the anchor moves with the model (anchor=moving)",)

@@ -41,14 +41,7 @@ SecondMoment = Literal["adam", "yogi", "adagrad"]
 
 @dataclass(frozen=True)
 class AdaptiveOptimizer(ServerOptimizer):
-    """Server rule of FedAdam, FedYogi and FedAdagrad.
-
-    Attributes:
-        second: rule of the second moment v.
-        beta1: decay of the first moment m.
-        beta2: decay of the second moment; without effect for `adagrad`.
-        tau: adaptivity, added to sqrt(v); v starts at tau^2.
-    """
+    """Server rule of FedAdam, FedYogi and FedAdagrad; `second` is the rule of the second moment v."""
 
     second: SecondMoment = "adam"
     beta1: float = 0.9

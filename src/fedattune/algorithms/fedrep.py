@@ -43,10 +43,7 @@ class _Carry(NamedTuple):
 class FedRepClient(ClientUpdate):
     """Client rule of FedRep: trains the personal part, then the shared part; the other part stays exactly the same.
 
-    Attributes:
-        personal: repetitions of the round's local work on the personal part.
-        shared: repetitions on the shared part.
-        momentum: v <- momentum v + g for the part in training, from v = 0 in every round.
+    `personal` and `shared` are repetitions of the round's local work on each; momentum starts from zero in every round.
     """
 
     personal: int

@@ -37,14 +37,9 @@ from .table import Family, method
 
 
 class TwoHeadModule(MethodModule):
-    """Predicts head(f) + personal_head(f), f = body(x).
+    """Predicts head(f) + personal_head(f), f = body(x); in training, the personal head gets detached features.
 
-    In training, the personal head gets detached features.
-
-    Args:
-        body: the user's model without its head.
-        head: the generic head; the personal head starts as a copy.
-        zeros: whether the personal head starts at zero.
+    The personal head starts as a copy of the user's head, or at zero.
     """
 
     counts: Tensor

@@ -153,15 +153,7 @@ class UpdateAttention(Average[AttentionState], Measurable):
         return (Effect(UPDATE_WEIGHTS, float(state["effect"])),)
 
     def weights(self, state: AttentionState, ids: Tensor, sent: Params, uploads: Params, p: Tensor) -> Tensor:
-        """Return the weights b (C,) of the cohort's updates.
-
-        Args:
-            state: the state of the server.
-            ids: (C,) the cohort.
-            sent: the models before local training.
-            uploads: the models after local training.
-            p: (C,) shares of the clients.
-        """
+        """Return the weights b (C,) of the cohort's updates; p (C,) are the shares of the clients."""
         if not uploads:  # nothing is shared
             return p
         scores = self._scores(state, ids, sent, uploads, p)

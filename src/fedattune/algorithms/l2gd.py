@@ -90,12 +90,7 @@ class L2GDServer(Average[L2GDState], Joinable[L2GDState], Measurable, TrafficCou
     """Server rule of L2GD: after each round, average m times with probability chance^m (1 - chance).
 
     The mean stays the same in a series of m averagings. So one communication is enough, and makes
-    x <- (1 - c)^m x + (1 - (1 - c)^m) mean.
-
-    Attributes:
-        weighting: weights of the clients in the mean.
-        chance: probability of one more averaging, the paper's p.
-        c: step of one averaging, from 0 to 1.
+    x <- (1 - c)^m x + (1 - (1 - c)^m) mean. `chance` is the paper's p.
     """
 
     weighting: Weighting = "uniform"

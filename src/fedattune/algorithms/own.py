@@ -14,11 +14,7 @@ RESERVED_NAMES = {"all", "baselines", "tuning"}
 
 
 def find_method(name: str) -> Callable[..., Algorithm]:
-    """Return the factory of a built-in method, or of a reference such as "own.py:robust".
-
-    Raises:
-        ConfigError: there is no such method, its code fails, or a built-in method has its name.
-    """
+    """Return the factory of a built-in method, or of a reference such as "own.py:robust"."""
     if not is_reference(name):
         if name.endswith(".py"):
             raise ConfigError(f"{name}: name the function that makes the method, too: {name}:function")
@@ -29,15 +25,7 @@ def find_method(name: str) -> Callable[..., Algorithm]:
 
 
 def build_method(name: str, options: Mapping[str, Any]) -> Algorithm:
-    """Build a method with checked options.
-
-    Args:
-        name: name of a built-in method, or a reference to a factory.
-        options: the given options of the factory.
-
-    Raises:
-        ConfigError: the method or an option is unknown, or the factory fails or makes something else.
-    """
+    """Build a built-in method, or the one that a reference names, with checked options."""
     factory, short_name = find_method(name), get_short_name(name)
     if not is_reference(name):
         return build(name, factory, options)
@@ -56,11 +44,7 @@ def build_method(name: str, options: Mapping[str, Any]) -> Algorithm:
 
 
 def check_distinct_names(names: tuple[str, ...]) -> None:
-    """Refuse two methods with one name, which would share a run folder.
-
-    Raises:
-        ConfigError: two references end in the same name.
-    """
+    """Refuse two methods with one name, which would share a run folder."""
     first_of: dict[str, str] = {}
     for name in names:
         first = first_of.setdefault(get_short_name(name), name)

@@ -38,13 +38,7 @@ class PerFedAvgClient(ClientUpdate, StepMeasuring):
     """Client rule of Per-FedAvg: descends the loss after one step (equations 6 and 9 to 11).
 
     With v = w - alpha g(w; B) and u = g(v; B'), `fo` steps along u and leaves out the Hessian. `hf` steps along
-    u - alpha (g(w + delta u; B'') - g(w - delta u; B'')) / (2 delta).
-
-    Attributes:
-        alpha: learning rate of the inner step; None for the run's learning rate.
-        beta: learning rate of the outer step; None for the run's learning rate.
-        hessian: form of the step.
-        delta: step of the differences of `hf`.
+    u - alpha (g(w + delta u; B'') - g(w - delta u; B'')) / (2 delta). Rates of None are the run's learning rate.
     """
 
     alpha: float | None = None

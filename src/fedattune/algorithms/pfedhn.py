@@ -54,17 +54,9 @@ class PFedHNServer(Joinable[PFedHNState], Measurable):
     """Server rule of pFedHN: sends theta_i = h(v_i; phi); phi and v_i follow J^T (theta_i - upload).
 
     The server generates all models of a cohort at once. Then it takes one optimizer step per upload, with the Jacobian
-    J and the theta_i of the current phi. h has a linear layer, `depth` times ReLU and a linear layer, and one linear
-    head per tensor of the model. The optimizer is SGD with momentum, weight decay, and gradients clipped to a norm.
-
-    Attributes:
-        embedding: width of v_i; None for 1 + N / 4, rounded down, for N clients.
-        hidden: width of the linear layers.
-        depth: number of linear layers after the first.
-        hn_lr: learning rate of the optimizer.
-        momentum: momentum of the optimizer.
-        weight_decay: weight decay of the optimizer.
-        clip: maximum norm of a gradient.
+    J and the theta_i of the current phi. h has a linear layer, `depth` times ReLU and a linear layer, all `hidden`
+    wide, and one linear head per tensor of the model. v_i has `embedding` values, by default 1 + N / 4, rounded down.
+    The optimizer is SGD with momentum, weight decay, and gradients clipped to a norm.
     """
 
     embedding: int | None = None

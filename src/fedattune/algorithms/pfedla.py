@@ -126,7 +126,6 @@ class PFedLAServer(QuarantineStore[PFedLAT]):
         return change(state, in_pool=everybody, hypernetworks=self._draw(w0, n_clients, n_clients))
 
     def _draw(self, w0: Params, n: int, outputs: int) -> Params:
-        """Draw hypernetworks of `n` clients that weigh `outputs` models."""
         like = next(iter(w0.values()), torch.zeros(()))  # nothing at all may be shared
         heads = hn.draw_linear(self.hidden, (len(group_names(w0, self.unit)), outputs), like, (n,)).zeros()
         if self.norm == "relu_sum":
@@ -145,13 +144,7 @@ class PFedLAServer(QuarantineStore[PFedLAT]):
         return torch.cat([hn.apply_stack(rows) for rows in blocks])
 
     def alpha(self, z: Tensor, ids: Tensor, allowed: Tensor) -> Tensor:
-        """Return mixing weights (R, L, K).
-
-        Args:
-            z: (R, L, K) outputs of the hypernetworks.
-            ids: (R,) the clients.
-            allowed: (R, K) whether a client may receive a model.
-        """
+        """Return mixing weights (R, L, K) from the outputs of the hypernetworks; only `allowed` (R, K) models count."""
         allowed = allowed[:, None]
         if self.norm == "softmax":
             return torch.softmax(z.masked_fill(~allowed, -torch.inf), 2)
@@ -305,7 +298,6 @@ class HeurPFedLAServer(PFedLAServer[HeurPFedLAState], TrafficCounting, Advisory)
         return traffic if self.upload_retained else traffic - self._traffic(state, retained)
 
     def _traffic(self, state: HeurPFedLAState, flags: Tensor) -> Traffic:
-        """Count the bytes of the components whose flags (R, L) are set."""
         one, traffic = state["theta"].rows(0), Traffic()
         for names, times in zip(group_names(one, self.unit).values(), flags.sum(0).tolist(), strict=True):
             traffic += count_traffic(one.only(names), int(times))

@@ -53,12 +53,6 @@ class PFedMeClient(ClientUpdate, Resting, StepMeasuring):
 
     theta starts at w in the first step of a round and continues from there, as in the public code. The paper does not
     specify the inner solver.
-
-    Attributes:
-        lam: strength of the pull of theta to w.
-        K: steps of theta per local step.
-        personal_lr: learning rate of theta.
-        start: model that w starts from; see `StartPoint`.
     """
 
     lam: float

@@ -72,13 +72,10 @@ CombinationKind = Literal["logits", "probabilities"]
 
 
 def make_client_vector(kind: VectorKind, own: Tensor, shared: Tensor) -> Tensor:
-    """Return the client's vector (f,) of norm 1.
+    """Return the client's vector (f,) of norm 1, from the weights (C, f) of the personal and the global head.
 
-    Args:
-        kind: sum over classes of the own weights (`sum`), of their absolute values (`absolute`), or of
-            |own - shared| (`difference`).
-        own: (C, f) weights of the personal head.
-        shared: (C, f) weights of the global head.
+    It is the sum over classes of the own weights (`sum`), of their absolute values (`absolute`), or of |own - shared|
+    (`difference`).
     """
     weights = {"sum": own, "absolute": own.abs(), "difference": (own - shared).abs()}[kind]
     v = weights.sum(0)
@@ -87,13 +84,7 @@ def make_client_vector(kind: VectorKind, own: Tensor, shared: Tensor) -> Tensor:
 
 
 class FeatureAttention(nn.Module):
-    """Two complementary weights per feature from a context u (B, k): linear, ReLU, linear, softmax of each pair.
-
-    Args:
-        inputs: width k of the context.
-        hidden: width of the hidden layer.
-        features: number of pairs of weights per sample.
-    """
+    """Two complementary weights per feature from a context u (B, k): linear, ReLU, linear, softmax of each pair."""
 
     def __init__(self, inputs: int, hidden: int, features: int) -> None:
         super().__init__()
@@ -130,12 +121,7 @@ DIVISION = Mechanism(
 class SeparationModule(MethodModule):
     """y = head(r * f_p) + global_head(s * f_p) with f_p = body(x) and [r; s] = attention(f_p, context).
 
-    Args:
-        body: the user's model without its head; the global body starts as a copy.
-        head: the user's head; the global head starts as a copy.
-        attention: maps contexts to pairs of weights.
-        v: (f,) the client's first vector.
-        network: the options.
+    Both bodies, and both heads, start as the user's; `v` (f,) is the client's first vector.
     """
 
     has_batch_loss = True
@@ -202,13 +188,7 @@ class SeparationModule(MethodModule):
 
 
 def combine_logits(own: Tensor, shared: Tensor, how: CombinationKind) -> Tensor:
-    """Combine the logits of two heads: add them, or return the logarithm of the mean probabilities.
-
-    Args:
-        own: (B, C) logits of the personal head.
-        shared: (B, C) logits of the global head.
-        how: `logits` or `probabilities`.
-    """
+    """Combine the logits (B, C) of two heads: add them, or return the logarithm of the mean probabilities."""
     if how == "logits":
         return own + shared
     return torch.logaddexp(own.log_softmax(1), shared.log_softmax(1)) - torch.log(own.new_tensor(2.0))

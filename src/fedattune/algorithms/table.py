@@ -56,11 +56,7 @@ def method(
     cites: tuple[str, ...] = (),
     tune: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
-    """Register the decorated factory under its own name; see `Method` for the arguments.
-
-    Raises:
-        ValueError: another factory has the name.
-    """
+    """Register the decorated factory under its own name; see `Method` for the arguments."""
 
     def register(factory: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
         name = factory.__name__

@@ -29,12 +29,9 @@ def set_guards(w: Params, shares: Sequence[float], classes: Sequence[float]) -> 
 
 
 class TwinModule(MethodModule):
-    """Predicts with a shared model and a client's own model.
+    """Predicts with a shared model and a client's own model, a copy of it at first.
 
-    Args:
-        model: the user's model; the own model starts as a copy.
-        n_outputs: number of its outputs.
-        share: share of the shared model before it is learnt.
+    `share` is the share of the shared model before it is learnt.
     """
 
     log_shares: Tensor

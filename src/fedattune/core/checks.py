@@ -19,14 +19,9 @@ MIN_FREE_BYTES = GIB
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of a check.
+    """One line of a check: what was found, as text and as facts for programs, and what to do, if anything.
 
-    Attributes:
-        name: what was checked.
-        state: `ok`, `note` for something that may be wanted, or `broken` for something that must work.
-        value: what was found, as text.
-        advice: what to do, if anything.
-        facts: the same for programs.
+    The state is `ok`, `note` for something that may be wanted, or `broken` for something that must work.
     """
 
     name: str
@@ -87,12 +82,7 @@ def find_nearest(folder: Path) -> Path:
 
 
 def check_free_space(name: str, folder: Path, where: str, state: State, advice: str) -> Finding:
-    """Check the free disk space of a folder.
-
-    Args:
-        where: text after "free" that names the place, with a space before it.
-        state: state of the finding if there is too little space.
-    """
+    """Check the free disk space of a folder; `where` follows "free", and `state` is for too little space."""
     free = shutil.disk_usage(find_nearest(folder)).free
     is_full = free < MIN_FREE_BYTES
     text = f"{'only ' if is_full else ''}{free / GIB:.1f} GiB free{where}"

@@ -11,11 +11,7 @@ ENTRY = re.compile(r"^@\w+\{(\w+),\n.*?^\}$", re.DOTALL | re.MULTILINE)
 
 
 def cite(*sources: str) -> Callable[[Factory], Factory]:
-    """Make a decorator that attaches papers to a factory.
-
-    Args:
-        sources: BibTeX entries, or keys of entries that another factory or the file of a method holds.
-    """
+    """Attach papers to a factory: BibTeX entries, or keys of entries that stand elsewhere in the package."""
 
     def attach(factory: Factory) -> Factory:
         factory.sources = sources  # type: ignore[attr-defined]

@@ -34,12 +34,7 @@ MIN_BLOCK_COLUMNS = 512
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 (as PyTorch has it)
-    """Return input weight' + bias (m, n), without gradients, as `torch.nn.functional.linear` does up to rounding.
-
-    Args:
-        input: (m, k), and other shapes, which PyTorch's own function takes.
-        bias: (n,), or None.
-    """
+    """Return input weight' + bias (m, n), without gradients, as `torch.nn.functional.linear` does up to rounding."""
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if not (
         input.dim() == weight.dim() == 2

@@ -29,19 +29,13 @@ class Mechanism(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """The effect of one mechanism at the end of a run.
-
-    Attributes:
-        mechanism: the mechanism.
-        value: relative distance of the values from the mechanism's reference; 0 if they are equal.
-    """
+    """The effect of one mechanism at the end of a run: the relative distance of the values from its reference."""
 
     mechanism: Mechanism
     value: float
 
     @property
     def is_idle(self) -> bool:
-        """True if the values are as good as the reference."""
         return self.value < IDLE_BELOW
 
     @property
@@ -62,12 +56,8 @@ OWN_MODEL = Mechanism("weights", "the client's own model alone", "training alone
 def measure_mixing(mixing: MixingMatrices | None) -> tuple[Effect, ...]:
     """Measure mixing matrices: the distance from equal rows, and from rows that hold the own model alone.
 
-    Args:
-        mixing: the last matrices (R, K) of a run, one per component; None if there are none.
-
-    Returns:
-        Two effects, both total variation distances from 0 to 1, averaged over clients and components; none without
-        matrices. One row alone has no distance from equal rows.
+    Both are total variation distances from 0 to 1, averaged over clients and components. One row alone has no distance
+    from equal rows.
     """
     if mixing is None or not len(mixing.rows):
         return ()

@@ -25,8 +25,7 @@ class Fault:
     Attributes:
         kind: what went wrong; programs decide by it, never by the wording.
         detail: the rest of a sentence about the client or its node, for a person.
-        client: number of the client; None if the place where the fault was made does not know it.
-        round: number of the round; None likewise.
+        client, round: their numbers; None where the fault was made without knowing them.
         node: name of the client's node; empty in a simulation.
     """
 

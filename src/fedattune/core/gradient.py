@@ -46,27 +46,24 @@ def differentiate(loss: LossFunction, params: Params, buffers: Params, batch: Ba
         finally:
             functorch.set_inplace_requires_grad_allowed(False)
         value, changed = loss(w, buffers.map(wrap), tuple(map(wrap, batch)))
-        tensors = tuple(w.values())
         # With a graph of the gradient, so that a gradient outside this one finds it.
-        found = (
-            torch.autograd.grad(value, tensors, create_graph=True, allow_unused=True)
-            if value.requires_grad
-            else [None] * len(tensors)
-        )
-        g = {k: torch.zeros_like(v) if d is None else d for (k, v), d in zip(w.items(), found, strict=True)}
-        return Params(g).map(unwrap), changed.map(unwrap)
+        return take_gradient(value, w, create_graph=True).map(unwrap), changed.map(unwrap)
+
+
+def take_gradient(loss: Tensor, w: Params, *, create_graph: bool = False) -> Params:
+    """Return the gradient of a loss by the tensors `w`; zeros for those that it does not depend on."""
+    tensors = tuple(w.values())
+    if not loss.requires_grad:
+        return w.zeros()
+    found = torch.autograd.grad(loss, tensors, create_graph=create_graph, allow_unused=True)
+    return Params({k: torch.zeros_like(v) if d is None else d for (k, v), d in zip(w.items(), found, strict=True)})
 
 
 def sum_clipped(loss: LossFunction, params: Params, buffers: Params, batch: Batch, clip: float, at_once: int) -> Params:
     """Return the weighted sum of the gradients of single samples, each clipped to a norm; works under `vmap`.
 
-    No sample moves the sum by more than `clip` times its weight: a gradient that is not finite counts as zero.
-    Source: Abadi et al. (CCS 2016), Algorithm 1, without its noise.
-
-    Args:
-        loss: the loss; it must not let samples see each other.
-        buffers: its buffers; they stay unchanged.
-        batch: inputs (B, ...), targets (B,) and weights (B,).
+    The loss must not let samples see each other. No sample moves the sum by more than `clip` times its weight: a
+    gradient that is not finite counts as zero. Source: Abadi et al. (CCS 2016), Algorithm 1, without its noise.
     """
 
     def differentiate_one(*sample: Tensor) -> Params:

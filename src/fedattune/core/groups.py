@@ -17,9 +17,7 @@ from .options import StrictSchema
 
 
 class Group(StrictSchema):
-    """Options that belong together.
-
-    A field `group: SomeGroup | None = None` is None until an option turns the group on.
+    """Options that belong together. A field `group: Some | None = None` is None until an option turns the group on.
 
     Attributes:
         switches: flat names of the options that turn the group on.
@@ -79,11 +77,7 @@ class FlatSchema(StrictSchema):
         exclude: Collection[str] = (),
         exclude_defaults: bool = False,
     ) -> dict[str, Any]:
-        """Return the flat options.
-
-        Args:
-            exclude_defaults: leave out the options that have their defaults.
-        """
+        """Return the flat options, with `exclude_defaults` without those that have their defaults."""
         dumped = self.model_dump(mode=mode)
         keywords = {}
         for name, place in _find_options(type(self)).items():
@@ -96,7 +90,6 @@ class FlatSchema(StrictSchema):
         return keywords
 
     def _find_holder(self, place: _Place) -> Any:
-        """Return the group of an option, or None if it is absent."""
         holder: Any = self
         for group in place.groups:
             holder = None if holder is None else getattr(holder, group)
@@ -105,7 +98,6 @@ class FlatSchema(StrictSchema):
     @model_validator(mode="wrap")
     @classmethod
     def _read_flat(cls, flat: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Put flat values into groups; errors name the flat options."""
         nested, problems = cls._nest(flat)
         try:
             schema = handler(nested)
@@ -139,7 +131,6 @@ class FlatSchema(StrictSchema):
 
 @cache
 def _find_options(schema: type[StrictSchema]) -> dict[str, _Place]:
-    """Return the options of a schema and of its groups by their flat names."""
     options: dict[str, _Place] = {}
     for name, info in schema.model_fields.items():
         group = _find_group(info)
@@ -169,7 +160,6 @@ def _with_default(info: FieldInfo) -> FieldInfo:
 
 
 def _flatten_error(schema: type[StrictSchema], error: Any) -> InitErrorDetails:
-    """Remove the groups from the place of an error."""
     loc, fields = error["loc"], schema.model_fields
     while len(loc) > 1 and loc[0] in fields and (group := _find_group(fields[loc[0]])):
         loc, fields = loc[1:], group.model_fields

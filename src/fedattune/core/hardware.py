@@ -49,11 +49,7 @@ def use_threads(number: int) -> Iterator[None]:
 
 
 def balance(costs: Sequence[float], n: int) -> list[list[int]]:
-    """Divide items among n groups of about equal cost: the largest first, each to the cheapest group.
-
-    Returns:
-        Numbers of the items of each group, the largest first; equal items keep their order.
-    """
+    """Divide items among n groups of about equal cost: the largest first, each to the cheapest group."""
     groups: list[list[int]] = [[] for _ in range(n)]
     heap = [(0.0, 0, group) for group in range(n)]  # cost, number of items, group
     for item in sorted(range(len(costs)), key=lambda i: -costs[i]):
@@ -108,11 +104,7 @@ def keep_freed_memory() -> None:
 
 
 def check_device(settings: Settings) -> None:
-    """Check that this machine has the device, and that the device has the arithmetic of `mixed_precision`.
-
-    Raises:
-        ConfigError: the device or its arithmetic is missing.
-    """
+    """Check that this machine has the device, and that the device has the arithmetic of `mixed_precision`."""
     execution = settings.execution
     if execution.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: got 'cuda', but PyTorch finds no CUDA device here; use cpu or auto")
@@ -177,7 +169,6 @@ class LoadMeter:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew."""
         self._others, self._wall = self._read()
 
     def count_busy_cores(self) -> float:
@@ -228,7 +219,6 @@ def count_free_memory_bytes() -> int | None:
 
 
 def _peak_memory_bytes() -> int:
-    """Return the peak of this process's resident memory."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     from resource import RUSAGE_SELF, getrusage

@@ -127,12 +127,6 @@ def _measure_node(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def _read_limited(path: Path, n_bytes: int) -> str:
-    """Read a text file of at most so many bytes.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is larger, or no UTF-8.
-    """
     with path.open("rb") as file:
         content = file.read(n_bytes + 1)
     if len(content) > n_bytes:
@@ -141,11 +135,7 @@ def _read_limited(path: Path, n_bytes: int) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read the mapping in a YAML file; keys become text.
-
-    Raises:
-        ConfigError: the file is missing, unreadable, not YAML, or not a mapping.
-    """
+    """Read the mapping in a YAML file; keys become text."""
     try:
         content = yaml.load(_read_limited(path, MAX_YAML_BYTES), _CarefulLoader)  # noqa: S506 (a safe loader)
     except OSError as error:
@@ -198,14 +188,7 @@ def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], meta: Mapping[str, str]) -> None:
-    """Write a safetensors file, atomically and durably.
-
-    Args:
-        tensors: name -> tensor that shares its memory with no other; see `copy_tensors`.
-
-    Raises:
-        RunError: the disk is full or read-only, or the path is a device, which the library would replace by a file.
-    """
+    """Write a safetensors file, atomically and durably; no two tensors may share memory (see `copy_tensors`)."""
     if path.exists() and not path.is_file():
         raise RunError(f"cannot write {path}: tensors go to a file, and this is none")
     with replace_atomically(path) as new:
@@ -222,9 +205,6 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read the tensors and the text of a file of `save_tensors`.
 
     The tensors are copies: Windows neither replaces nor removes a file that is mapped into memory.
-
-    Raises:
-        RunError: the file is missing or damaged.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -255,11 +235,7 @@ def format_json(content: Any) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; NaN and infinite numbers, which `write_json` never writes, are refused.
-
-    Raises:
-        RunError: the file is missing or damaged.
-    """
+    """Read a JSON file; NaN and infinite numbers, which `write_json` never writes, are refused."""
     try:
         return parse_json(_read_limited(path, MAX_JSON_BYTES))
     except OSError as error:
@@ -269,11 +245,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON without NaN and infinite numbers.
-
-    Raises:
-        ValueError: the text is no such JSON, or is nested too deeply.
-    """
+    """Parse JSON without NaN and infinite numbers; raise a ValueError for anything else."""
     try:
         return json.loads(text, parse_constant=_refuse_number, parse_float=_parse_finite)
     except RecursionError as error:

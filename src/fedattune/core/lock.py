@@ -20,13 +20,8 @@ LOCK_FILE, WRITER_FILE = ".lock", ".writer.json"
 def lock_folder(folder: Path, *, is_new: bool = False) -> Iterator[None]:
     """Hold the lock of a folder inside the block; make the folder if it is missing.
 
-    The operating system holds the lock, so it is gone with the process, also after a kill.
-
-    Args:
-        is_new: refuse a folder that holds anything: another process may have filled it since it was looked at.
-
-    Raises:
-        RunError: a living process holds the lock, and the message says which one; or the folder is not empty.
+    The operating system holds the lock, so it is gone with the process, also after a kill. With `is_new`, refuse a
+    folder that holds anything: another process may have filled it since it was looked at.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK_FILE, timeout=0)
@@ -48,7 +43,6 @@ def lock_folder(folder: Path, *, is_new: bool = False) -> Iterator[None]:
 
 
 def _describe_writer(folder: Path) -> str:
-    """Name the owner of the lock."""
     try:
         about = json.loads((folder / WRITER_FILE).read_text(encoding="utf-8"))
         return f"process {about['pid']} on {about['host']} since {about['since']}"

@@ -41,12 +41,9 @@ FILE_NAME = "choices.json"
 
 
 class Choice(NamedTuple):
-    """The fastest of some calls.
+    """The fastest of some calls: its name (empty if nothing was to choose), and the minimum seconds of each call.
 
-    Attributes:
-        name: the chosen call; empty if nothing was to choose.
-        seconds: the minimum seconds of each call.
-        busy: processes that measured beside others which kept the machine busy; 0 if the last one measured alone.
+    `busy` counts the processes that measured while others kept the machine busy; 0 if the last one measured alone.
     """
 
     name: str
@@ -55,19 +52,13 @@ class Choice(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """True if the next process measures again."""
         return 0 < self.busy < MAX_MEASUREMENTS
 
 
 def choose(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], object]]) -> str:
-    """Return the name of the fastest call on this machine.
+    """Return the name of the fastest call on this machine; of the first, plain one unless another is MIN_GAIN as fast.
 
-    Args:
-        sizes: its sizes; sizes between the same powers of two, and so many threads, share a choice.
-        calls: the plain call first, then others with the same result; each may be small, but as in real use.
-
-    Returns:
-        The plain call's name, unless another takes less than 1 / MIN_GAIN of its time.
+    All calls have the same result. Sizes between the same powers of two, and so many threads, share a choice.
     """
     return _find(what, sizes, calls, _choose_fastest).name if is_allowed() else next(iter(calls))
 
@@ -146,7 +137,6 @@ _locks: dict[str, threading.Lock] = {}
 
 
 def _choose_fastest(seconds: dict[str, float]) -> str:
-    """Return the name of the fastest call, or the first one's if it takes hardly longer."""
     plain, fastest = next(iter(seconds)), min(seconds, key=lambda name: seconds[name])
     return fastest if seconds[fastest] * MIN_GAIN < seconds[plain] else plain
 

@@ -58,7 +58,6 @@ class Metric(NamedTuple):
 
     @property
     def points(self) -> str:
-        """The word behind a difference."""
         return "points" if self.is_percent else self.label
 
     def format(self, value: float) -> str:
@@ -74,11 +73,7 @@ class Metric(NamedTuple):
 
 
 def format_number(value: float, digits: int = 4, sign: str = "") -> str:
-    """Format a number with significant digits, and numbers up to a billion without a power of ten: 14,562.
-
-    Args:
-        digits: significant digits; whole numbers of more digits keep all.
-    """
+    """Format a number with significant digits, and whole numbers up to a billion with all of them: 14,562."""
     is_long = 10**digits <= abs(value) < 1e9
     return f"{value:{sign},.0f}" if is_long else f"{value:{sign},.{digits}g}"
 
@@ -115,16 +110,11 @@ def register_metric(
 
 
 def _list_metrics(*, is_for_classes: bool) -> list[str]:
-    """List the names of the metrics of classes, or of numbers."""
     return [name for name, metric in METRICS.items() if metric.is_for_classes == is_for_classes]
 
 
 def check_metric(name: str, *, is_regression: bool) -> Metric:
-    """Return the metric with this name, or the custom metric that file.py:name refers to.
-
-    Raises:
-        ConfigError: there is no such metric, or it does not suit the target.
-    """
+    """Return the metric with this name, or the custom metric that file.py:name refers to."""
     known = load_registered(name, "metric", METRICS) if is_reference(name) else METRICS.get(name)
     if known is None or known.is_for_classes == is_regression:
         kind = "a number" if is_regression else "a class"
@@ -137,13 +127,9 @@ def check_metric(name: str, *, is_regression: bool) -> Metric:
 
 
 def compute_metrics(y: NDArray[np.generic], outputs: Values) -> dict[str, float]:
-    """Compute all metrics of some rows.
+    """Compute all metrics of some rows, from class numbers (n,) or target values (n,) of floats.
 
-    Args:
-        y: class numbers (n,) of integers, or target values (n,) of floats.
-
-    Returns:
-        Metric -> value; NaN where the rows do not define it, such as the AUC of rows of a single class.
+    A value is NaN where the rows do not define it, such as the AUC of rows of a single class.
     """
     is_for_classes = y.dtype.kind in "iu"
     y, outputs = y.astype(np.int64 if is_for_classes else np.float64), np.asarray(outputs, dtype=np.float64)

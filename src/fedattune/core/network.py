@@ -67,11 +67,9 @@ class Network(ABC):
 
 
 def split_head(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn.Module, nn.Linear]:
-    """Copy the model's body and its head; the head is the `nn.Linear` that maps features to the output.
+    """Copy the model's body and its head: the `nn.Linear` that maps features to the output, or the one called `head`.
 
-    Args:
-        x: (B, ...) inputs to check the split with.
-        head: name of the head; None searches from the last linear layer to the first.
+    Inputs `x` (B, ...) check the split. Without a name, the search goes from the last linear layer to the first.
 
     Raises:
         ConfigError: the model has no linear layer called `head`.

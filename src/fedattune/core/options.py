@@ -18,7 +18,6 @@ MAX_SHOWN_CHARS = 60
 
 
 def _is_number(annotation: Any) -> bool:
-    """True if the annotation allows a number and no boolean."""
     kinds = get_args(annotation)
     return bool not in kinds and (annotation in (int, float) or any(_is_number(kind) for kind in kinds))
 
@@ -116,22 +115,14 @@ def list_options(factory: Callable[..., Any]) -> list[Option]:
 
 
 def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:
-    """Return an entry of a table.
-
-    Raises:
-        ConfigError: the table has no such entry; the message suggests the nearest name.
-    """
+    """Return an entry of a table; an error suggests the nearest name."""
     if name not in table:
         raise ConfigError(f"unknown {kind} {name!r}; {did_you_mean(name, table)}")
     return table[name]
 
 
 def check_options(name: str, factory: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all options of `factory`: the given `values`, else the defaults.
-
-    Raises:
-        ConfigError: some options are unknown or some values impossible; one message names all of them.
-    """
+    """Return the values of all options of `factory`: those given, else the defaults. An error names all faults."""
     schema = _schema(name, factory)
     fields = schema.model_fields
     errors = [f"{name} has no option {key!r}; {did_you_mean(key, fields)}" for key in values if key not in fields]
@@ -148,7 +139,7 @@ def check_options(name: str, factory: Callable[..., Any], values: Mapping[str, A
 
 @lru_cache(maxsize=256)
 def _schema(name: str, factory: Callable[..., Any]) -> type[StrictSchema]:
-    """Return the schema of the factory's options. To make a schema takes a hundred times as long as to use it."""
+    """Make the schema of the factory's options, which takes a hundred times as long as to use it."""
     hints = inspect.get_annotations(factory, eval_str=True)
     fields: dict[str, Any] = {
         o.name: (hints.get(o.name, Any), ... if o.default is inspect.Parameter.empty else o.default)
@@ -158,14 +149,7 @@ def _schema(name: str, factory: Callable[..., Any]) -> type[StrictSchema]:
 
 
 def build(name: str, factory: Callable[..., T], values: Mapping[str, Any], *fixed: Any) -> T:
-    """Call `factory(*fixed, **options)` with checked options.
-
-    Args:
-        factory: its constructor; its keyword-only parameters are the options.
-
-    Raises:
-        ConfigError: an option is unknown, a value impossible, or the factory refuses the combination.
-    """
+    """Call `factory(*fixed, **options)` with checked options."""
     options = check_options(name, factory, values)
     try:
         return factory(*fixed, **options)

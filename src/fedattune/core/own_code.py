@@ -96,14 +96,7 @@ def list_references(values: object) -> list[str]:
 
 
 def confirm_references(references: Iterable[str], named: Iterable[str], where: Path | str) -> None:
-    """Refuse code that a file or folder names and the user does not: importing it would run it.
-
-    Args:
-        named: the references that the user has named; paths of files are compared in full.
-
-    Raises:
-        ConfigError: some references are not among those that the user has named.
-    """
+    """Refuse code that a file or folder names and the user does not: importing it would run it."""
     known = {make_absolute(name) for name in named}
     unknown = list(dict.fromkeys(one for one in map(make_absolute, references) if one not in known))
     if unknown:
@@ -120,14 +113,7 @@ def format_allow_code(references: Iterable[str]) -> str:
 
 
 def load_function(reference: str, purpose: str, error: type[FedAttuneError] = ConfigError) -> Callable[..., Any]:
-    """Load the function that a reference names.
-
-    Args:
-        reference: "file.py:function" or "package.module:function"; modules are also looked for in the current folder.
-
-    Raises:
-        FedAttuneError: the file or module is missing or fails, or has no such function.
-    """
+    """Load the function of "file.py:function" or "package.module:function"; modules may be in the current folder."""
     place, _, attribute = reference.rpartition(":")
     if not place or not attribute.isidentifier():
         raise error(f"{reference!r}: expected file.py:function or package.module:function")
@@ -153,15 +139,7 @@ def load_function(reference: str, purpose: str, error: type[FedAttuneError] = Co
 
 
 def check_new_name(what: str, function: Callable[..., Any], old: Callable[..., Any] | None) -> None:
-    """Check that a function to be registered does not take the place of one of FedAttune's own.
-
-    Args:
-        what: what the function is, such as "metric".
-        old: the function that is registered under its name.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Check that a function to be registered takes the place of none of FedAttune's own."""
     package = f"{__package__.partition('.')[0]}."
     if old and old.__module__.startswith(package) and not function.__module__.startswith(package):
         name = function.__name__
@@ -169,11 +147,7 @@ def check_new_name(what: str, function: Callable[..., Any], old: Callable[..., A
 
 
 def load_registered(reference: str, what: str, registry: Mapping[str, Registered]) -> Registered:
-    """Load the function that a reference names, and return what its decorator registered.
-
-    Raises:
-        ConfigError: the function cannot be loaded, or is not registered.
-    """
+    """Load the function that a reference names, and return what its decorator registered."""
     function = load_function(reference, f"the {what}")
     name = function.__name__
     if name not in registry:

@@ -56,11 +56,6 @@ class Head(Selector):
     module: str | None = None
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """Return all parameters of these layers; no name if the model has no linear layer.
-
-        Raises:
-            ConfigError: the model has no linear layer of that name.
-        """
         own = [k for k, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         linear = [k for k in own if isinstance(model.get_submodule(k), nn.Linear)]
         if self.module is not None and self.module not in linear:
@@ -103,11 +98,6 @@ class NamedParameters(Selector):
     modules: tuple[str, ...]
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """Return all parameters of the named modules, and the named parameters.
-
-        Raises:
-            ValueError: the model lacks one of the names.
-        """
         names = {name for name, _ in [*model.named_modules(), *model.named_parameters()]}
         missing = [m for m in self.modules if m not in names]
         if missing:

@@ -108,11 +108,7 @@ class Participation(Group):
     join_rounds: Count = Field(5, description="rounds for clients that join after training")
 
     def cohort_size(self, n_clients: int) -> int:
-        """Return the size of a cohort of `n_clients`; a fraction is rounded to at least one client.
-
-        Raises:
-            ConfigError: the cohort is larger than the federation.
-        """
+        """Return the size of a cohort of `n_clients`; a fraction is rounded to at least one client."""
         if isinstance(self.cohort, int):
             if self.cohort > n_clients:
                 raise ConfigError(
@@ -420,11 +416,7 @@ class Settings(FlatSchema):
 
     @classmethod
     def from_keywords(cls, **values: Any) -> Self:
-        """Return settings from keywords.
-
-        Raises:
-            ConfigError: some settings are unknown or some values impossible; one message names all of them.
-        """
+        """Return settings from keywords; one ConfigError names all that are unknown or impossible."""
         try:
             return cls(**values)
         except ValidationError as error:

@@ -6,8 +6,8 @@ from enum import IntEnum
 class Stream(IntEnum):
     """Random streams drawn from one seed; each has its own number, so that no two see the same draws.
 
-    The seed of a stream is the list of the run's seed (or the split's), the stream, and what it is drawn for: the
-    round, the client, or both. A run with probes also uses PROBE plus the number of the stream that it probes for.
+    The seed of a stream is the list of the run's seed (or the split's), the stream, and the round, the client, or both.
+    A run with probes also uses PROBE plus the number of the stream that it probes for.
     """
 
     COHORT = 1

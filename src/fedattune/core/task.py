@@ -10,7 +10,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .errors import ModelError, summarize_error
-from .gradient import differentiate, sum_clipped
+from .gradient import differentiate, sum_clipped, take_gradient
 from .network import MethodModule
 from .params import Params
 from .payload import Batch
@@ -25,9 +25,7 @@ SAMPLE_GRADIENT_BYTES = 1 << 24
 def compute_loss(outputs: Tensor, batch: Batch) -> Tensor:
     """Return the mean loss: cross-entropy of class numbers, squared error of targets that are numbers.
 
-    Args:
-        outputs: logits (B, classes), or predicted numbers (B, 1).
-        batch: inputs and targets (B,), and maybe weights (B,); padding has weight 0 and does not count.
+    Outputs are logits (B, classes), or predicted numbers (B, 1). Padding has weight 0 and does not count.
     """
     _, y, *weight = batch
     losses = compute_sample_losses(outputs, y)
@@ -35,13 +33,9 @@ def compute_loss(outputs: Tensor, batch: Batch) -> Tensor:
 
 
 def compute_sample_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the loss (B,) of each sample: cross-entropy of class numbers, squared error of numbers.
+    """Return the loss (B,) of each sample: cross-entropy of class numbers y (B,), squared error of numbers.
 
     PyTorch's softmax over few classes takes five times as long as these operations.
-
-    Args:
-        outputs: logits (B, classes), or predicted numbers (B, 1).
-        y: (B,) class numbers, or numbers.
     """
     if y.is_floating_point():
         return (outputs.squeeze(1).to(y.dtype) - y) ** 2
@@ -121,7 +115,6 @@ class Task:
 
     @property
     def activations_per_value(self) -> int:
-        """Numbers that the model keeps for each input value in training; see `count_activations`."""
         return count_activations(self.model)
 
     @property
@@ -130,38 +123,21 @@ class Task:
         return self.has_convolutions or self.activations_per_value > 1
 
     def limit_samples(self, most: int, input_values: int) -> int:
-        """Return how many samples one call may predict; see the function of this name."""
         return limit_samples(self.model, most, input_values)
 
     def predict(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
-        """Return logits (B, classes) in evaluation mode.
-
-        Args:
-            params: the model.
-            buffers: its buffers.
-            x: inputs (B, ...).
-        """
+        """Return logits (B, classes) in evaluation mode."""
         self.model.eval()
         out: Tensor = functional_call(self.model, {**params, **buffers}, (x,))
         return out
 
     def gradient(self, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
-        """Return the gradient of the mean loss in training mode, and the buffers after it; works under `vmap`.
-
-        Args:
-            buffers: its buffers; they stay unchanged.
-            batch: inputs (B, ...) and labels (B,), maybe with weights (B,).
-        """
+        """Return the gradient of the mean loss in training mode, and new buffers after it; works under `vmap`."""
         self.model.train()
         return differentiate(self._loss, params, buffers, batch)
 
     def clipped_gradient(self, params: Params, buffers: Params, batch: Batch, clip: float) -> Params:
-        """Return the weighted sum of the samples' gradients, each clipped to the norm `clip`; works under `vmap`.
-
-        Args:
-            batch: inputs (B, ...), labels (B,) and weights (B,); weight 0 is padding.
-            clip: maximum norm of one sample's gradient over all trained tensors.
-        """
+        """Return the weighted sum of the samples' gradients, each clipped to the norm `clip`; works under `vmap`."""
         self.model.train()
         return sum_clipped(self._loss, params, buffers, batch, clip, self.samples_at_once)
 
@@ -181,13 +157,10 @@ class Task:
         with torch.enable_grad():
             w = params.map(lambda v: v.detach().requires_grad_())
             loss, changed = self._loss(w, buffers, batch)
-            tensors = tuple(w.values())
-            found = torch.autograd.grad(loss, tensors, allow_unused=True) if loss.requires_grad else [None] * len(w)
-        g = {k: torch.zeros_like(v) if d is None else d for (k, v), d in zip(w.items(), found, strict=True)}
-        return Params(g), changed.map(torch.Tensor.detach)
+            g = take_gradient(loss, w)
+        return g, changed.map(torch.Tensor.detach)
 
     def _loss(self, w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Return the mean loss, and the buffers after it."""
         objective = self.model.objective if isinstance(self.model, MethodModule) else compute_loss
         # Modules write buffers in place; a copy keeps this a pure function.
         changed = buffers.map(torch.clone)
@@ -208,11 +181,7 @@ class Task:
         return None
 
     def check(self, x: Tensor, n_outputs: int) -> None:
-        """Run the model once on `x` (B, ...).
-
-        Raises:
-            ModelError: the model refuses the input, or does not return one score per class, or one number.
-        """
+        """Run the model once on `x` (B, ...); raise a ModelError if it has not one score per class, or one number."""
         name = type(self.model).__name__
         try:
             with torch.no_grad():

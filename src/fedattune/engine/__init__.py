@@ -29,13 +29,8 @@ def make_engine(
 
     `auto` and the actors of `ray` run clients as one batch of models. They run one client after the other on every core
     for convolutions and pretrained networks on a CPU, where this is faster. They do the same with models that cannot
-    run as one batch, such as models with recurrent layers of PyTorch or branches on values.
-
-    Args:
-        steps: local steps of each client until the process ends: in the whole run, or in one message.
-
-    Returns:
-        The engine. It compiles its steps if there are at least MIN_COMPILED_STEPS of them.
+    run as one batch, such as models with recurrent layers of PyTorch or branches on values. Steps are compiled if a
+    client takes MIN_COMPILED_STEPS of them until the process ends.
     """
     if name == "sequential":
         return SequentialEngine(task, federation)

@@ -43,7 +43,6 @@ class ClientInputs(NamedTuple):
     is_uploaded: Tensor
 
     def rows(self, ids: Tensor | int) -> "ClientInputs":
-        """Select the inputs of some clients."""
         selected: ClientInputs = tree_map(partial(take, ids=ids), self)
         return selected
 
@@ -57,12 +56,10 @@ class ClientOutputs(NamedTuple):
     n_steps: Tensor
 
     def rows(self, ids: Tensor) -> "ClientOutputs":
-        """Select the outputs of some clients."""
         selected: ClientOutputs = tree_map(partial(take, ids=ids), self)
         return selected
 
     def find_finite(self) -> Tensor:
-        """Find the clients (C,) whose upload and local state are finite."""
         # The sum is finite if all values are; to test each value takes 50 times as long.
         sums = [v.reshape(len(v), -1).sum(1).isfinite() for v in tree_leaves(self)]
         return torch.stack(sums).all(0)
@@ -81,7 +78,6 @@ class Scores(NamedTuple):
         return cls(sizes, torch.zeros_like(sizes), torch.zeros_like(sizes, dtype=torch.float64))
 
     def split(self, n: int) -> "list[Scores]":
-        """Split into scores of n clients each."""
         columns = (torch.split(column, n) for column in self)
         return [Scores(*some) for some in zip(*columns, strict=True)]
 
@@ -108,27 +104,11 @@ class Engine(ABC):
 
     @abstractmethod
     def train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
-        """Train clients for one round.
-
-        Args:
-            ids: numbers of the clients (C,).
-
-        Returns:
-            One row per client, in the order of `ids`.
-        """
+        """Train clients `ids` (C,) for one round; return one row per client, in this order."""
 
     @abstractmethod
     def evaluate_each(self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:
-        """Evaluate one model per client, each on the client's own parts.
-
-        Args:
-            params: models (E, ...).
-            buffers: their buffers (E, ...).
-            ids: numbers of the clients (E,).
-
-        Returns:
-            Scores of each part, one row per client.
-        """
+        """Evaluate models (E, ...) of clients `ids` (E,), each on the client's own parts; return scores by part."""
 
     def evaluate(self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:
         """Evaluate models (E, ...) of clients `ids` (E,) on their parts; run one shared model over all data at once."""
@@ -155,7 +135,6 @@ class Engine(ABC):
         return scores.split(len(ids))
 
     def _make_shared_batches(self, parts: Sequence[EvalPart], ids: Tensor, sizes: Tensor) -> list[_SharedBatch]:
-        """Cut the samples of all clients, of `sizes`, into batches."""
         numbers = [self.federation.part(part)[i] for part in parts for i in ids.tolist()]
         index = torch.cat([torch.as_tensor(some) for some in numbers]).to(self.device)
         owner = torch.repeat_interleave(torch.arange(len(sizes), device=self.device), sizes)
@@ -184,11 +163,7 @@ class Engine(ABC):
         return (x, y, (index >= 0).to(self.dtype)) if padded else (x, y)
 
     def _gradient(self, buffers: list[Params], training: LocalTraining, noise: Tensor | None = None) -> Grad:
-        """Make the gradient function of one client in one step.
-
-        Args:
-            noise: (calls, values) of private gradients; each call of the step takes the next row.
-        """
+        """Make the gradient function of one client in one step; each call takes the next row of private `noise`."""
         if training.privacy is not None:
             return self._private_gradient(buffers[0], training, noise)
 
@@ -201,7 +176,6 @@ class Engine(ABC):
         return gradient
 
     def _private_gradient(self, buffers: Params, training: LocalTraining, noise: Tensor | None) -> Grad:
-        """Make the gradient function of one client in one step, by DP-SGD; see `_gradient`."""
         rows = iter(() if noise is None else noise.unbind())
         privacy = training.privacy
         assert privacy is not None
@@ -222,7 +196,6 @@ class Engine(ABC):
         return gradient
 
     def _loss(self, buffers: list[Params]) -> Loss:
-        """Make the loss function of one client in evaluation mode."""
         return _TaskLoss(self.task, buffers)
 
 

@@ -48,7 +48,6 @@ class LocalTraining:
         return int(np.random.SeedSequence([self.seed, self.stream, self.round, client]).generate_state(1)[0])
 
     def make_round_context(self, n_steps: Tensor, is_uploaded: Tensor, round_: Tensor) -> RoundContext:
-        """Make the context of a client with `n_steps` local steps; `is_uploaded` as in `RoundContext`."""
         return RoundContext(self.lr, n_steps, round_, self.cohort_size, self.personal_names, is_uploaded)
 
     def round_tensor(self, like: Tensor) -> Tensor:
@@ -72,11 +71,7 @@ class LocalTraining:
     def choose_batches(
         self, rule: ClientUpdate, client: int, samples: Index, held_out: Index, local_state: LocalState
     ) -> tuple[Index, Index | None]:
-        """Choose the batches of one client.
-
-        Returns:
-            The batches of its local steps, and the batches that it probes before (None if the rule never probes).
-        """
+        """Choose the batches of one client's local steps, and those that it probes before; None without a probe."""
         plan, probe = rule.plan, rule.plan.probe
         probed = held_out if probe and probe.rows == "validation" else samples
         least = 2 if self.drop_last else 1  # a single sample has no batch statistics
@@ -108,11 +103,8 @@ class LocalTraining:
         With privacy, every sample comes into each batch by chance instead; see `draw_poisson_batches`.
 
         With `steps`, batches are full and may span two passes. With `epochs`, the last batch of a pass may be
-        incomplete. A client with fewer samples than the batch size takes all of them in every batch. A client without
-        samples takes no step.
-
-        Returns:
-            Sample numbers (steps, per_step, batch); -1 fills an incomplete batch.
+        incomplete. A client with fewer samples than the batch size takes all of them in every batch; one without
+        samples takes no step. Return sample numbers (steps, per_step, batch); -1 fills an incomplete batch.
         """
         n = len(samples)
         if not n:

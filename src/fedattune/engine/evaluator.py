@@ -88,7 +88,6 @@ class Evaluator:
     def _evaluate_part(
         self, task: Task, group: list["_LargePart"], params: Params, buffers: Params, scores: Scores
     ) -> None:
-        """Evaluate models one after the other."""
         for row, client, samples, x, y in group:
             model, state = params.rows(client), buffers.rows(client)
             for at in range(0, len(y), self._at_once):
@@ -216,15 +215,11 @@ class Evaluator:
         return _PaddedBlock(where, where % n_clients, index, self._inputs(index, keep), y, real)
 
     def _inputs(self, index: Tensor, keep: bool) -> Tensor | None:
-        """Gather model inputs that stay in memory; None if they are gathered in each evaluation."""
         return self.federation.features(index, self.dtype) if keep else None
 
 
 class _LargePart(NamedTuple):
-    """The samples (m,) of one model, their labels, and their inputs (m, ...) if cached.
-
-    `row` is the row of the scores, `client` the row of the models.
-    """
+    """The samples (m,) of one model: row of the scores, row of the models, numbers, inputs if kept, and labels."""
 
     row: int
     client: int
@@ -234,10 +229,7 @@ class _LargePart(NamedTuple):
 
 
 class _PaddedBlock(NamedTuple):
-    """Samples (C, m) of C models, padded to the longest; `real` is false on padding.
-
-    `rows` are rows of the scores, `clients` are rows of the models.
-    """
+    """Samples (C, m) of C models, padded to the longest; rows of the scores and of the models."""
 
     rows: Tensor
     clients: Tensor

@@ -45,7 +45,6 @@ class FastPrediction(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call `func`, or a faster function with the same result."""
         named = dict(kwargs or {})
         if func is linear:
             return dense.linear(*args, **named)

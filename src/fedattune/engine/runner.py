@@ -34,18 +34,14 @@ class Lanes:
 
     @property
     def is_uniform(self) -> bool:
-        """True if every lane trains one client, all with the same number of steps."""
         return all(len(lane) == 1 for lane in self.clients) and list(self.switches) in ([], [self.steps])
 
 
 def pack_lanes(counts: Sequence[int], at_once: int = 1) -> list[Lanes]:
-    """Pack clients into lanes of about equal length, and divide the lanes into groups.
+    """Pack clients into lanes of about equal length, and divide the lanes into `at_once` groups if there are enough.
 
     The steps of all clients, divided by the steps of the longest client, give the number of lanes. This number is
     rounded up to a multiple of `at_once`, so that groups are equal. Clients without a step are in no lane.
-
-    Args:
-        at_once: number of groups, if there are enough lanes.
     """
     longest, clients = max(counts), sum(n > 0 for n in counts)
     width = clients if min(counts) == longest else ceil(sum(counts) / longest)
@@ -123,7 +119,6 @@ class BatchSequence:
 
     @property
     def batch_size(self) -> int:
-        """Samples of one step, of all lanes."""
         return self._labels[0].numel()
 
     def gather(self, t: int) -> tuple[Tensor, ...]:
@@ -248,7 +243,6 @@ class BatchedRunner:
         out: Sequence[Tensor],
         moving: Sequence[int],
     ) -> None:
-        """Store the results of finished clients in `lanes`, and load the next clients."""
         for lane in lanes:
             finished = queues[lane].pop(0)
             for i in moving:

@@ -39,7 +39,6 @@ class SequentialEngine(Engine):
     def _train_one(
         self, rule: ClientUpdate, client: int, samples: Index, inputs: ClientInputs, training: LocalTraining
     ) -> ClientOutputs:
-        """Train one client from its first to its last step."""
         sent, local_state, buffers, fresh, is_uploaded = inputs
         buffer_cell = [buffers]
         held_out = self.federation.part("validation")[client]

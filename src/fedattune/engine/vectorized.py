@@ -115,7 +115,6 @@ class VectorizedEngine(Engine):
         inputs: ClientInputs,
         training: LocalTraining,
     ) -> ClientOutputs:
-        """Train the clients of one chunk from their first to their last step."""
         n_steps = torch.tensor([float(len(b)) for b in batches], dtype=self.dtype, device=self.device)
         round_ = training.round_tensor(n_steps)
         clients = (n_steps, inputs.is_uploaded)
@@ -217,7 +216,6 @@ class VectorizedEngine(Engine):
     def _groups(
         self, at_once: int, batches: list[Index], fixed: list[Tensor], leaves: list[Tensor], noises: list[ClientNoise]
     ) -> Sequence[BatchedRunner | SerialRunner]:
-        """Make one runner per core."""
         counts = [len(b) for b in batches]
         if not self.is_serial:
             return [
@@ -236,16 +234,10 @@ class VectorizedEngine(Engine):
         carry: Any,
         buffers: Params,
     ) -> Any:
-        """Probe batch by batch, or client by client where models run one by one.
+        """Probe batch by batch, or client by client where models run one by one, from the carries (C, ...).
 
-        Args:
-            probe_client: probe_client(*clients, carry, buffers, batch) -> carry, for one client.
-            clients: number of local steps (C,), and `is_uploaded` (C,).
-            carry: carries (C, ...).
-            buffers: buffers (C, ...).
-
-        Returns:
-            The carries (C, ...) after the last batch of each client.
+        `probe_client(*clients, carry, buffers, batch)` gives the carry of one client; `clients` are its number of local
+        steps and `is_uploaded`.
         """
         if self.is_serial:
             carries = []

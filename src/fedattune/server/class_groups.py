@@ -45,13 +45,9 @@ MIN_OF_OWN = 0.4
 
 
 def split_rows(updates: Tensor) -> tuple[Tensor, Tensor]:
-    """Split rows into their parts along the direction that all features share, and the rest.
+    """Split updates (N, C, F) of the last layer along the direction that all features share.
 
-    Args:
-        updates: (N, C, F) updates of the last layer.
-
-    Returns:
-        How much of each class a client holds, max(a, 0) (N, C), and prototypes u (N, C, F).
+    Return how much of each class a client holds, max(a, 0) (N, C), and prototypes u, the rest of the rows (N, C, F).
     """
     rows = updates.flatten(0, 1)
     direction = rows[int(rows.norm(dim=1).argmax())]
@@ -66,10 +62,9 @@ def split_rows(updates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def find_class_rows(w: Params, n_axes: int = 0) -> Tensor | None:
-    """Return the rows (..., C, F) of the last layer, one per class, and at most `MAX_FEATURES` of their features.
+    """Return the rows (..., C, F) of the last layer, one per class, with at most `MAX_FEATURES` features.
 
-    Returns:
-        The rows; None if the last matrix has one row (a number is predicted) or more than `MAX_CLASSES`.
+    Return None if the last matrix has one row (a number is predicted) or more than `MAX_CLASSES`.
     """
     matrices = [v for v in w.values() if v.dim() == n_axes + 2]
     if not matrices or not 2 <= matrices[-1].shape[-2] <= MAX_CLASSES:
@@ -78,14 +73,10 @@ def find_class_rows(w: Params, n_axes: int = 0) -> Tensor | None:
 
 
 def compare_classes(updates: Tensor, trust: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Compare the classes of clients.
+    """Compare the classes of clients by the sums (K, C, F) of their updates of the last layer.
 
-    Args:
-        updates: (K, C, F) sums of the updates of the last layer.
-        trust: (K,) how much each client's rows count, from 0 to 1; by default 1.
-
-    Returns:
-        The likeness of each pair times its evidence (K, K), and the evidence (K, K), which is 1 at most.
+    Client k's rows count by trust[k], from 0 to 1. Return the likeness of each pair times its evidence (K, K), and the
+    evidence (K, K), which is 1 at most.
     """
     norms = updates.flatten(1).norm(dim=1).clamp_min(1e-30)
     updates = updates / norms[:, None, None]
@@ -103,12 +94,8 @@ def compare_classes(updates: Tensor, trust: Tensor | None = None) -> tuple[Tenso
 def group_clients(likeness: Tensor, evidence: Tensor, least: float) -> Tensor:
     """Join the two most similar groups again and again: average linkage, in which pairs count by their evidence.
 
-    Args:
-        likeness: (K, K) likeness of each pair times its evidence.
-        evidence: (K, K) evidence.
-
-    Returns:
-        (K,) number of each client's group, from 0 in the order of the groups' first clients.
+    From the likeness of each pair times its evidence (K, K), and the evidence (K, K), return the number of each
+    client's group (K,), from 0 in the order of the groups' first clients.
     """
     total, weight = (m.double().cpu().numpy().copy() for m in (likeness, evidence))
     n = len(total)
@@ -146,29 +133,14 @@ def group_clients(likeness: Tensor, evidence: Tensor, least: float) -> Tensor:
 
 
 def join_groups(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
-    """Return the most similar group (B,) of clients that form none.
-
-    Args:
-        likeness: (B, K) likeness to the grouped clients times its evidence.
-        evidence: (B, K) evidence.
-        found: (K,) number of each grouped client's group, from 0.
-    """
+    """Return the most similar group (B,) of clients that form none; `found` (K,) are the groups of the others."""
     member = functional.one_hot(found).to(likeness.dtype)
     total, weight = (m @ member for m in (likeness, evidence))
     return ((total + WEIGHT_OF_UNKNOWN * UNKNOWN) / (weight + WEIGHT_OF_UNKNOWN)).argmax(1)
 
 
 def join_small(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
-    """Let clients of groups smaller than `MIN_SHARE` join the most similar larger group.
-
-    Args:
-        likeness: (K, K) likeness of each pair times its evidence.
-        evidence: (K, K) evidence.
-        found: (K,) number of each client's group, from 0.
-
-    Returns:
-        (K,) numbers of the groups that remain, from 0.
-    """
+    """Let clients of groups smaller than `MIN_SHARE` join the most similar larger group; number these anew."""
     is_large = (found.bincount() >= max(2, MIN_SHARE * len(found)))[found]
     if not is_large.any():
         return torch.zeros_like(found)
@@ -180,12 +152,7 @@ def join_small(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
 
 
 def measure_f(rows: Tensor, found: Tensor) -> float:
-    """Return the variance of rows between groups over the variance within, as in an analysis of variance.
-
-    Args:
-        rows: (K, ...) one row of values per client.
-        found: (K,) number of each client's group, from 0.
-    """
+    """Return the variance of rows (K, ...) between groups over the variance within, as in an analysis of variance."""
     x, sizes = rows.flatten(1).double(), found.bincount().double()
     n, n_groups = len(x), len(sizes)
     if not 1 < n_groups < n:
@@ -199,13 +166,9 @@ def measure_f(rows: Tensor, found: Tensor) -> float:
 def place_groups(found: Tensor, old: Tensor, n_places: int) -> tuple[Tensor, Tensor]:
     """Give each group a place among the stored models, so that it goes on with the model that most members had.
 
-    Args:
-        found: (K,) number of each client's group, from 0.
-        old: (K,) place of each client's group before.
-        n_places: number of places; the smallest groups that find none share the place of the largest.
-
-    Returns:
-        The place of every group (G,), and for every place, the place whose model it takes over (n_places,).
+    From each client's group (K,) and the place of its group before (K,), return the place of every group (G,), and for
+    every place, the place whose model it takes over (n_places,). The smallest groups that find no place share the place
+    of the largest.
     """
     sizes = found.bincount()
     order = sizes.argsort(descending=True, stable=True).tolist()
@@ -238,8 +201,7 @@ def assign_groups(
         group: (N,) places of the clients' groups before.
 
     Returns:
-        The places of the clients' groups (N,); an unknown client is in the largest group. And for every place, the
-        place whose model it takes over (n_places,).
+        The places of the clients' groups (N,), an unknown client in the largest; and the `source` of `place_groups`.
     """
     trust = n_uploads / (n_uploads + TRUSTED_UPLOADS)
     compared = n_uploads.nonzero().flatten()[:MAX_COMPARED]

@@ -36,11 +36,7 @@ def draw_trunk(widths: Sequence[int], like: Tensor, networks: Sequence[int] = ()
 
 
 def draw_stack(widths: Sequence[int], heads: Params) -> Params:
-    """Draw the embeddings and trunks of R networks for `apply_stack`.
-
-    Args:
-        heads: the networks' heads: a weight (R, L, K, width) and a bias (R, L, K).
-    """
+    """Draw the embeddings and trunks of R networks for `apply_stack`, beside heads of (R, L, K) outputs."""
     like = heads["bias"]
     layers = draw_trunk(widths, like, (len(like),))
     v = draw_normal((len(like), widths[0]), like)
@@ -80,12 +76,7 @@ def append_networks(networks: Params, new: Params) -> Params:
 
 
 def descend(networks: Params, activation: Callable[[Tensor], Tensor], gradient: Tensor, lr: float) -> None:
-    """Take a gradient step of R networks in place.
-
-    Args:
-        activation: maps their outputs (R, L, K) to values of the same shape.
-        gradient: (R, L, K) gradient by these values.
-    """
+    """Take a gradient step of R networks in place, by the gradient (R, L, K) of the activations of their outputs."""
     heads = networks["head.weight"].flatten(1, 2)
     small = networks.without(("head.weight", "head.bias"))
     with torch.enable_grad():
@@ -105,11 +96,7 @@ def descend(networks: Params, activation: Callable[[Tensor], Tensor], gradient: 
 def descend_rows(
     stack: Params, ids: Tensor, activation: Callable[[Tensor], Tensor], gradient: Tensor, lr: float
 ) -> None:
-    """Take a gradient step of some networks of a stack, in memory or on disk, in place.
-
-    Args:
-        ids: (R,) the clients whose networks learn.
-    """
+    """Take the step of `descend` for networks `ids` of a stack, in memory or on disk, in place."""
     rows = as_slice(ids)
     networks = stack.rows(rows)
     descend(networks, activation, gradient, lr)

@@ -36,13 +36,9 @@ class MixtureLimits:
     clip: bool = False
 
     def apply(self, weights: Tensor, own: Tensor, products: Tensor | None, squares: Tensor | None) -> Tensor:
-        """Return the limited weights (R, K).
+        """Return limited weights (R, K), whose row i has its own model in column own[i].
 
-        Args:
-            weights: (R, K) a mixing matrix.
-            own: (R,) column of each row's own model.
-            products: (R, K) dot products of the own models with all; needed to clip.
-            squares: (K,) squared norms of all; likewise.
+        To clip needs the dot products (R, K) of the own models with all, and the squared norms (K,) of all.
         """
         columns = own[:, None]
         others = weights.scatter(1, columns, 0.0)
@@ -172,7 +168,6 @@ class QuarantineStore(UploadStore[QuarantineT], Quarantining):
         return super().find_pool(state) & ~state["quarantined"]
 
     def newcomer_model(self, state: QuarantineT) -> Params:
-        """Return the mean of the last uploads of all clients that ever uploaded and are not in quarantine."""
         others = state["has_uploaded"] & ~state["quarantined"]
         return super().newcomer_model(change(state, has_uploaded=others))
 

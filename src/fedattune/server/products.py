@@ -28,15 +28,7 @@ def mix(weights: Tensor, models: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def dots(parts: Iterable[TensorLoader], rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
-    """Return the dot products (R, K) of some rows of a stack with all rows.
-
-    Args:
-        rows: (R,) the rows.
-        size: (R, K).
-
-    Raises:
-        ValueError: the stack has no tensor.
-    """
+    """Return the dot products of some rows of a stack with all rows, of size (R, K)."""
     out: Tensor | None = None
     for part in parts:
         out = _accumulate_dots(out, part(), rows, size)
@@ -68,10 +60,7 @@ def squared_distances(parts: Sequence[TensorLoader], like: Tensor, error: float)
     """Return ||theta_i - theta_j||^2 (K, K) in float64 between the K models of a stack.
 
     Products of centred models give the distances. If rounding could exceed `error`, because one model is far from the
-    mean, the differences of all pairs do, which takes longer.
-
-    Args:
-        like: (K,) a tensor on the device of the result.
+    mean, the differences of all pairs do, which takes longer. The result is on the device of `like` (K,).
     """
     n = len(like)
     out = torch.zeros(n, n, dtype=torch.float64, device=like.device)

@@ -41,13 +41,7 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 class RobustInputs(NamedTuple):
-    """Facts for a rule beside the uploads.
-
-    Attributes:
-        n: (C,) training samples.
-        share: share of the uploads that may be malicious.
-        trusted: rows of the trusted clients.
-    """
+    """Facts for a rule beside the uploads: training samples (C,), assumed malicious share, rows of trusted clients."""
 
     n: Tensor
     share: float
@@ -100,11 +94,7 @@ def register_robust_rule(kind: Literal["values", "weights"], *, needs_trusted: b
 
 
 def find_robust_rule(name: str) -> RobustRule:
-    """Return the rule of this name, or the custom rule that file.py:name refers to.
-
-    Raises:
-        ConfigError: there is no such rule.
-    """
+    """Return the rule of this name, or the custom rule that file.py:name refers to."""
     known = load_registered(name, "robust rule", ROBUST_RULES) if is_reference(name) else ROBUST_RULES.get(name)
     if known is None:
         raise ConfigError(
@@ -117,11 +107,7 @@ def find_robust_rule(name: str) -> RobustRule:
 def aggregate_robustly(
     rule: RobustRule, sent: Params, uploads: Payload, buffers: Params, inputs: RobustInputs
 ) -> tuple[Payload, Params]:
-    """Return the uploads and buffers of a round, each row replaced by their robust aggregate.
-
-    Args:
-        inputs: sample counts, assumed share of malicious uploads, and trusted rows.
-    """
+    """Return the uploads and buffers of a round, each row replaced by their robust aggregate."""
     clients = len(inputs.n)
     if rule.kind == "values":
         whole = [rule.apply(part, inputs) for part in (uploads.params, *uploads.extra.values(), buffers)]

@@ -45,7 +45,6 @@ class RunStatus:
     repeats: int = 0
 
     def dump(self) -> dict[str, str]:
-        """Return the status as JSON by name, for a checkpoint."""
         return {name: json.dumps(value) for name, value in vars(self).items()}
 
     @classmethod
@@ -63,18 +62,7 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class RunCheckpoints:
-    """The checkpoints of one run.
-
-    Attributes:
-        folder: where the run is stored.
-        name: the method's name, for notes.
-        context: everything that all rounds share.
-        server: the server's rule and state.
-        backend: the clients.
-        store: scores, traffic and mixing matrices of all rounds.
-        uploads: the upload steps and their states.
-        ledger: counts over the clients that the run reports.
-    """
+    """The checkpoints of one run, whose parts the loop made; `name` is the method's, for notes."""
 
     folder: RunFolder
     name: str
@@ -91,18 +79,13 @@ class RunCheckpoints:
         return (self.uploads.adds_noise or self.ledger.spends) and self.backend.traits.is_deployed
 
     def save(self, status: RunStatus) -> None:
-        """Write a checkpoint of the last finished round."""
         text = replace(status, notes=[*status.notes, *self.backend.notes]).dump()
         text |= {"clients": json.dumps(self.context.n_clients), "upload_steps": json.dumps(self.uploads.dump())}
         tree = self._state_tree() | self.ledger.state_tree()
         self.folder.checkpoints.save(status.record.round, tree, text)
 
     def load(self) -> RunStatus:
-        """Put the parts back to the last checkpoint, if there is one; the store may hold rounds after it.
-
-        Raises:
-            RunError: the checkpoint or the store is damaged, or of another run.
-        """
+        """Put the parts back to the last checkpoint, if there is one; the store may hold rounds after it."""
         status = RunStatus()
         if self.folder.checkpoints.has_any:
             saved = self.folder.checkpoints.load()
@@ -132,7 +115,6 @@ class RunCheckpoints:
         self.uploads.load(json.loads(saved.meta["upload_steps"]))
 
     def _describe_start(self, saved: Checkpoint, r: int, n_before: int) -> list[str]:
-        """Return sentences on damaged checkpoints, and on clients that join after round r."""
         notes = [f"{one}; the run went on from round {r}" for one in saved.warnings]
         n = self.context.n_clients
         if n_before < n:

@@ -93,7 +93,6 @@ class _Measure(torch.nn.Module):
         self.module = module
 
     def forward(self, x: Tensor) -> tuple[Effect, ...]:
-        """Measure the module."""
         return self.module.measure_effects(x)
 
 

@@ -34,18 +34,9 @@ __all__ = ["PreparedRun", "Progress", "fit", "prepare_run", "train_run"]
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run whose parts are built and fit together.
+    """A run whose parts are built and fit together; `source` refers to the method's factory, if it is custom.
 
-    Attributes:
-        name: name of the method, as tables show it.
-        algorithm: the method.
-        federation: the clients' data, newcomers among them.
-        module: the user's model with its initial weights.
-        settings: rounds, learning rate and so on.
-        model_name: name of the model.
-        model_options: options of the model, if it was given by name.
-        options: the method's options, if it was given by name.
-        source: reference to the method's factory, if it is custom.
+    `options` and `model_options` are those of a method and a model that are given by name.
     """
 
     name: str
@@ -186,14 +177,7 @@ def prepare_run(
 def train_run(
     run: PreparedRun, *, out: Path | str | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()
 ) -> Result:
-    """Train a prepared run.
-
-    Returns:
-        The result; unfinished if a callback stopped the run.
-
-    Raises:
-        RunError: `out` is in use or belongs to another run, or training diverged on every client.
-    """
+    """Train a prepared run; the result is unfinished if a callback stopped it."""
     path = None if out is None else Path(out)
     if path is None or (path.exists() and not path.is_dir()):
         return _train(run, path, resume=resume, callbacks=callbacks)
@@ -202,7 +186,6 @@ def train_run(
 
 
 def _train(run: PreparedRun, out: Path | None, *, resume: bool, callbacks: Sequence[Callback]) -> Result:
-    """Train a prepared run in a folder that no other process writes."""
     settings, config = run.settings, run.config
     training, newcomers = hold_out_newcomers(run.federation, settings)
     trained_module = build_trained_module(run.algorithm, run.module, run.federation, settings.seed)
@@ -234,7 +217,6 @@ def _train(run: PreparedRun, out: Path | None, *, resume: bool, callbacks: Seque
 def _finish(
     run: PreparedRun, loop: RoundLoop, result: Result, folder: RunFolder | None, newcomers: Federation | None
 ) -> Result:
-    """Train newcomers, and store the result."""
     context = loop.context
     trained_server = TrainedServer(
         context.algorithm, run.module, context.task.model, loop.server.state, loop.backend.statistics, context.n_clients

@@ -75,10 +75,8 @@ class RoundLoop:
     ) -> None:
         """Prepare the first round, or the round after the last checkpoint in the folder.
 
-        Args:
-            federation: the clients' data, or the facts that a server knows about data elsewhere.
-            folder: where the run is stored; without it, in memory alone.
-            make_backend: makes the backend; by default, clients are in this process.
+        The federation has the clients' data, or the facts that a server knows about data elsewhere. Without a folder,
+        the run is in memory alone; without `make_backend`, clients are in this process.
         """
         self.config, self.folder = config, folder
         self.context = make_run_context(algorithm, federation, model, settings)
@@ -122,15 +120,10 @@ class RoundLoop:
 
     @property
     def record(self) -> RoundRecord:
-        """The last finished round."""
         return self.status.record
 
     def run(self, callbacks: Sequence[Callback] = ()) -> Result:
-        """Run the rounds that are left.
-
-        Args:
-            callbacks: called after every round; if one returns True, the run is saved and returned unfinished.
-        """
+        """Run the rounds that are left; if a callback returns True, the run is saved and returned unfinished."""
         rounds, eval_every = self.context.settings.rounds, self.context.settings.evaluation.every
         started = time.perf_counter() - self.record.seconds
         saved = committed = time.perf_counter()
@@ -307,7 +300,6 @@ class RoundLoop:
         return Progress(done.round, rounds, accuracy, done.seconds, rmse, self.status.evaluated)
 
     def _keep_best(self, r: int, scores: Sequence[PointScores]) -> None:
-        """Let the backend keep the models for which this round is the best so far."""
         point = self.context.algorithm.evaluation_point
         found = next((one for one in scores if (one.point, one.part) == (point, "validation")), None)
         if found is not None and found.scores.n.sum():
@@ -348,7 +340,6 @@ class RoundLoop:
         return 0 < r < settings.rounds and not r % settings.evaluation.every and "received" not in points
 
     def _measure_effects(self) -> list[Effect]:
-        """Measure how much the method's mechanisms did."""
         mixing = read_last_mixing(self.store.mixing(self.context.n_clients))
         effects = self.server.rule.measure_effects(self.server.state, mixing)
         eval_ids = self.context.eval_ids

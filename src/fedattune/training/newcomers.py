@@ -32,10 +32,7 @@ from .setup import build_trained_module, init_server, make_run_context
 class NewcomerServer(ServerUpdate[Any]):
     """Serve clients that join after training; the state of the trained clients stays.
 
-    Attributes:
-        rule: the server rule of the run.
-        trained_state: its state after training.
-        n_before: clients that took part in training; newcomers are numbered after them.
+    Newcomers are numbered after the `n_before` clients that took part in training.
     """
 
     rule: ServerWrapper[Any]
@@ -106,10 +103,6 @@ def train_newcomers(
 
     A newcomer first receives the server's model for newcomers, then it trains like any other client. The server uses
     its uploads for this newcomer alone: payloads of other clients never change.
-
-    Raises:
-        ConfigError: `rounds` is no number of rounds, or the server keeps too much of other clients.
-        DivergedError: training diverged on all newcomers.
     """
     before = {k: v for k, v in config.items() if k in Settings.flat_fields()}
     changed = {

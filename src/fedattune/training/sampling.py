@@ -49,9 +49,6 @@ def sample_newcomers(settings: Settings, federation: Federation) -> list[int]:
     """Draw the clients that take no part in training and join afterwards, sorted.
 
     The seed of the split draws them, so that runs with several seeds hold out the same clients.
-
-    Raises:
-        ConfigError: no client would be left to train.
     """
     n = federation.n_clients
     if settings.participation.held_out >= n:

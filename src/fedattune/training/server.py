@@ -38,11 +38,7 @@ class Server:
     """
 
     def __init__(self, context: RunContext, folder: Path | None) -> None:
-        """Make the first state, with room for its rows in `folder` or, without it, in temporary files.
-
-        Raises:
-            ConfigError: client and server rule do not fit each other, or clients could not join afterwards.
-        """
+        """Make the first state, with room for its rows in `folder` or, without it, in temporary files."""
         self._context = context
         settings, task, n = context.settings, context.task, context.n_clients
         state = init_server(context.algorithm, task, n, settings.seed)
@@ -57,11 +53,7 @@ class Server:
         check_compatible(context.algorithm, self.state, context.all_ids[:1])
 
     def load_fewer(self, flat: Mapping[str, Tensor], n_before: int) -> None:
-        """Load the state of a checkpoint with fewer clients, and let the rule add the others.
-
-        Raises:
-            RunError: rows of the clients are on disk.
-        """
+        """Load the state of a checkpoint with fewer clients, and let the rule add the others."""
         context, n = self._context, self._context.n_clients
         state = init_server(context.algorithm, context.task, n_before, context.settings.seed)
         small = RowStorage(n_before).allocate_server(state)
@@ -70,11 +62,7 @@ class Server:
         self._last = None
 
     def add_clients(self, state: ServerState, n_before: int, n_new: int) -> ServerState:
-        """Return a state with more clients, after a try that the rule can send them something.
-
-        Raises:
-            RunError: the rows of so many clients go to disk.
-        """
+        """Return a state with more clients, after a try that the rule can send them something."""
         algorithm, settings, task = self._context.algorithm, self._context.settings, self._context.task
         size = count_row_bytes(algorithm, task, init_server(algorithm, task, 1, settings.seed))
         if RowStorage.choose(settings, n_before + n_new, size, None).is_on_disk:

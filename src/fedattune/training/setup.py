@@ -78,11 +78,7 @@ def init_server(algorithm: Algorithm, task: Task, n_clients: int, seed: int) -> 
 
 
 def check_compatible(algorithm: Algorithm, server_state: ServerState, ids: Tensor) -> None:
-    """Check that the server sends a `Broadcast` with the extras that the client rule needs.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Check that the server sends a `Broadcast` with the extras that the client rule needs."""
     broadcast = algorithm.server.broadcast(server_state, ids)
     if not isinstance(broadcast, Broadcast):
         raise ConfigError(
@@ -100,11 +96,7 @@ def check_compatible(algorithm: Algorithm, server_state: ServerState, ids: Tenso
 
 
 def hold_out_newcomers(federation: Federation, settings: Settings) -> tuple[Federation, Federation | None]:
-    """Divide a federation into the clients that train, and the clients that join afterwards, if there are any.
-
-    Raises:
-        ConfigError: no client would be left to train, or fewer than a cohort.
-    """
+    """Divide a federation into the clients that train, and the clients that join afterwards, if there are any."""
     waiting = sample_newcomers(settings, federation)
     settings.participation.cohort_size(federation.n_clients - len(waiting))
     if not waiting:
@@ -118,11 +110,7 @@ def hold_out_newcomers(federation: Federation, settings: Settings) -> tuple[Fede
 
 
 def build_trained_module(algorithm: Algorithm, module: nn.Module, federation: Federation, seed: int) -> nn.Module:
-    """Build the model that the method trains: a copy of the user's model, or another one made from it.
-
-    Raises:
-        ConfigError, ModelError: the model lacks a part that the method needs.
-    """
+    """Build the model that the method trains: a copy of the user's model, or another one made from it."""
     network = algorithm.network
     if network and network.class_need and not federation.classes:
         raise ConfigError(f"it needs classes, and the target is a number: {network.class_need}; leave it out")

@@ -68,7 +68,6 @@ class CompiledStep(NamedTuple):
     operations: int
 
     def select_constant(self, leaves: Sequence[Any]) -> list[Any]:
-        """Select the leaves that a step does not change."""
         moving = set(self.moving)
         return [leaf for i, leaf in enumerate(leaves) if i not in moving]
 
@@ -103,8 +102,7 @@ class Compiler:
     def call(self, key: Hashable, function: Callable[..., Any], tensors: Tensors) -> tuple[list[Tensor], TreeSpec]:
         """Call a function that draws no random numbers; compile it at the first call with tensors like these.
 
-        Returns:
-            The tensors of the result, and the structure of the nest.
+        Return the tensors of the result, and the structure of the nest.
         """
         full_key = key, tensor_layouts(tensors)
         if full_key not in self._calls:
@@ -115,11 +113,7 @@ class Compiler:
     def step(
         self, key: Hashable, function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors
     ) -> CompiledStep:
-        """Return a compiled step for tensors of these shapes and types; compile it if there is none.
-
-        Args:
-            fixed: tensors that all steps share.
-        """
+        """Return a compiled step for tensors of these shapes and types; all steps share the `fixed` ones."""
         full_key = key, *(tensor_layouts(group) for group in (fixed, leaves, batch))
         if full_key not in self._steps:
             _make_room(self._steps)

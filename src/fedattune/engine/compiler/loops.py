@@ -48,11 +48,7 @@ class StepLoop(nn.Module):
     def forward(
         self, first: int, last: int, ready: list[Tensor], moving: list[Tensor], batches: StepBatches
     ) -> list[Tensor]:
-        """Run the steps `first` to `last` - 1.
-
-        Returns:
-            The moving leaves after the last step.
-        """
+        """Run the steps `first` to `last` - 1; return the moving leaves after the last one."""
         x, shift, scale, rows, labels, weights, noise = batches
         for t in range(first, last):
             batch = [gather(x, rows[t], shift, scale, self.dtype), labels[t]]
@@ -71,12 +67,8 @@ MAX_GRAPHS = 16
 class _CapturedStep(NamedTuple):
     """A graph of one step, and the memory that it reads and writes.
 
-    Attributes:
-        key: what the graph holds for: where the samples lie, and the layouts of all other tensors.
-        graph: the graph.
-        ready: constant inputs.
-        moving: leaves before and after the step.
-        batch: sample numbers, labels, and weights and noise if there are any.
+    `key` is what the graph holds for: where the samples lie, and the layouts of all other tensors. `batch` are sample
+    numbers, labels, and weights and noise if there are any.
     """
 
     key: tuple[Any, ...]
@@ -103,11 +95,7 @@ class GraphLoop(nn.Module):
     def forward(
         self, first: int, last: int, ready: list[Tensor], moving: list[Tensor], batches: StepBatches
     ) -> list[Tensor]:
-        """Run the steps `first` to `last` - 1; the arguments are those of `StepLoop`.
-
-        Returns:
-            The moving leaves after the last step, in memory that the next call writes over.
-        """
+        """Run the steps `first` to `last` - 1; the next call writes over the leaves that are returned."""
         samples, noise = batches[:3], batches.noise
 
         def batch(t: int) -> list[Tensor]:
@@ -138,7 +126,6 @@ class GraphLoop(nn.Module):
     def _capture(
         self, key: tuple[Any, ...], ready: list[Tensor], moving: list[Tensor], batches: StepBatches, batch: list[Tensor]
     ) -> _CapturedStep:
-        """Capture a step in memory of its own; the given tensors keep their values."""
         self._make_room()
         ready, moving, batch = ([t.clone() for t in group] for group in (ready, moving, batch))
         owned = {t.untyped_storage().data_ptr() for t in moving}

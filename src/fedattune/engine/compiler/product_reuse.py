@@ -74,7 +74,6 @@ def _add_terms(parts: Iterable[tuple[Node, float]]) -> WeightedSum:
 
 
 def _stored_factor(product: Node, side: int) -> Node:
-    """Return a factor of a product a b', as it is stored."""
     factor = cast(Node, product.args[side])
     return cast(Node, factor.args[0]) if side else factor
 
@@ -96,7 +95,6 @@ def _find_moved_layer(node: Node, sums: Mapping[Node, WeightedSum]) -> int | Non
 
 
 def _is_step(term: Node, target: Any, x: Node) -> bool:
-    """Tell whether a term of a layer is d x."""
     return term.target is target and _is_same_view(term.args[1], x)
 
 
@@ -176,7 +174,6 @@ def _emit_sum(graph: Graph, terms: WeightedSum) -> Node:
 
 
 def _emit_call(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """Emit a node that knows its shape."""
     node = graph.call_function(target, args, kwargs)
     layouts = [find_layout(value) for value in args]
     device = next(layout.device for layout in layouts if layout)

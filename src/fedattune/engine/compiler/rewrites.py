@@ -66,7 +66,6 @@ def is_view(node: Node) -> bool:
 
 
 def _memory_owner(node: Node) -> Node:
-    """Find the node that owns the memory of a node's result."""
     while node.op == "call_function" and is_view(node):
         node = cast(Node, node.args[0])
     return node
@@ -157,7 +156,6 @@ def _is_difference(way: Any, x: Any, like: Node) -> bool:
 
 
 def _is_single_use(node: Any, target: Any) -> bool:
-    """Tell whether a node is this operation and has one use."""
     return isinstance(node, Node) and node.target is target and len(node.users) == 1
 
 
@@ -228,7 +226,6 @@ def pool_by_channels(graph: Graph, node: Node) -> Node | None:
 
 
 def _insert_node(graph: Graph, like: Node, target: Any, args: Any, kwargs: Any) -> Node:
-    """Insert a node in place of `like`."""
     new = graph.call_function(target, args, dict(kwargs))
     new.meta = dict(like.meta)
     return new

@@ -28,7 +28,6 @@ class TensorLayout(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> "TensorLayout":
-        """Read the layout of a tensor."""
         return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
     def empty(self, device: torch.device | str | None = None) -> Tensor:
@@ -38,10 +37,7 @@ class TensorLayout(NamedTuple):
 
 
 def trace(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]) -> GraphModule:
-    """Run the function once, and return its operations as a graph.
-
-    Args:
-        function: function(*arguments) -> tensors; it may use `vmap`, gradients and random numbers.
+    """Run function(*arguments) -> tensors once, and return its operations as a graph; it may draw random numbers.
 
     Raises:
         TypeError: an operation reads values, as `item()` and `nonzero()` do: the graph would hold for them alone. Or it
@@ -111,7 +107,6 @@ class _GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _find_written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Find the tensors that an operation writes over."""
     named = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
     written = (named.get(a.name) for a in func._schema.arguments if a.alias_info and a.alias_info.is_write)
     return [tensor for tensor in tree_leaves(list(written)) if isinstance(tensor, Tensor)]

@@ -145,14 +145,10 @@ class Backend(ABC):
 
     @abstractmethod
     def train(self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory) -> TrainReply:
-        """Train clients.
+        """Train clients; return the uploads, and the clients that failed.
 
-        Args:
-            payload: what clients `request.ids` are sent, one row each; None if they keep what they were sent.
-            make_payload: gives the payload of other clients, which are evaluated without training.
-
-        Returns:
-            The uploads, and the clients that failed.
+        The payload is what clients `request.ids` are sent, one row each; None if they keep what they were sent. The
+        factory is for other clients, which are evaluated without training.
         """
 
     def reject(self, r: int, faults: Mapping[int, Fault]) -> None:
@@ -172,11 +168,7 @@ class Backend(ABC):
         """Return the scores after the communication of round r, and of the global model `w`, if there is one."""
 
     def load_fewer(self, flat: Mapping[str, Tensor], n_before: int, make_payload: PayloadFactory) -> None:
-        """Load the state of a checkpoint with fewer clients; the others join now.
-
-        Raises:
-            RunError: the backend takes no clients during a run.
-        """
+        """Load the state of a checkpoint with fewer clients; the others join now."""
         raise RunError("the checkpoint has fewer clients than the data; clients can join deployed runs only")
 
     def defer_evaluation(self, r: int, make_payload: PayloadFactory, w: Params | None) -> bool:

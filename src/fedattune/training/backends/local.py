@@ -54,10 +54,8 @@ class LocalBackend(Backend):
     ) -> None:
         """Make engine and state.
 
-        Args:
-            context: the run; its federation has an entry for all clients, and data for the clients of this backend.
-            make_payload: gives the first payloads; without it, they come later.
-            client_ids: (M,) numbers of the clients, sorted; by default all.
+        The federation of the context has an entry for all clients, and data for the clients of this backend, which are
+        `client_ids` (M,), sorted; by default all. Without `make_payload`, the first payloads come later.
         """
         settings, task = context.settings, context.task
         self.context, self.storage, self.notes = context, storage, []
@@ -109,7 +107,6 @@ class LocalBackend(Backend):
 
     @property
     def planned_evaluations(self) -> int:
-        """Evaluations with fine-tuning for which the noise on gradients is made."""
         return self._record_plan.planned_evaluations if self._record_plan else 0
 
     @property
@@ -118,7 +115,6 @@ class LocalBackend(Backend):
 
     @property
     def statistics(self) -> Params:
-        """The averaged BatchNorm statistics that clients are sent."""
         return self.client_states.statistics
 
     @statistics.setter
@@ -186,7 +182,6 @@ class LocalBackend(Backend):
         return TrainReply(ids, payload, uploads.upload, uploads.buffers, n_trained, steps, diverged, refused=refused)
 
     def _transform(self, r: int, ids: Tensor, sent: Payload, upload: Payload, buffers: Params) -> RoundUploads:
-        """Take what clients `ids` (C,) upload through the upload steps."""
         states = self.client_states
         n = self.context.n_train[ids]
         uploads = RoundUploads(r, ids, sent, upload, buffers, n, states.statistics)
@@ -202,7 +197,6 @@ class LocalBackend(Backend):
         return uploads
 
     def _find_refusals(self, ids: Tensor, trained: ClientOutputs, fresh: Tensor, is_finite: Tensor) -> list[int]:
-        """Return the clients (C,) that refused a payload of this round."""
         if self.client_states.judge is None or not len(ids):
             return []
         is_new = fresh[is_finite.nonzero().flatten()]
@@ -241,7 +235,6 @@ class LocalBackend(Backend):
         return effects
 
     def _sample_inputs(self, client: int) -> Tensor:
-        """Return the inputs of some training samples of a client."""
         federation = self.context.federation
         assert isinstance(federation, Federation)
         index = torch.as_tensor(federation.part("train")[client][:MEASURED_SAMPLES])

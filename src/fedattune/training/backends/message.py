@@ -27,7 +27,6 @@ class WorkerMessage:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def put(self, name: str, rows: Params | Payload) -> None:
-        """Add rows of tensors, or of payloads, under a name."""
         if isinstance(rows, Payload):
             self.put(f"{name}/params", rows.params)
             for key, part in rows.extra.items():
@@ -50,28 +49,23 @@ class WorkerMessage:
         return params
 
     def payload(self, name: str) -> Payload:
-        """Return the payloads under a name."""
         return unflatten_payload(self.get(name))
 
     def put_scores(self, scores: list[PointScores]) -> None:
-        """Add the scores of clients."""
         self.head["scores"] = [[one.point, one.part, one.ids.tolist()] for one in scores]
         for i, one in enumerate(scores):
             self.put(f"scores/{i}", Params(one.scores._asdict()))
 
     def scores(self) -> list[PointScores]:
-        """Return the scores of clients."""
         return [
             PointScores(point, part, torch.tensor(ids), Scores(**self.get(f"scores/{i}")))
             for i, (point, part, ids) in enumerate(self.head.get("scores", ()))
         ]
 
     def nbytes(self) -> int:
-        """Return the bytes of the tensors that travel."""
         return sum(v.numel() * v.element_size() for v in self.tensors.values())
 
     def to(self, device: torch.device) -> "WorkerMessage":
-        """Return the message with its tensors on a device."""
         return WorkerMessage(self.head, {k: v.to(device) for k, v in self.tensors.items()})
 
 

@@ -72,7 +72,6 @@ class RemoteBackend(Backend):
         self.sent = copy_payload_rows(make_payload(context.all_ids)) if replies_immediately else None
 
     def send(self, *groups: Group) -> list[Outcome]:
-        """Send groups of messages; take note which payloads have arrived."""
         return self.note_delivery(self.transport.exchange(groups))
 
     def note_delivery(self, outcomes: list[Outcome]) -> list[Outcome]:
@@ -210,7 +209,6 @@ class RemoteBackend(Backend):
         }
 
     def load_pending_tree(self, tree: Mapping[str, Any]) -> None:
-        """Take over the result of `pending_tree`."""
         self.pending, self.is_first = tree["pending"], tree["is_first"]
         self.pending_statistics = tree["pending_statistics"]
         if self.sent is not None:
@@ -277,7 +275,6 @@ class RemoteBackend(Backend):
         return list(outcome.replies.values())
 
     def merge_scores(self, replies: Mapping[int, WorkerMessage]) -> list[PointScores]:
-        """Merge the scores in the replies of all workers, sorted by client."""
         return merge_scores((reply.scores() for reply in replies.values()), self.context.device)
 
     def read_training(self, request: TrainRequest, payload: Payload | None, outcome: Outcome) -> TrainReply:

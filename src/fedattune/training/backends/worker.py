@@ -31,12 +31,7 @@ def open_backend(
     folder: Path | None = None,
     is_one_message: bool = False,
 ) -> LocalBackend:
-    """Make the backend of some clients of a federation.
-
-    Args:
-        federation: an entry for all clients, and data for the clients of this backend.
-        folder: where rows of clients are kept that go on disk; by default in temporary files.
-    """
+    """Make the backend of some clients of a federation, which has an entry for all and data for these."""
     if settings.execution.ray:
         settings = settings.replace(engine="auto", **RAY_DEFAULTS)
     context = make_run_context(algorithm, federation, model, settings)
@@ -105,7 +100,6 @@ def _handle_train(backend: LocalBackend, message: WorkerMessage) -> WorkerMessag
 
 
 def _merge_payloads(one: tuple[Tensor, Payload | None], other: tuple[Tensor, Payload]) -> tuple[Tensor, Payload | None]:
-    """Merge the payloads of two groups of clients, sorted by client."""
     if one[1] is None or not len(other[0]):
         return one
     if not len(one[0]):

@@ -111,11 +111,8 @@ def _restrict(context: RoundContext, refused: Tensor) -> RoundContext:
 class Judge:
     """Decide which clients refuse their payload.
 
-    Attributes:
-        rule: the client rule, which goes on with the own model after a refusal.
-        engine: evaluates models on validation rows.
-        personal: names of the tensors that never leave a client.
-        plan: returns the local training of the coming round, for rules whose start needs a look at data.
+    `personal` names the tensors that never leave a client. `plan` returns the local training of the coming round, for
+    rules whose start needs a look at data.
     """
 
     rule: AcceptBetter
@@ -155,10 +152,8 @@ def _replace_refusals(inputs: ClientInputs, refused: Tensor) -> ClientInputs:
 class Refusals:
     """The received models that clients refused in a run; nothing is counted if clients accept everything.
 
-    Attributes:
-        clients: (N,) how often each client refused.
-        rounds: for each round with a refusal, its number and how many clients refused.
-        n_trained: trainings of all clients and rounds.
+    `clients` (N,) counts the refusals of each client, `rounds` has pairs of a round and how many refused in it, and
+    `n_trained` counts the trainings of all clients and rounds.
     """
 
     def __init__(self, context: RunContext) -> None:
@@ -168,14 +163,12 @@ class Refusals:
         self.n_trained = 0
 
     def add_round(self, r: int, refused: Sequence[int], n_trained: int) -> None:
-        """Count the clients who refused in a round."""
         if self.is_on:
             self.clients[list(refused)] += 1
             self.rounds += [(r, len(refused))] if refused else []
             self.n_trained += n_trained
 
     def state_tree(self) -> dict[str, Any]:
-        """Return the counts for a checkpoint."""
         if not self.is_on:
             return {}
         rounds = torch.tensor(self.rounds, dtype=torch.int64).reshape(-1, 2)
@@ -198,7 +191,6 @@ class Refusals:
         return {"refusals": {"clients": clients, "rounds": [list(pair) for pair in self.rounds]}}
 
     def notes(self, name: str) -> list[str]:
-        """Return a sentence on how much was refused, and on the clients that could not judge."""
         if not self.is_on or not self.context.has_shared_parameters:
             return []
         share = int(self.clients.sum()) / max(1, self.n_trained)
@@ -210,11 +202,7 @@ class Refusals:
 
 
 def check_acceptance(settings: Settings, federation: Federation | FederationInfo) -> None:
-    """Check that clients have rows to judge received models by, if they are to accept better ones only.
-
-    Raises:
-        ConfigError: no client has validation rows.
-    """
+    """Check that clients have rows to judge received models by, if they are to accept better ones only."""
     if settings.defence.accept == "better" and not bool(federation.sizes("validation").any()):
         raise ConfigError(
             "accept: better judges received models by validation rows, and no client has any; "

@@ -34,13 +34,9 @@ class ClientModels(NamedTuple):
 
 
 class PointScores(NamedTuple):
-    """The scores of clients at one point on one part of their data.
+    """The scores (E,) of clients `ids` (E,) at one point on one part of their data.
 
-    Attributes:
-        point: received, trained, or global: the one global model of the method on every client's part.
-        part: test or validation.
-        ids: (E,) clients.
-        scores: (E,) their scores.
+    The point is received, trained, or global: the one global model of the method on every client's part.
     """
 
     point: str
@@ -81,12 +77,7 @@ class LocalEvaluation:
     def evaluate_trained(
         self, trained_models: Sequence[ClientModels], make_payload: PayloadFactory
     ) -> list[PointScores]:
-        """Score clients after local training.
-
-        Args:
-            trained_models: the models of clients that trained; the other clients rest.
-            make_payload: gives the payloads of resting clients if clients keep none.
-        """
+        """Score clients after local training; those that are not among `trained_models` rest."""
         if self.algorithm.fine_tune:
             return []
 
@@ -120,10 +111,8 @@ class LocalEvaluation:
     ) -> list[PointScores]:
         """Score clients after communication; then again after fine-tuning, if the method does that.
 
-        Args:
-            make_payload: gives the payloads if clients keep none.
-            w: the global model without the tensors that never leave a client, if there is one.
-            mean_buffers: buffers of the global model; by default the mean of the buffers that clients have here.
+        The global model `w`, if there is one, lacks the tensors that never leave a client. Its buffers are
+        `mean_buffers`, by default the mean of the buffers that clients have here.
         """
         fine_tune, rule = self.algorithm.fine_tune, self.algorithm.client
         needs_probe = (probe := rule.plan.probe) is not None and probe.makes_received_model

@@ -19,30 +19,17 @@ from .record_privacy import RecordLedger, check_record_privacy
 
 
 def check_clients(settings: Settings, federation: Federation | FederationInfo) -> None:
-    """Check that the clients have the data that the settings need.
-
-    Raises:
-        ConfigError: they do not; the sentence says what is missing.
-    """
+    """Check that the clients have the data that the settings need."""
     check_acceptance(settings, federation)
 
 
 def check_method(algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation) -> None:
-    """Check that clients can do what the settings ask of them with this method and the module that it trains.
-
-    Raises:
-        ConfigError: they cannot; the sentence says why.
-    """
+    """Check that clients can do what the settings ask of them with this method and the module that it trains."""
     check_record_privacy(algorithm, module, settings, federation)
 
 
 class ClientLedger:
-    """Counts over the clients of a run; they are in its checkpoints.
-
-    Attributes:
-        privacy: what clients have spent of the differential privacy of their training rows.
-        refusals: received models that clients refused.
-    """
+    """Counts over the clients of a run, which are in its checkpoints: spent privacy of rows, and refused models."""
 
     def __init__(self, context: RunContext, *, is_secret: bool = False) -> None:
         self.privacy = RecordLedger(context, is_secret=is_secret)
@@ -54,31 +41,25 @@ class ClientLedger:
         return self.privacy.plan is not None
 
     def add_round(self, request: TrainRequest, reply: TrainReply) -> None:
-        """Count a round of training."""
         self.privacy.add_round(request.ids, request.dropouts)
         self.refusals.add_round(request.round, reply.refused, reply.n_trained)
 
     def add_evaluation(self) -> None:
-        """Count an evaluation."""
         self.privacy.add_evaluation()
 
     def state_tree(self) -> dict[str, Any]:
-        """Return the counts for a checkpoint."""
         return {**self.privacy.state_tree(), **self.refusals.state_tree()}
 
     def load(self, flat: Mapping[str, Tensor]) -> None:
-        """Take over the counts of a checkpoint, which may have fewer clients."""
         self.privacy.load(flat)
         self.refusals.load(flat)
 
     def facts(self, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return entries of the facts of the run, and of their `reports`.
 
-        Args:
-            repeats: rounds that nodes may have trained twice, with other noise, after an interruption.
+        `repeats` counts the rounds that nodes may have trained twice, with other noise, after an interruption.
         """
         return self.refusals.facts(), self.privacy.facts(repeats)
 
     def notes(self, name: str, repeats: int) -> list[str]:
-        """Return the sentences about the counts for the table; `name` is of the method."""
         return [*(f"{name}: {note}" for note in self.privacy.notes(repeats)), *self.refusals.notes(name)]

@@ -37,11 +37,7 @@ EXAMPLE_CLIENTS = 2
 
 
 def check_record_privacy(algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation) -> None:
-    """Check that every number that training takes from a row is a gradient that can be made private.
-
-    Raises:
-        ConfigError: it is not so; the sentence says why.
-    """
+    """Check that every number that training takes from a row is a gradient that can be made private."""
     if settings.privacy.record is None:
         return
     check_accounting()
@@ -101,9 +97,6 @@ def count_gradients(context: RunContext) -> tuple[int, ...]:
     """Count the gradients that one local step takes on each of its batches, from a step without data.
 
     The count is the same for all clients, steps and rounds: a rule cannot branch on values of tensors.
-
-    Raises:
-        ConfigError: the rule takes gradients of batches that it was not given.
     """
     rule, task = context.algorithm.client, context.task
     n = min(context.n_clients, EXAMPLE_CLIENTS)
@@ -148,11 +141,7 @@ class RecordPlan:
     """The noise of every client, and the epsilon that it spends.
 
     Rows of one client are its neighbours: one row more or less. The number of rows of each client is public.
-
-    Attributes:
-        context: the run.
-        noise: what the settings say about the noise.
-        is_secret: whether this is a node, whose random numbers nobody else knows.
+    `is_secret` says that this is a node, whose random numbers nobody else knows.
     """
 
     context: RunContext
@@ -161,7 +150,6 @@ class RecordPlan:
 
     @classmethod
     def make(cls, context: RunContext, *, is_secret: bool = False) -> "RecordPlan | None":
-        """Return the plan of a run; None without record-level privacy."""
         noise = context.settings.privacy.record
         return None if noise is None else cls(context, noise, is_secret)
 
@@ -242,14 +230,9 @@ class RecordPlan:
 
 
 class RecordLedger:
-    """The privacy that clients have spent so far; its state is in the checkpoint.
+    """The privacy that clients have spent so far; without record-level privacy, it counts nothing.
 
-    Without record-level privacy, it counts nothing.
-
-    Attributes:
-        plan: the noise of every client; None without record-level privacy.
-        rounds: (N,) rounds in which each client trained.
-        evaluations: scalar; evaluations for which models were fine-tuned.
+    `rounds` (N,) counts those in which each client trained, `evaluations` those for which models were fine-tuned.
     """
 
     def __init__(self, context: RunContext, *, is_secret: bool = False) -> None:
@@ -263,26 +246,19 @@ class RecordLedger:
             self.rounds[ids[~torch.isin(ids, dropouts)].cpu()] += 1
 
     def add_evaluation(self) -> None:
-        """Count an evaluation, for which models may be fine-tuned."""
         self.evaluations += 1
 
     def state_tree(self) -> dict[str, Any]:
-        """Return the counts for a checkpoint."""
         return {"privacy": {"rounds": self.rounds, "evaluations": self.evaluations}} if self.plan else {}
 
     def load(self, flat: Mapping[str, Tensor]) -> None:
-        """Take over the counts of a checkpoint, which may have fewer clients."""
         if self.plan:
             before = flat["privacy/rounds"]
             self.rounds[: len(before)] = before
             self.evaluations = flat["privacy/evaluations"].clone()
 
     def facts(self, repeats: int = 0) -> dict[str, Any]:
-        """Return the facts about the privacy of the run, with one number per evaluated client.
-
-        Args:
-            repeats: rounds that nodes may have trained twice, with other noise, after an interruption.
-        """
+        """Return the facts about the privacy of the run, with one number per evaluated client."""
         if not self.plan:
             return {}
         plan, ids = self.plan, self.plan.context.eval_ids.tolist()
@@ -305,7 +281,6 @@ class RecordLedger:
         }
 
     def notes(self, repeats: int = 0) -> list[str]:
-        """Return the sentences about it for the table."""
         if not self.plan:
             return []
         context = self.plan.context

@@ -68,10 +68,8 @@ class ClientStates:
     ) -> "ClientStates":
         """Make the state before the first round, in which clients hold the initial model.
 
-        Args:
-            client_ids: (M,) numbers of the clients, sorted.
-            make_payload: gives the first payloads; without it, they come later by `store_payload`.
-            own_buffers: buffers (M, ...) that differ between clients.
+        Without `make_payload`, the first payloads come later by `store_payload`. `own_buffers` (M, ...) differ between
+        clients.
         """
         algorithm, task = context.algorithm, context.task
         own, first = own_buffers or Params(), task.buffers
@@ -95,7 +93,6 @@ class ClientStates:
         )
 
     def state_tree(self) -> dict[str, Any]:
-        """Return everything as a nest of dicts, for a checkpoint."""
         return {
             "local_state": self.local_state,
             "memory": self.memory,
@@ -107,7 +104,6 @@ class ClientStates:
         }
 
     def load_state_tree(self, tree: dict[str, Any]) -> None:
-        """Take over the state of a checkpoint."""
         self.local_state, self.personal, self.buffers = tree["local_state"], tree["personal"], tree["buffers"]
         self.memory = tree["memory"]
         self.fresh, self.statistics = tree["fresh"], tree["statistics"]
@@ -115,7 +111,6 @@ class ClientStates:
             self.sent = Payload(**tree["sent"])
 
     def rows_of(self, ids: Tensor) -> Tensor:
-        """Return the rows of clients `ids`."""
         return ids if self._are_all else torch.searchsorted(self.client_ids, ids)
 
     @cached_property
@@ -129,12 +124,7 @@ class ClientStates:
         put_payload_rows(self.sent, self.rows_of(ids), payload)
 
     def receive(self, ids: Tensor, payload: Payload, statistics: Params | None = None) -> None:
-        """Give clients `ids` a payload, with the averaged BatchNorm statistics.
-
-        Args:
-            ids: (C,) numbers of the clients.
-            statistics: (C, ...) the statistics that came with the payload, if they are older than the current ones.
-        """
+        """Give clients `ids` a payload, with the averaged BatchNorm statistics, or older ones that came with it."""
         if self.sent is not None:
             self.store_payload(ids, payload)
         rows = self.rows_of(ids)
@@ -160,9 +150,7 @@ class ClientStates:
     ) -> ClientInputs:
         """Return the state from which clients `ids` (C,) start training.
 
-        Args:
-            is_uploaded: (C,) see `RoundContext`.
-            fresh: (C,) whether the payload is new to the client; by default as the client received it.
+        `fresh` (C,) says whether the payload is new to the client; by default as the client received it.
         """
         rows = self.rows_of(ids)
         inputs = ClientInputs(
@@ -188,13 +176,7 @@ class ClientStates:
         self.fresh[rows] = False
 
     def models(self, rule: ModelRule, ids: Tensor, make_payload: PayloadFactory) -> Params:
-        """Return the models (E, ...) that a rule gives clients.
-
-        Args:
-            rule: makes a client's model from its payload, its local state, and whether the payload is fresh.
-            ids: (E,) numbers of the clients.
-            make_payload: gives the payloads if clients keep none.
-        """
+        """Return the models (E, ...) that a rule gives clients `ids` (E,); `make_payload` if they keep none."""
         n, rows = len(self.fresh), self.rows_of(ids)
         if self.sent is not None:
             sent = Payload(
@@ -216,12 +198,9 @@ class ClientStates:
 
 @dataclass
 class KeptModels:
-    """The kept models of the M clients of a backend, one row each; nothing if no model is to be kept.
+    """The kept models and buffers (M, ...) of the clients of a backend; nothing if no model is to be kept.
 
-    Attributes:
-        params: parameters (M, ...).
-        buffers: buffers (M, ...).
-        is_kept: (M,) whether a client's model was kept; until then its row is the initial model.
+    Until a client's model `is_kept` (M,), its row is the initial model.
     """
 
     params: RowStack
@@ -242,21 +221,17 @@ class KeptModels:
 
     @property
     def has_models(self) -> bool:
-        """True if any model was kept."""
         return bool(self.is_kept.any())
 
     def put(self, rows: Tensor, params: Params, buffers: Params) -> None:
-        """Keep models in place of some rows."""
         self.params.put_rows(rows, params)
         self.buffers.put_rows(rows, buffers)
         self.is_kept[rows] = True
 
     def state_tree(self) -> dict[str, Any]:
-        """Return everything as a nest of dicts, for a checkpoint."""
         return {"params": self.params, "buffers": self.buffers, "is_kept": self.is_kept}
 
     def load_state_tree(self, tree: dict[str, Any]) -> None:
-        """Take over the state of a checkpoint."""
         self.params, self.buffers, self.is_kept = tree["params"], tree["buffers"], tree["is_kept"]
 
 

@@ -36,11 +36,7 @@ MAX_LISTED = 5
 
 
 def check_attack(settings: Settings, federation: Federation | FederationInfo | None = None) -> None:
-    """Check the attack of the settings, and whether it suits the data if they are known; do nothing without one.
-
-    Raises:
-        ConfigError: there is no such attack, it needs classes, or no honest client would be left.
-    """
+    """Check the attack of the settings, and whether it suits the data if they are known; do nothing without one."""
     if settings.attack is None:
         return
     chosen = parse_attack(settings.attack.name)
@@ -58,9 +54,6 @@ def sample_attackers(settings: Settings, federation: Federation | FederationInfo
     """Draw the clients that attack, sorted; none without an attack.
 
     The seed of the split draws them, so that all methods and seeds of a comparison have the same honest clients.
-
-    Raises:
-        ConfigError: no honest client would be left.
     """
     if settings.attack is None:
         return []
@@ -77,11 +70,7 @@ def sample_attackers(settings: Settings, federation: Federation | FederationInfo
 
 
 class Attack(UploadStep[None]):
-    """Poison the attackers' training rows, and corrupt their uploads.
-
-    Args:
-        context: the run; its attackers are the clients that are excluded from all scores.
-    """
+    """Poison the attackers' training rows, and corrupt their uploads; attackers are excluded from all scores."""
 
     name = "attack"
     needs = "sums"

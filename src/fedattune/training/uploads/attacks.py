@@ -45,15 +45,12 @@ class View(NamedTuple):
 
     @property
     def n_attackers(self) -> int:
-        """Number of attackers A that upload."""
         return len(next(iter(self.trained.values())))
 
     def negate_head(self, models: Params) -> Params:
-        """Negate the last layer of models."""
         return Params({k: -v if k in self.head else v for k, v in models.items()})
 
     def repeat_victim(self) -> Params:
-        """Return the victim's upload once for each attacker."""
         return self.honest.rows(self.victim).repeat(self.n_attackers)
 
 
@@ -213,13 +210,7 @@ NEEDS_CLASSES = {"label_shift", "backdoor"}
 
 
 class ChosenAttack(NamedTuple):
-    """An attack with its strength.
-
-    Attributes:
-        name: name of the attack.
-        attack: the attack.
-        strength: the number that it takes; 0 if it takes none.
-    """
+    """An attack with its name and strength, 0 if it takes none."""
 
     name: str
     attack: Attack
@@ -228,9 +219,6 @@ class ChosenAttack(NamedTuple):
 
 def parse_attack(text: str) -> ChosenAttack:
     """Read `NAME` or `NAME:NUMBER`.
-
-    Raises:
-        ConfigError: there is no such attack, or it takes no such number.
 
     Examples:
         >>> parse_attack("scaled_update:3").strength
@@ -261,7 +249,6 @@ def _draw_normal(rng: np.random.Generator, like: Tensor) -> Tensor:
 
 
 def _measure_norms(models: Params) -> Tensor:
-    """Return the norm of each model of a stack (A,)."""
     squares = [v.reshape(len(v), -1).double().square().sum(1) for v in models.values()]
     return torch.stack(squares).sum(0).sqrt()
 

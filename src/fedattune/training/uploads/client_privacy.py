@@ -40,11 +40,8 @@ def count_participations(settings: Settings, n_clients: int, rounds: int) -> int
 class UploadAccounting:
     """The noise multiplier and the epsilon of the uploads of a run.
 
-    Attributes:
-        settings: settings of the run.
-        n_clients: number of clients.
-        is_sum: whether observers see the noise once, on the sum of the uploads, in place of noise on each.
-        is_secret: whether this is no simulation: clients may join, and nodes have the seed that draws cohorts.
+    `is_sum` says that observers see the noise once, on the sum of the uploads, in place of noise on each. `is_secret`
+    says that this is no simulation: clients may join, and nodes have the seed that draws cohorts.
     """
 
     settings: Settings
@@ -54,7 +51,6 @@ class UploadAccounting:
 
     @property
     def noise(self) -> ClientNoiseOptions:
-        """The options of the noise."""
         assert self.settings.privacy.client is not None
         return self.settings.privacy.client
 
@@ -68,7 +64,6 @@ class UploadAccounting:
 
     @property
     def cohort_size(self) -> int:
-        """Clients in a cohort."""
         return self.settings.participation.cohort_size(self.n_clients)
 
     @cached_property
@@ -84,11 +79,7 @@ class UploadAccounting:
         return min(found)
 
     def epsilon(self, rounds: int, repeats: int = 0) -> float:
-        """Return the epsilon after some rounds.
-
-        Args:
-            repeats: rounds that were done again with other noise, after an interruption.
-        """
+        """Return the epsilon after some rounds, of which `repeats` were done again with other noise."""
         noise, delta = self.multiplier, self.settings.privacy.delta
         found = [epsilon_of(noise, 1, self.count_uploads(rounds) + repeats, delta, sampling="none")]
         if self.has_hidden_cohort:
@@ -108,11 +99,8 @@ class UploadAccounting:
 class ClientPrivacy(UploadStep[None]):
     """Clip and noise what leaves clients, and account the epsilon that this costs.
 
-    Attributes:
-        context: the run.
-        noise: the noise that the user asks for.
-        is_sum: whether only the sum of the uploads is protected, which must be all that later steps look at.
-        is_secret: whether this is no simulation: the noise comes from the operating system.
+    `is_sum` says that only the sum of the uploads is protected, which must be all that later steps look at. `is_secret`
+    says that this is no simulation: the noise comes from the operating system.
     """
 
     name = "client_privacy"
@@ -128,11 +116,7 @@ class ClientPrivacy(UploadStep[None]):
     def make(
         cls, context: RunContext, *, needs_uploads: bool = False, is_secret: bool = False
     ) -> "ClientPrivacy | None":
-        """Return the noise of a run; None if it has none.
-
-        Args:
-            needs_uploads: whether a later step looks at single uploads: then each upload is protected.
-        """
+        """Return the noise of a run; if a later step looks at single uploads, each upload is protected."""
         noise = context.settings.privacy.client
         if noise is None:
             return None
@@ -142,12 +126,10 @@ class ClientPrivacy(UploadStep[None]):
 
     @property
     def is_central(self) -> bool:
-        """True if the server adds the noise."""
         return self.noise.where == "central"
 
     @cached_property
     def accounting(self) -> UploadAccounting:
-        """The noise multiplier and the epsilon."""
         return UploadAccounting(self.context.settings, self.context.n_clients, self.is_sum, self.is_secret)
 
     def on_client(self, uploads: RoundUploads, memory: Params, context: StepContext) -> tuple[RoundUploads, Params]:
@@ -162,7 +144,6 @@ class ClientPrivacy(UploadStep[None]):
         return state, replace(uploads, n=torch.ones_like(uploads.n))
 
     def protect(self, uploads: RoundUploads) -> RoundUploads:
-        """Clip and noise what C clients upload."""
         context, settings = self.context, self.context.settings
         start = context.task.params.only(uploads.upload.params)
         if context.algorithm.server.traits.sends_models:
@@ -187,7 +168,6 @@ class ClientPrivacy(UploadStep[None]):
         return Report(facts, self._describe(facts))
 
     def facts(self, rounds: int, repeats: int = 0) -> dict[str, Any]:
-        """Return the facts about the privacy of a run after some rounds."""
         accounting, n = self.accounting, self.context.n_clients
         size, epsilon = accounting.cohort_size, accounting.epsilon(rounds, repeats)
         cohort = "all clients in every round"

@@ -42,9 +42,6 @@ SEPARATOR = "|"
 def parse_compression(text: str) -> tuple[str, float]:
     """Read `int8`, `topk` or `topk:SHARE`.
 
-    Raises:
-        ConfigError: there is no such compression, or its share is not above 0 and at most 1.
-
     Examples:
         >>> parse_compression("topk:0.01"), parse_compression("int8")
         (('topk', 0.01), ('int8', 1.0))
@@ -66,12 +63,7 @@ def parse_compression(text: str) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class Compression(UploadStep[None]):
-    """Send a code of each update in place of the model.
-
-    Attributes:
-        method: `topk` or `int8`.
-        share: share of the values that `topk` sends.
-    """
+    """Send a code of each update in place of the model; `topk` sends a share of the values."""
 
     name = "compression"
     needs = "uploads"
@@ -81,7 +73,6 @@ class Compression(UploadStep[None]):
 
     @classmethod
     def make(cls, context: RunContext) -> "Compression | None":
-        """Return the step of a run; None without compression."""
         text = context.settings.uploads.compress
         return None if text is None else cls(*parse_compression(text))
 
@@ -133,11 +124,7 @@ class Compression(UploadStep[None]):
         return {"places": places.to(torch.int32), "values": rows.gather(1, places)}
 
     def decode(self, code: dict[str, Tensor], like: Tensor) -> Tensor:
-        """Return the updates (C, ...) of a code; rows with impossible places are not numbers.
-
-        Args:
-            like: a stack (C, ...) of the same shape and type.
-        """
+        """Return the updates of a code, shaped like `like` (C, ...); rows with impossible places are not numbers."""
         if self.method == "int8":
             scale = code["scale"].view(-1, *[1] * (like.dim() - 1))
             return code["codes"].to(like.dtype) * scale.to(like.dtype)

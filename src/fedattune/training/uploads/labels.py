@@ -66,8 +66,7 @@ MOST_OF_A_ROUND = 1.0
 class LabelCheck:
     """Find clients whose classes look like other classes of the others, round after round.
 
-    Args:
-        layers: names of the weights that may be the last layer, with one row per class.
+    `layers` names the weights that may be the last layer, with one row per class.
     """
 
     def __init__(self, layers: Sequence[str]) -> None:
@@ -76,13 +75,9 @@ class LabelCheck:
     def __call__(
         self, evidence: dict[int, float], ids: Tensor, sent: Params, uploaded: Params, excluded: Iterable[int]
     ) -> list[int]:
-        """Return the rows of uploads to reject.
+        """Return the rows of uploads (N, ...) of clients `ids` (N,) to reject.
 
-        Args:
-            evidence: client -> sum of its contradictions; honest rounds make it negative. This round is added.
-            ids: (N,) numbers of the clients.
-            sent: what they were sent (N, ...).
-            uploaded: what they uploaded (N, ...).
+        `evidence` has each client's sum of contradictions, which honest rounds make negative; this round is added.
         """
         clients, out = ids.tolist(), set(excluded)
         rows = [row for row in range(len(clients)) if row not in out]
@@ -95,7 +90,6 @@ class LabelCheck:
 
 
 def _add_round(evidence: dict[int, float], clients: Sequence[int], updates: Tensor) -> None:
-    """Add the evidence of the updates (N, C, F) of a round."""
     suspects = [row for row, client in enumerate(clients) if _is_suspect(evidence, client)]
     scores = score_labels(updates, suspects)
     if scores is None:
@@ -114,11 +108,7 @@ def _is_suspect(evidence: Mapping[int, float], client: int) -> bool:
 
 
 def find_last_layers(task: Task, n_classes: int) -> list[str]:
-    """Return the names of weights (classes, features) that may be the last layer of a model: its heads, if it has any.
-
-    Args:
-        n_classes: number of classes; 0 if a number is predicted.
-    """
+    """Return the names of weights (classes, features) that may be the last layer of a model: its heads, if any."""
     if not 2 <= n_classes <= MAX_CLASSES:
         return []
     heads = [name for name in task.params if name.endswith("head.weight")] or Head().names(task.model)[:1]
@@ -126,14 +116,10 @@ def find_last_layers(task: Task, n_classes: int) -> list[str]:
 
 
 def score_labels(updates: Tensor, suspects: Iterable[int] = ()) -> Tensor | None:
-    """Score how well each client's classes agree with those of the others.
+    """Score how well each client's classes agree with those of the others, from the updates (N, C, F) of a round.
 
-    Args:
-        updates: (N, C, F) updates of the last layer.
-
-    Returns:
-        (N,) scores same_i - other_i as ratios to the median of the clients that make prototypes, not below -TOLERATED
-        where other_i is small; None if these clients do not agree.
+    Return scores (N,) same_i - other_i as ratios to the median of the clients that make prototypes, not below
+    -TOLERATED where other_i is small; None if these clients do not agree.
     """
     n = len(updates)
     updates = updates / updates.flatten(1).norm(dim=1).amax().clamp_min(1e-30)  # products must not overflow

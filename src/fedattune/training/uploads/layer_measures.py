@@ -33,11 +33,7 @@ class LayerMeasures(NamedTuple):
 def measure_layers(
     upload: Payload, sent: Payload, r: int | None, disagreeing: Container[str] = (), *, are_models_sent: bool
 ) -> dict[str, LayerMeasures]:
-    """Measure every layer of the uploads.
-
-    Args:
-        r: number of the round, which chooses the sampled values; None if directions do not matter.
-    """
+    """Measure every layer of the uploads of round `r`, which chooses the sampled values; None: no directions."""
     before = sent.params if are_models_sent else Params()
     layers: dict[str, list[str]] = {}
     for name in upload.params:
@@ -75,11 +71,7 @@ def _measure(rows: Params, sent: Params, r: int | None) -> LayerMeasures:
 
 
 def compare_directions(updates: Tensor, voters: list[int]) -> Tensor:
-    """Return the cosine (C,) of each update with the coordinate-wise lower median of the other voters' updates.
-
-    Args:
-        updates: (C, P) the updates.
-    """
+    """Return the cosine (C,) of each update (C, P) with the lower median of the other voters' values."""
     ordered = updates[voters].sort(0).values
     k = len(ordered)
     below = (k - 2) // 2  # position of the median of k - 1 values

@@ -46,11 +46,7 @@ BUILT_IN = tuple(step.name for step in (Compression, Attack, ClientPrivacy, Scre
 
 
 def check_upload_steps(settings: Settings, federation: Federation | FederationInfo | None = None) -> None:
-    """Check the settings of all steps, and whether they suit the data if these are known.
-
-    Raises:
-        ConfigError: an attack, a compression, a robust rule or a custom step is unknown or impossible.
-    """
+    """Check the settings of all steps, and whether they suit the data if these are known."""
     check_attack(settings, federation)
     if settings.uploads.compress is not None:
         parse_compression(settings.uploads.compress)
@@ -83,11 +79,7 @@ def find_excluded(settings: Settings, federation: Federation | FederationInfo) -
 
 
 def load_custom_steps(settings: Settings) -> list[UploadStep[Any]]:
-    """Load the steps that the user names.
-
-    Raises:
-        ConfigError: a name leads to no step.
-    """
+    """Load the steps that the user names."""
     steps = []
     for name in filter(None, map(str.strip, (settings.uploads.steps or "").split(","))):
         step = load_function(name, "the upload step")()
@@ -141,14 +133,7 @@ def _drop_none(*steps: Step | None) -> tuple[Step, ...]:
 
 
 class UploadPipeline:
-    """The steps of a run at the server, with their states.
-
-    Args:
-        context: what steps know of the run.
-
-    Attributes:
-        steps: the steps in the order in which uploads pass them.
-    """
+    """The steps of a run at the server, in the order in which uploads pass them, with their states."""
 
     def __init__(self, context: StepContext) -> None:
         run = context.run
@@ -175,7 +160,6 @@ class UploadPipeline:
 
     @property
     def adds_noise(self) -> bool:
-        """True if a step adds secret noise."""
         return any(step.adds_noise for step in self.steps)
 
     def receive(self, uploads: RoundUploads) -> RoundUploads:
@@ -223,7 +207,6 @@ class UploadPipeline:
         return {str(i): dump_state(state) for i, state in enumerate(self._states) if state is not None}
 
     def load(self, values: Mapping[str, Any]) -> None:
-        """Take over the states of a checkpoint."""
         self._states = [
             load_state(state, values[str(i)]) if str(i) in values else state for i, state in enumerate(self._states)
         ]

@@ -23,14 +23,7 @@ TRIGGER_VALUE = 3.0
 
 
 class Rows(NamedTuple):
-    """Training rows of one attacker.
-
-    Attributes:
-        x: samples (m, *shape), as the federation keeps them.
-        y: class numbers (m,), or standardized targets.
-        federation: the data, for classes and scaling.
-        strength: the number that the attack takes.
-    """
+    """Training rows of one attacker: samples (m, *shape) and class numbers or standardized targets (m,), as stored."""
 
     x: Tensor
     y: Tensor
@@ -117,12 +110,7 @@ def poison_rows(federation: Federation, attackers: Sequence[int], poison: DataAt
 def measure_backdoor(context: RunContext, models: RowStack, buffers: RowStack) -> float | None:
     """Measure the share of triggered test rows of other classes that honest clients' models take for the target.
 
-    Args:
-        models: the judged models (E, ...) of the evaluated clients.
-        buffers: their buffers (E, ...).
-
-    Returns:
-        The share; None if models or rows are elsewhere.
+    Return None if models or rows are elsewhere.
     """
     federation = context.federation
     if not isinstance(federation, Federation) or not models:

@@ -36,11 +36,7 @@ def _limit(rule: ServerUpdate[Any], limits: MixtureLimits) -> ServerUpdate[Any]:
 
 
 def find_trusted(context: RunContext) -> list[int]:
-    """Return the numbers of the trusted clients.
-
-    Raises:
-        ConfigError: a name is no client's, or there is none where one is needed.
-    """
+    """Return the numbers of the trusted clients."""
     names = [name.strip() for name in (context.settings.defence.trusted or "").split(",") if name.strip()]
     numbers = {name: i for i, name in enumerate(context.federation.names)} if names else {}
     if unknown := [name for name in names if name not in numbers]:
@@ -55,10 +51,7 @@ def find_trusted(context: RunContext) -> list[int]:
 class RobustAggregation(UploadStep[None]):
     """Replace each upload by the robust aggregate, if the user wants one and the method averages.
 
-    Attributes:
-        rule: the rule; None if nothing replaces uploads.
-        share: share of the uploads that may be malicious.
-        trusted: numbers of the trusted clients.
+    The rule is None if nothing replaces uploads.
     """
 
     name = "robust"
@@ -69,7 +62,6 @@ class RobustAggregation(UploadStep[None]):
 
     @classmethod
     def make(cls, context: RunContext) -> "RobustAggregation | None":
-        """Return the step of a run; None if nothing is robust in it."""
         settings, trusted = context.settings.defence, tuple(find_trusted(context))
         if settings.robust == "off" and settings.max_share is None:
             return None
@@ -82,7 +74,6 @@ class RobustAggregation(UploadStep[None]):
 
     @property
     def needs(self) -> Literal["uploads", "sums"]:  # type: ignore[override]
-        """Single uploads, if a rule replaces them."""
         return "uploads" if self.rule else "sums"
 
     def on_server(self, state: None, uploads: RoundUploads, context: StepContext) -> tuple[None, RoundUploads]:

@@ -106,11 +106,8 @@ class ScreenState:
 class Screening(UploadStep[ScreenState]):
     """Reject uploads that no honest client sends, and bound the sample counts that clients claim.
 
-    Args:
-        context: the run. Where only sums mean anything, no single upload is looked at.
-
-    Attributes:
-        mode: the rules: `on`, `groups` or `off`; uploads that are not finite are rejected in any case.
+    The mode is `on`, `groups` or `off`; uploads that are not finite are rejected in any case. Where only sums mean
+    anything, no single upload is looked at.
     """
 
     name = "screening"
@@ -312,11 +309,7 @@ def describe_screening(facts: Mapping[str, Any]) -> list[str]:
 
 
 def find_finite(uploads: RoundUploads, layers: Mapping[str, LayerMeasures]) -> Tensor:
-    """Return which uploads are finite, with all that comes with them, (C,).
-
-    Args:
-        layers: their measures. If all are finite, so are the measured values.
-    """
+    """Return which uploads are finite, with all that comes with them, (C,); finite measures tell it of the models."""
     is_finite = torch.ones(len(uploads.ids), dtype=torch.bool, device=uploads.ids.device)
     are_measured = bool(layers) and bool(torch.isfinite(torch.stack([one.squares for one in layers.values()])).all())
     models = () if are_measured else (uploads.upload.params,)
@@ -328,12 +321,7 @@ def find_finite(uploads: RoundUploads, layers: Mapping[str, LayerMeasures]) -> T
 
 
 def check_layers(layers: Mapping[str, LayerMeasures], is_finite: Tensor, faults: dict[int, Fault]) -> None:
-    """Reject uploads with a layer that was reversed, erased or blown up, by the share that it keeps of what was sent.
-
-    Args:
-        is_finite: (C,) the uploads to compare.
-        faults: fault by row; new ones are added.
-    """
+    """Reject uploads with a layer that was reversed, erased or blown up, by the share that it keeps of the sent one."""
     if int(is_finite.sum()) < MIN_CLIENTS:
         return
     for layer, one in layers.items():

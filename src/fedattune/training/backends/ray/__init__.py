@@ -17,10 +17,6 @@ def open_ray_backend(settings: Settings) -> Iterator[Callable[[RunContext, Paylo
     """Yield a factory of backends on Ray; None if the settings name another engine.
 
     At the end of the block, the backends release their actors, and Ray stops if this block started it.
-
-    Raises:
-        ConfigError: Ray is not installed, its address is wrong, or it lacks resources.
-        RunError: Ray cannot be started or reached.
     """
     if settings.execution.ray is None:
         yield None

@@ -57,7 +57,6 @@ class RayActor:
         return reply.head, to_arrays(reply.tensors)
 
     def close(self) -> None:
-        """Forget the clients."""
         self.backend = None
 
 
@@ -90,13 +89,9 @@ INLINE_BYTES = 100_000
 
 
 class RayMessage(NamedTuple):
-    """A message for one actor, packed for Ray.
+    """A message for one actor, packed for Ray: its head, the names of its tensors in order, and the arrays.
 
-    Attributes:
-        head: head of the message.
-        names: names of its tensors in order.
-        own: arrays for this actor alone, or Ray's reference to them.
-        shared: arrays for all actors, or Ray's reference to them.
+    `own` arrays are for this actor alone, `shared` ones for all actors; large ones are Ray's references.
     """
 
     head: dict[str, Any]
@@ -125,11 +120,9 @@ def pack_messages(ray: Any, messages: Mapping[int, WorkerMessage]) -> dict[int, 
 
 
 def _is_same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors share the same memory."""
     return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
 
 
 def _put(ray: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Copy tensors to arrays, large ones into Ray's object store."""
     arrays, nbytes = to_arrays(tensors), sum(v.numel() * v.element_size() for v in tensors.values())
     return ray.put(arrays) if nbytes > INLINE_BYTES else {k: v.copy() for k, v in arrays.items()}

@@ -39,11 +39,6 @@ class RayTransport:
             self._open(worker, opening)
 
     def exchange(self, groups: Sequence[Group]) -> list[Outcome]:
-        """Send each actor its messages.
-
-        Raises:
-            RunError: an actor is lost.
-        """
         return [Outcome(self._exchange(group)) for group in groups]
 
     def _exchange(self, messages: Group) -> dict[int, WorkerMessage]:
@@ -75,11 +70,9 @@ class RayTransport:
         )
 
     def _submit(self, worker: int, message: RayMessage) -> Any:
-        """Send a message to an actor, and return the pending reply."""
         return self.actors[worker].serve.remote(*message)
 
     def _open(self, worker: int, opening: Any) -> None:
-        """Wait until an actor has its clients."""
         try:
             version = self._get(opening, timeout=START_TIMEOUT_S)
         except self.ray.exceptions.GetTimeoutError as error:

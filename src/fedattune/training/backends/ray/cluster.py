@@ -36,11 +36,7 @@ _connections: "list[RayCluster]" = []
 
 
 def check_ray(settings: Settings) -> None:
-    """Check that Ray is installed and the cluster answers, if the settings need them; start nothing.
-
-    Raises:
-        ConfigError: Ray is not installed, or the address does not answer.
-    """
+    """Check that Ray is installed and the cluster answers, if the settings need them; start nothing."""
     ray = settings.execution.ray
     if ray is None:
         return
@@ -80,10 +76,6 @@ def connect_ray(settings: Settings) -> "Iterator[RayCluster]":
     """Connect to Ray: reuse the connection of an outer block or of the user's `ray.init`, or open a new one.
 
     At the end of the block, the actors end, and so does Ray if this block started it.
-
-    Raises:
-        ConfigError: Ray is not installed, or its address is wrong.
-        RunError: Ray cannot be started or joined.
     """
     check_ray(settings)
     if _connections:
@@ -133,11 +125,7 @@ class RayCluster:
             raise RunError(f"engine ray: cannot {where}: {summarize_error(error)}{hint}") from error
 
     def count_actors(self, ray: Ray, n_clients: int) -> int:
-        """Count the actors that the options ask for: by default one per core, or as many as the GPUs hold.
-
-        Raises:
-            ConfigError: the cluster has too few GPUs.
-        """
+        """Count the actors that the options ask for: by default one per core, or as many as the GPUs hold."""
         has = self.ray.cluster_resources()
         share, gpus = ray.gpus, float(has.get("GPU", 0))
         most = int(gpus / share + 1e-9) if share else max(1, int(has.get("CPU", 1)))
@@ -150,7 +138,6 @@ class RayCluster:
         return n
 
     def count_threads(self, actors: int) -> int:
-        """Count the threads of each actor."""
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // actors)
 
     def acquire(self, gpus: float) -> Any:
