@@ -14,7 +14,7 @@ from fedattune.core.payload import Payload
 from fedattune.privacy.accounting import epsilon_of
 from fedattune.server.average import weighted_sum
 from fedattune.training.sampling import sample_cohort
-from fedattune.training.uploads.client_privacy import ClientPrivacy, UploadAccounting, count_participations
+from fedattune.training.uploads.client_privacy import ClientPrivacy, UploadAccounting
 from fedattune.training.uploads.step import RoundUploads
 
 DP: dict[str, Any] = {"dp_client": 5.0, "dp_delta": 0.01}
@@ -33,8 +33,8 @@ def test_a_budget_is_kept_and_spent_at_the_end() -> None:
 def test_participations_are_those_of_the_cohorts() -> None:
     settings = Settings(rounds=12, cohort=5, seed=3)
     cohorts = torch.cat([sample_cohort(settings, 50, r) for r in range(1, 13)])
-    assert count_participations(settings, 50, 12) == int(cohorts.bincount().max())
-    assert count_participations(Settings(rounds=12), 50, 12) == 12
+    assert UploadAccounting(settings, 50, True).count_uploads(12) == int(cohorts.bincount().max())
+    assert UploadAccounting(Settings(rounds=12), 50, True).count_uploads(12) == 12
 
 
 def test_hidden_cohorts_help_sums_alone() -> None:

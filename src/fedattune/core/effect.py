@@ -17,10 +17,6 @@ class Mechanism(NamedTuple):
         part: the values, in one plural word: `weights`, `steps`, `updates`, `starts`, `models` or `predictions`.
         reference: the same values without the mechanism.
         equivalent: what a run with these values is.
-
-    Examples:
-        >>> Mechanism("steps", "steps without the proximal term", "one without the proximal term").part
-        'steps'
     """
 
     part: str

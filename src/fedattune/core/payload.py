@@ -1,7 +1,7 @@
 """Define the values that server, engine and clients exchange in one round."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -57,9 +57,13 @@ class Payload(NamedTuple):
     params: Params
     extra: dict[str, Params] = {}  # noqa: RUF012 (a NamedTuple has no factories; nobody writes to it)
 
+    def map(self, f: Callable[[Params], Params]) -> "Payload":
+        """Apply `f` to the model and to each extra."""
+        return Payload(f(self.params), {k: f(v) for k, v in self.extra.items()})
+
     def rows(self, ids: Tensor | int | slice) -> "Payload":
         """Return the rows of clients `ids` of a stack of payloads."""
-        return Payload(self.params.rows(ids), {k: v.rows(ids) for k, v in self.extra.items()})
+        return self.map(lambda part: part.rows(ids))
 
     def traffic(self) -> Traffic:
         """Count the bytes of the payload."""

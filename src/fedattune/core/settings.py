@@ -60,9 +60,7 @@ class Training(Group):
     )
     epochs: Count | None = Field(None, description="local epochs per round, instead of steps")
     batch_size: Count = Field(20, description="samples in a mini-batch")
-    lr: Annotated[float, Field(gt=0, le=MAX_FLOAT32, allow_inf_nan=False)] = Field(
-        0.02, description="local learning rate"
-    )
+    lr: PositiveFloat32 = Field(0.02, description="local learning rate")
     weight_decay: NonNegativeFloat32 | None = Field(
         None, description="l2 coefficient of every gradient, the same for all methods (default: the method's)"
     )
@@ -429,24 +427,12 @@ RAY_DEFAULTS: dict[str, Any] = {info.alias or name: info.default for name, info 
 """Settings that need engine ray, and their defaults."""
 
 UNDISTURBED: dict[str, Any] = {
-    "cohort": 1.0,
-    "drop_out": 0.0,
-    "held_out": 0,
-    "eval_clients": None,
-    "attack": None,
-    "attackers": None,
-}
+    "cohort": 1.0, "drop_out": 0.0, "held_out": 0, "eval_clients": None, "attack": None, "attackers": None,
+}  # fmt: skip
 """Settings with which all clients of a federation train, all are evaluated, and none is malicious."""
 
 SIMULATION_SETTINGS = {
-    *RAY_DEFAULTS,
-    "attack",
-    "attackers",
-    "held_out",
-    "join_rounds",
-    "engine",
-    "client_state",
-    "early_stopping",
+    *RAY_DEFAULTS, "attack", "attackers", "held_out", "join_rounds", "engine", "client_state", "early_stopping",
     "upload_steps",
-}
+}  # fmt: skip
 """Settings that only a simulation has."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..core.algorithm import Algorithm
 from ..core.effect import Effect
 from ..core.errors import DivergedError, summarize_error
-from ..core.params import Params
+from ..core.params import Params, copy_dense
 from ..core.payload import MixingMatrices, Payload, count_traffic
 from ..core.settings import Settings
 from ..data import Federation
@@ -32,7 +32,7 @@ from .backends.local import LocalBackend
 from .checkpoints import RunCheckpoints, RunStatus, save_models
 from .clients.evaluation import PointScores
 from .clients.options import ClientLedger
-from .clients.state import PayloadFactory, copy_rows, to_cpu
+from .clients.state import PayloadFactory, to_cpu
 from .effects import average_effects, choose_measured, read_last_mixing
 from .notes import collect_client_scalars, collect_facts, collect_missing_facts, collect_notes, merge_clients
 from .server import Server
@@ -103,16 +103,8 @@ class RoundLoop:
         self.ledger = ClientLedger(self.context, is_secret=self.backend.traits.is_deployed)
         self.checkpoints: RunCheckpoints | None = None
         if folder:
-            self.checkpoints = RunCheckpoints(
-                folder,
-                config["algorithm"],
-                self.context,
-                self.server,
-                self.backend,
-                self.store,
-                self.uploads,
-                self.ledger,
-            )
+            parts = self.server, self.backend, self.store, self.uploads, self.ledger
+            self.checkpoints = RunCheckpoints(folder, config["algorithm"], self.context, *parts)
             self.status = self.checkpoints.load()
             self.stopping.add_rounds(self.store.scores("validation"), self.context.algorithm.evaluation_point)
             if self._lacks_received_scores(self.record.round):
@@ -381,7 +373,7 @@ class RoundLoop:
         }
         if not is_finished and isinstance(models, Params) and isinstance(buffers, Params):
             # The models that were evaluated last may be the ones that clients hold, and went on changing.
-            models, buffers = copy_rows(models), copy_rows(buffers)
+            models, buffers = models.map(copy_dense), buffers.map(copy_dense)
         return Result(
             self.config,
             facts,

@@ -12,7 +12,6 @@ from ..core.payload import ServerState
 from ..core.selectors import AllParameters, BatchNorms, NoParameters
 from ..data import Federation
 from ..data.client_index import PARTS
-from ..data.federated import FederationInfo
 from ..runs.context import RunContext
 from ..runs.metrics import MERGED_NAME
 from ..runs.rows import RowStack
@@ -42,7 +41,7 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
         "n_parameters": context.task.params.numel(),
         "input_shape": list(federation.input_shape),
         "classes": list(federation.classes),
-        "target_scale": _describe_target(federation),
+        "target_scale": federation.target_scale and federation.target_scale._asdict(),
         "clients": [
             {"id": federation.names[i], "n_train": train, "n_validation": validation, "n_test": test}
             for i, (train, validation, test) in zip(ids, sizes, strict=True)
@@ -64,11 +63,6 @@ def merge_clients(facts: Mapping[str, Any], context: RunContext) -> dict[str, An
     sizes = {key: sum(one[key] for one in facts["clients"]) for key in ("n_train", "n_validation", "n_test")}
     merged = {"clients": [{"id": MERGED_NAME, **sizes}], "numbers": [context.n_clients]}
     return {**facts, **merged, "population": context.n_clients}
-
-
-def _describe_target(federation: Federation | FederationInfo) -> dict[str, float] | None:
-    scale = federation.target_scale
-    return None if scale is None else scale._asdict()
 
 
 def collect_client_scalars(context: RunContext, models: RowStack) -> dict[str, Any]:

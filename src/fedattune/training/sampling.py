@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.errors import ConfigError
@@ -22,6 +23,16 @@ def sample_cohort(settings: Settings, n_clients: int, r: int) -> Tensor:
     return torch.from_numpy(
         np.sort(rng.choice(n_clients, settings.participation.cohort_size(n_clients), replace=False))
     )
+
+
+def count_cohorts(settings: Settings, n_clients: int, rounds: int) -> NDArray[np.int64]:
+    """Count in how many cohorts of the first rounds each client is (N,)."""
+    if settings.participation.cohort_size(n_clients) == n_clients:
+        return np.full(n_clients, rounds, dtype=np.int64)
+    counts = np.zeros(n_clients, dtype=np.int64)
+    for r in range(1, rounds + 1):
+        counts[sample_cohort(settings, n_clients, r).numpy()] += 1
+    return counts
 
 
 def sample_dropouts(settings: Settings, n_clients: int, r: int) -> Tensor:

@@ -22,7 +22,8 @@ from ..runs.context import RunContext
 from ..runs.rows import LazyModel, drop_laziness
 from .clients.acceptance import AcceptBetter
 from .sampling import sample_eval_ids, sample_newcomers
-from .uploads.pipeline import find_excluded, prepare_method
+from .uploads.pipeline import find_excluded
+from .uploads.robust import limit_mixtures
 
 
 def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
@@ -31,7 +32,7 @@ def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
     if settings.training.bn_affine == "local" and personal != BatchNorms():
         personal = AnyOf((personal, BatchNorms()))
     return replace(
-        prepare_method(algorithm, settings),
+        limit_mixtures(algorithm, settings),
         participation=algorithm.participation.override(settings.participation.train),
         personal=personal,
         bn_buffers=algorithm.bn_buffers or settings.training.bn_buffers,

@@ -9,13 +9,13 @@ from torch import Tensor
 from ...core.effect import Effect, Mechanism
 from ...core.faults import Fault
 from ...core.io import flatten_tree
-from ...core.params import Params, concatenate
+from ...core.params import Params, concatenate, copy_dense
 from ...core.payload import Payload, concatenate_payloads
 from ...engine.base import EvalPart, Scores
 from ...runs.context import RunContext
 from ...runs.rows import RowStack
 from ..clients.evaluation import PointScores
-from ..clients.state import PayloadFactory, copy_payload_rows, put_payload_rows
+from ..clients.state import PayloadFactory, put_payload_rows
 from .base import Backend, BackendTraits, TrainReply, TrainRequest
 from .message import WorkerMessage
 
@@ -69,7 +69,9 @@ class RemoteBackend(Backend):
         self.pending = torch.full_like(context.all_ids, replies_immediately, dtype=torch.bool)
         self.is_first = self.pending.clone()
         self.pending_statistics = self.statistics.copies(context.n_clients) if replies_immediately else Params()
-        self.sent = copy_payload_rows(make_payload(context.all_ids)) if replies_immediately else None
+        self.sent = (
+            make_payload(context.all_ids).map(lambda part: part.map(copy_dense)) if replies_immediately else None
+        )
 
     def send(self, *groups: Group) -> list[Outcome]:
         return self.note_delivery(self.transport.exchange(groups))
@@ -147,29 +149,26 @@ class RemoteBackend(Backend):
 
     def make_evaluation(self, r: int, make_payload: PayloadFactory, w: Params | None) -> dict[int, WorkerMessage]:
         """Make the message to each worker with evaluated clients; the arguments are those of `evaluate_received`."""
-        context, eval_ids, mean = self.context, self.context.eval_ids, None
+        context, mean = self.context, None
         if w is not None and context.task.buffers and (mean := self.global_buffers()) is None:
             w = None  # the buffers that it needs stay with the clients
+        payload = None if context.replies_immediately else make_payload(context.eval_ids)
+        head = {"kind": "evaluate", "round": r, "has_w": w is not None, "has_mean": mean is not None}
+        messages = self._make_messages(context.eval_ids, payload, **head)
+        for message in messages.values():
+            for name, part in (("w", w), ("mean_buffers", mean)):
+                if part is not None:
+                    message.put(name, part)
+        return messages
+
+    def _make_messages(self, ids: Tensor, payload: Payload | None, **head: Any) -> dict[int, WorkerMessage]:
+        """Make the message to each worker that has some of clients `ids`, with their rows of the payload."""
         messages = {}
-        payload = None if context.replies_immediately else make_payload(eval_ids)
         for worker, members in enumerate(self.worker_clients):
-            rows = positions(eval_ids, members)
-            if not len(rows):
-                continue
-            message = messages[worker] = self.make_message(
-                worker,
-                kind="evaluate",
-                round=r,
-                replies_immediately=payload is None,
-                has_w=w is not None,
-                has_mean=mean is not None,
-            )
-            if payload is not None:
-                message.put("sent", slice_payload(payload, rows, len(eval_ids)))
-            if w is not None:
-                message.put("w", w)
-            if mean is not None:
-                message.put("mean_buffers", mean)
+            if len(rows := positions(ids, members)):
+                messages[worker] = self.make_message(worker, **head, replies_immediately=payload is None)
+                if payload is not None:
+                    messages[worker].put("sent", slice_payload(payload, rows, len(ids)))
         return messages
 
     def keep_models(self, ids: Tensor) -> None:
@@ -183,16 +182,9 @@ class RemoteBackend(Backend):
     def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:
         """Let the workers measure their clients; a client whose worker does not answer has no effects."""
         payload = None if self.context.replies_immediately else make_payload(ids)
-        messages = {}
-        for worker, members in enumerate(self.worker_clients):
-            rows = positions(ids, members)
-            if not len(rows):
-                continue
-            message = messages[worker] = self.make_message(
-                worker, kind="measure", round=r, ids=ids[rows].tolist(), replies_immediately=payload is None
-            )
-            if payload is not None:
-                message.put("sent", slice_payload(payload, rows, len(ids)))
+        messages = self._make_messages(ids, payload, kind="measure", round=r)
+        for worker, message in messages.items():
+            message.head["ids"] = select_ids(ids, self.worker_clients[worker]).tolist()
         measured: dict[int, list[Effect]] = {}
         for reply in self.send(messages)[0].replies.values():
             for client, effects in reply.head["effects"]:
@@ -389,4 +381,4 @@ def slice_payload(payload: Payload, rows: Tensor, n: int) -> Payload:
             lambda v: v[:1].expand(len(rows), *v.shape[1:]) if v.stride(0) == 0 else v.index_select(0, rows)
         )
 
-    return Payload(select(payload.params), {k: select(v) for k, v in payload.extra.items()})
+    return payload.map(select)

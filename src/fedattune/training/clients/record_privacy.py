@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...core.algorithm import Algorithm, ClientUpdate
@@ -26,7 +27,7 @@ from ...data import Federation
 from ...privacy.accounting import Sampled, check_accounting, compute_epsilon, find_multiplier
 from ...privacy.dp_sgd import GradientNoise, count_steps
 from ...runs.context import RunContext
-from ..sampling import sample_cohort
+from ..sampling import count_cohorts
 from ..setup import init_server
 
 SIZE_RATIO = 1.05
@@ -213,20 +214,15 @@ class RecordPlan:
         return tuple(Sampled(multiplier, rate, count) for multiplier, count in sorted(merged.items()))
 
     @cached_property
-    def _planned_rounds(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _planned_rounds(self) -> NDArray[np.int64]:
         """Rounds (N,) in which each client trains; the seed draws the cohorts.
 
         On a real node all rounds count: clients may join, and other cohorts are drawn then.
         """
         context, settings = self.context, self.context.settings
-        n, rounds = context.n_clients, settings.rounds
-        is_everybody = context.algorithm.participation.train == "all" or settings.participation.cohort_size(n) == n
-        if is_everybody or self.is_secret:
-            return np.full(n, rounds, dtype=np.int64)
-        counts = np.zeros(n, dtype=np.int64)
-        for r in range(1, rounds + 1):
-            counts[sample_cohort(settings, n, r).numpy()] += 1
-        return counts
+        if context.algorithm.participation.train == "all" or self.is_secret:
+            return np.full(context.n_clients, settings.rounds, dtype=np.int64)
+        return count_cohorts(settings, context.n_clients, settings.rounds)
 
 
 class RecordLedger:

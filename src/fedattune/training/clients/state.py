@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...core.params import Params
+from ...core.params import Params, copy_dense
 from ...core.payload import LocalState, Payload
 from ...engine.base import ClientInputs, ClientOutputs
 from ...runs.context import RunContext
@@ -179,10 +179,7 @@ class ClientStates:
         """Return the models (E, ...) that a rule gives clients `ids` (E,); `make_payload` if they keep none."""
         n, rows = len(self.fresh), self.rows_of(ids)
         if self.sent is not None:
-            sent = Payload(
-                pick_rows(self.sent.params, rows, n), {k: pick_rows(v, rows, n) for k, v in self.sent.extra.items()}
-            )
-            fresh = self.fresh[rows]
+            sent, fresh = self.sent.map(lambda part: pick_rows(part, rows, n)), self.fresh[rows]
         else:
             sent, fresh = make_payload(ids), torch.ones_like(ids, dtype=torch.bool)
         if not self.local_state and not self.personal:
@@ -235,11 +232,6 @@ class KeptModels:
         self.params, self.buffers, self.is_kept = tree["params"], tree["buffers"], tree["is_kept"]
 
 
-def copy_rows(stack: Params) -> Params:
-    """Copy a stack, so that its rows can be written one by one."""
-    return stack.map(lambda a: a.clone(memory_format=torch.contiguous_format))
-
-
 def to_cpu(stack: RowStack) -> RowStack:
     """Return a stack in main memory; clients that share a model go on sharing it."""
 
@@ -248,11 +240,6 @@ def to_cpu(stack: RowStack) -> RowStack:
         return value[:1].cpu().expand_as(value) if is_shared else value.cpu()
 
     return stack.map(move) if isinstance(stack, Params) else stack
-
-
-def copy_payload_rows(payload: Payload) -> Payload:
-    """Copy payloads, so that their rows can be written one by one."""
-    return Payload(copy_rows(payload.params), {k: copy_rows(v) for k, v in payload.extra.items()})
 
 
 def put_payload_rows(stack: Payload, rows: Tensor, new: Payload) -> None:
@@ -264,7 +251,7 @@ def put_payload_rows(stack: Payload, rows: Tensor, new: Payload) -> None:
 
 def _make_first_payloads(make_payload: PayloadFactory, client_ids: Tensor, storage: RowStorage) -> Payload:
     if not storage.is_on_disk:
-        return copy_payload_rows(make_payload(client_ids))
+        return make_payload(client_ids).map(lambda part: part.map(copy_dense))
     one = make_payload(client_ids[:1]).rows(0)
     sent = _allocate_payloads(one, storage)
     rows = torch.arange(len(client_ids), device=client_ids.device)

@@ -140,18 +140,9 @@ class Attack(UploadStep[None]):
         head = self._find_head(reply.upload.params)
 
         def change(received: Params, uploads: Params) -> Params:
-            view = View(
-                received.rows(attackers),
-                uploads.rows(attackers),
-                uploads.rows(others),
-                received.rows(others),
-                head,
-                victim,
-                self._chosen.strength,
-                rng,
-            )
-            stack = uploads.map(torch.clone)
-            return stack.put_rows(attackers, corrupt(view))
+            stacks = (received.rows(attackers), uploads.rows(attackers), uploads.rows(others), received.rows(others))
+            view = View(*stacks, head, victim, self._chosen.strength, rng)
+            return uploads.map(torch.clone).put_rows(attackers, corrupt(view))
 
         params, extra = reply.upload
         received = Params({k: reply.sent.params.get(k, torch.zeros_like(v)) for k, v in params.items()})

@@ -70,9 +70,7 @@ def negate_update(view: View) -> Params:
 
 def send_noise(view: View) -> Params:
     """Upload normal noise of `strength` times the trained model's norm (Blanchard et al., Krum, NeurIPS 2017)."""
-    noise = view.trained.map(lambda v: _draw_normal(view.rng, v))
-    scale = view.strength * _measure_norms(view.trained) / _measure_norms(noise).clamp_min(1e-12)
-    return _scale_rows(noise, scale)
+    return _draw_noise(view, view.trained)
 
 
 def scale_model(view: View) -> Params:
@@ -139,11 +137,7 @@ def point_inwards(view: View) -> Params:
 
 def ride_free(view: View) -> Params:
     """Upload what was received, and normal noise with `strength` times its norm (Fraboni et al., AISTATS 2021)."""
-    if not view.strength:
-        return view.received.map(torch.clone)
-    noise = view.received.map(lambda v: _draw_normal(view.rng, v))
-    scale = view.strength * _measure_norms(view.received) / _measure_norms(noise).clamp_min(1e-12)
-    return view.received + _scale_rows(noise, scale)
+    return view.received + _draw_noise(view, view.received) if view.strength else view.received.map(torch.clone)
 
 
 @dataclass(frozen=True)
@@ -244,15 +238,13 @@ def parse_attack(text: str) -> ChosenAttack:
     return ChosenAttack(name, attack, strength)
 
 
-def _draw_normal(rng: np.random.Generator, like: Tensor) -> Tensor:
-    return torch.from_numpy(rng.standard_normal(tuple(like.shape))).to(like)
+def _draw_noise(view: View, like: Params) -> Params:
+    """Draw normal noise with `strength` times the norm of each model of a stack (A, ...)."""
+    noise = like.map(lambda v: torch.from_numpy(view.rng.standard_normal(tuple(v.shape))).to(v))
+    scale = view.strength * _measure_norms(like) / _measure_norms(noise).clamp_min(1e-12)
+    return noise.map(lambda v: v * scale.to(v.dtype).view(-1, *[1] * (v.dim() - 1)))
 
 
 def _measure_norms(models: Params) -> Tensor:
     squares = [v.reshape(len(v), -1).double().square().sum(1) for v in models.values()]
     return torch.stack(squares).sum(0).sqrt()
-
-
-def _scale_rows(models: Params, factors: Tensor) -> Params:
-    """Multiply each model of a stack with its own factor (A,)."""
-    return models.map(lambda v: v * factors.to(v.dtype).view(-1, *[1] * (v.dim() - 1)))

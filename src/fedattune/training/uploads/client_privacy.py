@@ -12,7 +12,6 @@ from functools import cached_property
 from math import inf, sqrt
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...core.algorithm import find_needed_sums
@@ -22,18 +21,8 @@ from ...core.settings import ClientNoiseOptions, Settings
 from ...privacy.accounting import check_accounting, epsilon_of, noise_for
 from ...privacy.noise import Uploaded, clip_and_noise, draw_secret, draw_seeded
 from ...runs.context import RunContext
-from ..sampling import sample_cohort
+from ..sampling import count_cohorts
 from .step import PastRounds, Report, RoundUploads, StepContext, UploadStep
-
-
-def count_participations(settings: Settings, n_clients: int, rounds: int) -> int:
-    """Return the largest number of cohorts, in the first rounds, that a client is part of; the seed draws them."""
-    if settings.participation.cohort_size(n_clients) == n_clients or not rounds:
-        return rounds
-    counts = np.zeros(n_clients, dtype=np.int64)
-    for r in range(1, rounds + 1):
-        counts[sample_cohort(settings, n_clients, r).numpy()] += 1
-    return int(counts.max())
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,7 @@ class UploadAccounting:
 
     def count_uploads(self, rounds: int) -> int:
         """Count the uploads of the client with most; real clients may join, so each round counts there."""
-        return rounds if self.is_secret else count_participations(self.settings, self.n_clients, rounds)
+        return rounds if self.is_secret else int(count_cohorts(self.settings, self.n_clients, rounds).max())
 
     @property
     def _rate(self) -> float:

@@ -32,13 +32,10 @@ from torch import Tensor
 from ...core.params import Params
 from ...core.selectors import Head
 from ...core.task import Task
-from ...server.class_groups import split_rows
+from ...server.class_groups import MAX_CLASSES, MAX_FEATURES, split_rows
 
 MIN_CLIENTS = 8
 """Uploads of a round that the rule needs."""
-
-MAX_CLASSES, MAX_FEATURES = 100, 512
-"""Classes with which the rule works, and features that it looks at."""
 
 MIN_AGREEMENT = 0.15
 """Minimum median of same_i - other_i for scores to count: below it, the clients' classes do not look alike."""

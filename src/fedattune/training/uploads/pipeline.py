@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError
 from ...core.own_code import load_function
 from ...core.params import Params
@@ -35,7 +34,7 @@ from ...server.robust import find_robust_rule
 from .adversary import Attack, check_attack, sample_attackers
 from .client_privacy import ClientPrivacy
 from .compression import Compression, parse_compression
-from .robust import KEEPS_UPLOADS, RobustAggregation, limit_mixtures
+from .robust import KEEPS_UPLOADS, RobustAggregation
 from .screening import Screening
 from .step import PastRounds, RoundUploads, StepContext, UploadStep, dump_state, load_state
 
@@ -66,11 +65,6 @@ def list_single_upload_options(settings: Settings) -> list[str]:
         "upload-steps": settings.uploads.steps is not None,
     }
     return [name for name, is_given in given.items() if is_given]
-
-
-def prepare_method(algorithm: Algorithm, settings: Settings) -> Algorithm:
-    """Return the method with the user's limits of what the server rule may do with uploads."""
-    return limit_mixtures(algorithm, settings)
 
 
 def find_excluded(settings: Settings, federation: Federation | FederationInfo) -> list[int]:
@@ -119,13 +113,10 @@ def encode_example(run: RunContext, sent: Payload, upload: Payload) -> Payload:
     if step is None:
         return upload
     one = torch.ones(1, dtype=torch.int64, device=run.device)
-    uploads = RoundUploads(0, one, _make_row(sent), _make_row(upload), Params(), one)
+    sent, upload = (payload.map(lambda part: part.repeat(1)) for payload in (sent, upload))
+    uploads = RoundUploads(0, one, sent, upload, Params(), one)
     coded, _ = step.on_client(uploads, step.init_memory(context).repeat(1), context)
     return coded.upload.rows(0)
-
-
-def _make_row(one: Payload) -> Payload:
-    return Payload(one.params.repeat(1), {k: v.repeat(1) for k, v in one.extra.items()})
 
 
 def _drop_none(*steps: Step | None) -> tuple[Step, ...]:
