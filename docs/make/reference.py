@@ -138,7 +138,7 @@ def make_pages() -> dict[str, str]:
 
 
 def find_undocumented(things: Sequence[griffe.Object]) -> list[str]:
-    """Return the paths of things, and of their public methods and properties, that have no docstring."""
+    """Return the paths of things, and of their public methods and properties, that have no docstring, nor a base's."""
     return [one for thing in things for one in _find_undocumented_in(thing)]
 
 
@@ -154,7 +154,8 @@ def _find_undocumented_in(thing: griffe.Object) -> Iterator[str]:
             if name.startswith("_") or isinstance(one, griffe.Alias):
                 continue
             is_callable = one.is_function or "property" in one.labels
-            if is_callable and not one.has_docstring:
+            is_described = any(name in base.members and base.members[name].has_docstring for base in thing.mro())
+            if is_callable and not one.has_docstring and not is_described:
                 yield one.path
 
 

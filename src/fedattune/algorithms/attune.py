@@ -85,10 +85,7 @@ class _Carry(NamedTuple):
 class AttuneClient(ClientUpdate, Probing):
     """Client rule of Attune: trains the shared and the own model, and weighs them by validation rows.
 
-    Attributes:
-        rows: rows for which the mean losses of all clients count, beside a client's own validation rows.
-        guard: weights of the experts.
-        average: whether the own model in use is the mean of a round's steps, instead of the last one.
+    `rows` is the option `prior_rows` of `attune`, `average` is `average_own`.
     """
 
     rows: float = 20.0
@@ -183,11 +180,7 @@ class AttuneState(TypedDict):
 class AttuneServer(Joinable[AttuneState], Discardable):
     """Server rule of Attune: one model for each group of clients whose classes look alike.
 
-    Attributes:
-        beta: momentum of each group's model.
-        stretch: most times that a group's mean update counts, where its clients' updates differ; 1 for no stretching.
-        likeness: minimum likeness of clients in one group; -1 puts all into one.
-        weighting: weights p_k in the mean update of a group.
+    `beta` is the option `server_momentum` of `attune`.
     """
 
     beta: float = 0.6

@@ -57,13 +57,7 @@ class FedALAClient(ClientUpdate, Probing, Resting, StepMeasuring):
     """Client rule of FedALA: mixes the upper layers of the old and the received model by learned weights U; then SGD.
 
     U learns batch by batch before training: not in the client's first round, `first_passes` times in its second round,
-    once in later rounds.
-
-    Attributes:
-        layers: number of upper layers; a layer is a module with parameters of its own.
-        eta: learning rate of U.
-        share: share of the training samples that U learns on.
-        first_passes: passes over these samples in the client's second round.
+    once in later rounds. Options: see `fedala`.
     """
 
     layers: int = 1

@@ -59,12 +59,7 @@ class AttentiveMixing(Mixing, Advisory):
 
     Where alpha makes some xi_ii less than 1/K, for K models, the round takes a smaller alpha_k, the same for all
     clients. The matrix stays symmetric. Clients are sent alpha_k, because their pull to u_i is lam / alpha_k. A client
-    outside the pool that is near to K - 1 members also keeps 1/K of its own model at least.
-
-    Attributes:
-        alpha: largest step alpha_k against the gradient of the attraction: the weight of an equal model.
-        sigma: squared distance over which the kernel falls to 1/e.
-        distance: `relative`: sigma counts in mean squared distances between the round's models; `absolute`: as it is.
+    outside the pool that is near to K - 1 members also keeps 1/K of its own model at least. Options: see `fedamp`.
     """
 
     alpha: float = DEFAULT_ALPHA
@@ -134,11 +129,7 @@ class ProximalStep(Correction):
 
     The step is w - lr g' with g' = (g + c (w - u)) / (1 + lr c) and c = lam / alpha_k. It minimises the linear model of
     the loss plus ||. - w||^2 / (2 lr) plus the pull, and is stable for every alpha_k. Personal tensors take plain
-    steps.
-
-    Attributes:
-        lam: strength of the pull, before the division by alpha_k.
-        unit: part of the model that shares one alpha_k, as in the server rule.
+    steps. `unit` is that of the server rule.
     """
 
     lam: float
@@ -164,9 +155,7 @@ class ProximalStep(Correction):
 class CosineMixing(Mixing):
     """Server rule of HeurFedAMP: a fixed share for the own model, the rest by softmax of sigma cos over the others.
 
-    Attributes:
-        sigma: factor of the cosines in the softmax.
-        self_weight: share of the own model; None puts the own model into the softmax, as FedMCSA's attention does.
+    A `self_weight` of None puts the own model into the softmax, as FedMCSA's attention does.
     """
 
     sigma: float = 25.0

@@ -64,13 +64,7 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
     """Client rule of FedFomo: moves towards candidates in proportion to their gain on held-out data; then SGD.
 
     theta is the start of the client's last SGD. The candidates are the client's own last model and the models that
-    `FedFomoServer` sends.
-
-    Attributes:
-        validation: share of the training samples that is held out for the losses L, and not trained on.
-        fallback: next start if no candidate is better than theta: the client's `own` last model, or the `previous`
-            theta.
-        affinity: report on the other clients: a_n itself (`raw`), or a_n divided by |sum_m a_m| (`normalised`).
+    `FedFomoServer` sends. Options: see `fedfomo`.
     """
 
     validation: float = 0.2

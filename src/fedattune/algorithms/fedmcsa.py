@@ -77,11 +77,7 @@ def note_inert_lam(name: str, anchor: str, lam: float) -> tuple[str, ...]:
 class Attention(Mixing):
     """Server rule of FedMCSA: M_l = row softmax of sigma cos(theta_l, theta_l), equations 6 to 8.
 
-    The denominator of (7) is the sum over the row, as the text says.
-
-    Attributes:
-        sigma: factor of the cosines.
-        size_weighted: whether sample counts multiply the weights before normalisation, as in the public code.
+    The denominator of (7) is the sum over the row, as the text says. Options: see `fedmcsa`.
     """
 
     sigma: float = 50.0

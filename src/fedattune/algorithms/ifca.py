@@ -118,12 +118,8 @@ class IFCAServer(Joinable[IFCAState], Branching, Measurable, TrafficCounting):
     """Server rule of IFCA: keeps and sends K models, and averages the uploads of each cluster into its model.
 
     The first model is the initial model. Equal models would never separate, so noise is added to the others, which keep
-    the scale of the first: a larger model would have a larger loss everywhere, and nobody would choose it.
-
-    Attributes:
-        clusters: number K of models.
-        spread: deviation of the noise, relative to the root mean square of each tensor.
-        weighting: weights in the average of a cluster.
+    the scale of the first: a larger model would have a larger loss everywhere, and nobody would choose it. Options: see
+    `ifca`.
     """
 
     clusters: int = 2

@@ -26,17 +26,7 @@ AnyMeasure = TypeVar("AnyMeasure", bound=Measure)
 
 
 class Metric(NamedTuple):
-    """A metric.
-
-    Attributes:
-        name: its name on the command line and in files.
-        measure: compute it for some rows; NaN where they do not define it.
-        label: its name in tables.
-        is_higher_better: whether larger values are better.
-        is_percent: whether tables show percent, and differences are in points.
-        is_for_classes: whether the target is a class, not a number.
-        has_unit: whether its values have the unit of the target.
-    """
+    """A metric; see `register_metric`. `measure` gives NaN for rows that do not define it."""
 
     name: MetricName
     measure: Measure

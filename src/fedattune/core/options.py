@@ -100,13 +100,7 @@ def summarize(factory: Callable[..., Any]) -> str:
 
 
 def list_options(factory: Callable[..., Any]) -> list[Option]:
-    """List the factory's keyword-only parameters and their defaults.
-
-    Examples:
-        >>> from fedattune.algorithms import fedprox
-        >>> list_options(fedprox)
-        [Option(name='mu', default=0.1), Option(name='weighting', default='samples')]
-    """
+    """List the factory's keyword-only parameters and their defaults."""
     return [
         Option(p.name, p.default)
         for p in inspect.signature(factory).parameters.values()

@@ -31,22 +31,12 @@ _loaded: dict[Path, tuple[int, ModuleType]] = {}
 
 
 def is_reference(name: str) -> bool:
-    """Tell whether a name refers to custom code.
-
-    Examples:
-        >>> is_reference("own.py:near"), is_reference("package.module:near"), is_reference("fedavg")
-        (True, True, False)
-    """
+    """Tell whether a name refers to custom code."""
     return ":" in name
 
 
 def get_short_name(name: str) -> str:
-    """Return the function's name of a reference; other names stay as they are.
-
-    Examples:
-        >>> get_short_name("folder/own.py:near"), get_short_name("fedavg")
-        ('near', 'fedavg')
-    """
+    """Return the function's name of a reference; other names stay as they are."""
     return name.rpartition(":")[2] if is_reference(name) else name
 
 

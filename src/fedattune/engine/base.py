@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..core.algorithm import ClientUpdate
 from ..core.errors import ConfigError
 from ..core.params import Params, take
-from ..core.payload import Batch, Grad, LocalState, Loss, Payload
+from ..core.payload import Batch, Grad, LocalState, Payload
 from ..core.task import Task, compute_loss
 from ..data import Federation
 from .batches import LocalTraining
@@ -195,11 +195,8 @@ class Engine(ABC):
 
         return gradient
 
-    def _loss(self, buffers: list[Params]) -> Loss:
-        return _TaskLoss(self.task, buffers)
 
-
-class _TaskLoss(NamedTuple):
+class TaskLoss(NamedTuple):
     """The loss and the predictions of one client's models; the buffers are the first of the list."""
 
     task: Task

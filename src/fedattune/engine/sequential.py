@@ -14,7 +14,7 @@ from ..core.payload import Batch
 from ..core.task import Task
 from ..data import Federation
 from ..data.types import Index
-from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores, score_samples
+from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores, TaskLoss, score_samples
 from .batches import LocalTraining
 
 
@@ -51,7 +51,7 @@ class SequentialEngine(Engine):
         probe_gradient = partial(gradient, statistics=False)
         if isinstance(rule, Probing) and probed is not None:
             for index in probed:
-                carry = rule.probe(carry, self._at(index), probe_gradient, self._loss(buffer_cell), context)
+                carry = rule.probe(carry, self._at(index), probe_gradient, TaskLoss(self.task, buffer_cell), context)
         for index in batches:
             batch = self._at(index)
             if noise is not None:

@@ -21,7 +21,7 @@ from ..core.task import Task
 from ..data import Federation
 from ..data.types import Index
 from ..privacy.dp_sgd import ClientNoise
-from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores
+from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores, TaskLoss
 from .batches import LocalTraining
 from .compiler import Compiler
 from .evaluator import Evaluator
@@ -134,7 +134,8 @@ class VectorizedEngine(Engine):
 
             def probe_client(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
                 grad = partial(self._gradient([own], training), statistics=False)
-                return probe(carry, batch, grad, self._loss([own]), training.make_round_context(n, u, round_))
+                loss, context = TaskLoss(self.task, [own]), training.make_round_context(n, u, round_)
+                return probe(carry, batch, grad, loss, context)
 
             with use_threads(self._cores):
                 carry = tree_unflatten(carries, carry_spec)

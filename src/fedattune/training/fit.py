@@ -222,20 +222,13 @@ def _finish(
         context.algorithm, run.module, context.task.model, loop.server.state, loop.backend.statistics, context.n_clients
     )
     if newcomers:
-        facts = _collect_newcomer_facts(trained_server, newcomers, run.config, result.notes)
+        name, rounds = run.config["algorithm"], run.config["join_rounds"]
+        try:
+            facts = {"newcomers": train_newcomers(trained_server, newcomers, run.config, rounds).facts["newcomers"]}
+        except DivergedError as error:  # a run is not lost because newcomers could not be trained
+            facts = {"notes": [*result.notes, f"{name}: of the clients that join after training: {error}"]}
         result = replace(result, facts={**result.facts, **facts})
     if folder:
         result.finish(folder)
         result = replace(Result.load(folder.path), module=result.module)
     return replace(result, trained_server=trained_server)
-
-
-def _collect_newcomer_facts(
-    trained_server: TrainedServer, newcomers: Federation, config: dict[str, Any], notes: list[str]
-) -> dict[str, Any]:
-    """Collect facts about newcomers; a run is not lost because they could not be trained."""
-    try:
-        joined = train_newcomers(trained_server, newcomers, config, config["join_rounds"])
-    except DivergedError as error:
-        return {"notes": [*notes, f"{config['algorithm']}: of the clients that join after training: {error}"]}
-    return {"newcomers": joined.facts["newcomers"]}

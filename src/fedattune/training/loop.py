@@ -50,18 +50,7 @@ BackendFactory = Callable[[RunContext, PayloadFactory], Backend]
 
 
 class RoundLoop:
-    """Run the rounds of one method on one federation.
-
-    Attributes:
-        context: everything that all rounds share.
-        server: the server's rule and state.
-        backend: trains and evaluates the clients.
-        store: scores, traffic and mixing matrices of all rounds.
-        uploads: the steps between the clients' uploads and the server rule.
-        ledger: counts over the clients that the run reports.
-        status: the last finished round, and totals and notes up to it.
-        checkpoints: save and load the state; None without a folder.
-    """
+    """Run the rounds of one method on one federation."""
 
     def __init__(
         self,

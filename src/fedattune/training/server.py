@@ -30,11 +30,6 @@ class Server:
 
     A broadcast for an evaluation is remembered until the state changes. The record of who learned from whom and the
     next round share it if they concern the same clients, so mixing matrices are computed once.
-
-    Attributes:
-        rule: the method's server rule, which does nothing by the abilities that it lacks.
-        state: the rule's state between rounds.
-        storage: where rows of all clients are kept.
     """
 
     def __init__(self, context: RunContext, folder: Path | None) -> None:

@@ -55,7 +55,6 @@ class CompiledStep(NamedTuple):
         run_steps: runs several steps; see `StepLoop`.
         is_scripted: whether several steps are one call that needs no Python.
         moving: numbers of the leaves that a step changes.
-        is_random: whether the step draws random numbers.
         operations: number of operations in `body`; 0 for an eager step.
     """
 

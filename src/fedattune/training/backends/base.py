@@ -102,8 +102,7 @@ class BackendTraits:
     Attributes:
         max_clients: number of clients to train per request; ignored if the cohort is larger.
         is_deployed: whether clients are elsewhere. Then a checkpoint follows every round, because clients cannot be
-            taken back far; sample counts are claims; and the noise of differential privacy comes from the operating
-            system, and not from the seed.
+            taken back far; sample counts are claims; and noise comes from the operating system, not from the seed.
         merges_clients: whether scores are of all clients together, as one client with the number after the last.
         largest_update: ratio of an update's norm to the usual norm above which it is rejected.
     """

@@ -35,12 +35,8 @@ REQUEST_CHUNK_BYTES = 1 << 30
 class LocalBackend(Backend):
     """Train and evaluate clients in this process.
 
-    Attributes:
-        client_ids: (M,) numbers of the clients among all N, sorted.
-        client_states: the state that lives on these clients.
-        upload_steps: transform what clients upload.
-        evaluation: evaluates these clients.
-        round: the round in which clients train with the payload that they have or are sent.
+    `client_ids` (M,) are the clients' numbers among all N, sorted. `round` is the one in which they train with the
+    payload that they have or are sent.
     """
 
     def __init__(

@@ -47,12 +47,7 @@ class PointScores(NamedTuple):
 
 @dataclass
 class LocalEvaluation:
-    """Evaluate the clients of a local backend, and keep the models that were evaluated last.
-
-    Attributes:
-        eval_ids: (E,) clients that are evaluated, sorted.
-        evaluated_models: models and buffers (E, ...) that were evaluated last at the evaluation point.
-    """
+    """Evaluate clients (E,) of a local backend, and keep the models that were evaluated last."""
 
     algorithm: Algorithm
     engine: Engine

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...core.algorithm import Algorithm, ClientUpdate
+from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError, summarize_error
 from ...core.network import MethodModule, Network
 from ...core.params import Params
-from ...core.payload import Batch, LocalState, Payload, RoundContext
+from ...core.payload import Batch, RoundContext
 from ...core.settings import RecordNoiseOptions, Settings
 from ...core.task import Task
 from ...data import Federation
@@ -49,8 +49,7 @@ def check_record_privacy(algorithm: Algorithm, module: nn.Module, settings: Sett
 
 def _find_obstacle(algorithm: Algorithm, module: nn.Module) -> str | None:
     task = Task(module)
-    own_loss = isinstance(module, MethodModule) and module.has_batch_loss
-    if own_loss:
+    if isinstance(module, MethodModule) and module.has_batch_loss:
         return (
             "the method's loss compares the rows of a batch with each other (an alignment of features), so that no row "
             "has a gradient of its own; choose a method without such a loss, such as fedper or ditto"
@@ -99,41 +98,28 @@ def count_gradients(context: RunContext) -> tuple[int, ...]:
 
     The count is the same for all clients, steps and rounds: a rule cannot branch on values of tensors.
     """
-    rule, task = context.algorithm.client, context.task
+    rule, task, settings = context.algorithm.client, context.task, context.settings
     n = min(context.n_clients, EXAMPLE_CLIENTS)
-    server = init_server(context.algorithm, task, n, context.settings.seed)
+    server = init_server(context.algorithm, task, n, settings.seed)
     payload = context.algorithm.server.broadcast(server, context.all_ids[:1]).payload.rows(0)
     sent = payload._replace(params=Params({**task.params, **payload.params}))
     one = next(iter(task.params.values())).new_ones(())
     yes = torch.ones((), dtype=torch.bool, device=one.device)
     names = tuple(context.algorithm.personal.names(task.model))
-    round_context = RoundContext(context.settings.training.lr, one, one, n, names, yes)
-    state = rule.init_local_state(task.params)
-    with torch.no_grad():
-        return _count_in_step(rule, sent, state, yes, round_context, context.federation.input_shape)
-
-
-def _count_in_step(
-    rule: ClientUpdate,
-    sent: Payload,
-    state: LocalState,
-    fresh: Tensor,
-    context: RoundContext,
-    input_shape: Sequence[int],
-) -> tuple[int, ...]:
+    round_context = RoundContext(settings.training.lr, one, one, n, names, yes)
     calls = [0] * rule.plan.batches_per_step
 
     def count(w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:  # noqa: ARG001 (as `Grad` has it)
-        number = round(float(batch[1].reshape(-1)[0]))
-        calls[number] += 1
+        calls[round(float(batch[1].reshape(-1)[0]))] += 1
         return w.zeros()
 
-    like, n = context.n_steps, len(calls)
-    numbers = torch.arange(n, dtype=like.dtype, device=like.device)[:, None]  # the labels number the batches
-    batch: Batch = (like.new_zeros(n, 1, *input_shape), numbers, like.new_ones(n, 1))
-    if n == 1:
+    numbers = torch.arange(len(calls), dtype=one.dtype, device=one.device)[:, None]  # the labels number the batches
+    batch: Batch = (one.new_zeros(len(calls), 1, *context.federation.input_shape), numbers, one.new_ones(len(calls), 1))
+    if len(calls) == 1:
         batch = tuple(t[0] for t in batch)
-    rule.step(rule.begin(sent, state, fresh, context), batch, count, context)
+    with torch.no_grad():
+        carry = rule.begin(sent, rule.init_local_state(task.params), yes, round_context)
+        rule.step(carry, batch, count, round_context)
     return tuple(calls)
 
 

@@ -24,10 +24,9 @@ class View(NamedTuple):
     """The view of attackers in a round on one stack of tensors: the models, or an extra that is like a model.
 
     Attributes:
-        received: (A, ...) what each of the A attackers was sent.
-        trained: (A, ...) what each would upload if it were honest.
-        honest: (H, ...) the uploads of the honest clients of the round; of the attackers if there are none.
-        honest_received: (H, ...) what these clients were sent.
+        received, trained: (A, ...) what each of the A attackers was sent, and would upload if it were honest.
+        honest, honest_received: (H, ...) uploads of the honest clients of the round, or of the attackers if there are
+            none; and what these clients were sent.
         head: names of the tensors of the last layer that is shared.
         victim: row of `honest` that the attack is aimed at.
         strength: the number behind the colon of `--attack NAME:NUMBER`, or the attack's default.
@@ -212,12 +211,7 @@ class ChosenAttack(NamedTuple):
 
 
 def parse_attack(text: str) -> ChosenAttack:
-    """Read `NAME` or `NAME:NUMBER`.
-
-    Examples:
-        >>> parse_attack("scaled_update:3").strength
-        3.0
-    """
+    """Read `NAME` or `NAME:NUMBER`."""
     name, colon, number = text.partition(":")
     if name not in ATTACKS:
         raise ConfigError(f"attack: unknown attack {name!r}; {did_you_mean(name, ATTACKS)}")

@@ -40,12 +40,7 @@ SEPARATOR = "|"
 
 
 def parse_compression(text: str) -> tuple[str, float]:
-    """Read `int8`, `topk` or `topk:SHARE`.
-
-    Examples:
-        >>> parse_compression("topk:0.01"), parse_compression("int8")
-        (('topk', 0.01), ('int8', 1.0))
-    """
+    """Read `int8`, `topk` or `topk:SHARE`."""
     name, colon, number = text.partition(":")
     if name == "int8" and not colon:
         return name, 1.0
