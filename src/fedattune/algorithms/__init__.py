@@ -39,4 +39,3 @@ from .table import METHODS as METHODS
 # isort: on
 
 ALGORITHMS = {name: entry.factory for name, entry in METHODS.items()}
-"""name -> factory of keyword options."""

@@ -68,7 +68,6 @@ MIN_PROBABILITY = 1e-4
 """Probability below which a prediction counts as equally wrong, so that one row cannot decide."""
 
 MAX_GROUPS = int(1 / MIN_SHARE)
-"""Most groups."""
 
 EARLY_UPLOADS = 3
 """Uploads of each client that tell its group: they start from nearly the same model, so they can be compared."""

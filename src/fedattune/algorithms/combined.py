@@ -138,6 +138,7 @@ def combined(
     rule = server_part.make(**server_options)
     one_model = server in ("average", "update_attention") and client in ("sgd", "prox", "scaffold")
     parts = {"server": server, **server_options, "client": client, **client_options, "personal": personal}
+    parts = {name: "none" if value is None else value for name, value in parts.items()}
     return Algorithm(
         client_part.make(**client_options, start="newest" if answer else "sent"),
         ControlVariateWrapper(rule) if client == "scaffold" else rule,
@@ -145,9 +146,5 @@ def combined(
         participation=ANSWERED_UPLOADS if answer else Participation(),
         evaluation_point="received" if one_model else "trained",
         bn_buffers="local" if personal == "norms" else None,
-        notes=(f"combined: {', '.join(f'{k}={_format_value(v)}' for k, v in parts.items())}",),
+        notes=(f"combined: {', '.join(f'{k}={v}' for k, v in parts.items())}",),
     )
-
-
-def _format_value(value: object) -> str:
-    return "none" if value is None else str(value)

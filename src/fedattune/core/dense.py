@@ -15,7 +15,6 @@ from torch.nn import functional
 from .measured import choose
 
 PYTORCH, ONEDNN = "PyTorch", "oneDNN"
-"""Names of the two ways to multiply."""
 
 MIN_PRODUCTS = 1 << 17
 """Multiplications from which a choice is worth its look-up, which takes microseconds."""

@@ -66,7 +66,7 @@ def run_parallel(tasks: Sequence[Callable[[], None]]) -> None:
             task()
         return
     with use_threads(1):
-        others = [_pool().submit(_without_gradients, task) for task in tasks[1:]]
+        others = [_pool().submit(torch.no_grad()(task)) for task in tasks[1:]]  # a new thread records gradients
         try:
             tasks[0]()
         finally:
@@ -74,11 +74,6 @@ def run_parallel(tasks: Sequence[Callable[[], None]]) -> None:
                 other.exception()  # wait: no task may write after an error
         for other in others:
             other.result()
-
-
-def _without_gradients(task: Callable[[], None]) -> None:
-    with torch.no_grad():  # a new thread records gradients
-        task()
 
 
 @cache

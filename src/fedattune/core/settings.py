@@ -20,9 +20,7 @@ LARGEST_UPDATE = 5.0
 """Ratio of an update's norm to the usual norm, above which it is rejected, unless a deployment says another."""
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
 EngineName = Literal["auto", "sequential", "vectorized", "ray"]
-"""Name of an engine; see `Settings.engine`."""
 EarlyStopping = Literal["loss", "accuracy", "off"]
-"""Criterion that chooses the round of each client's model; see `Settings.early_stopping`."""
 PositiveFloat32 = Annotated[float, Field(gt=0, le=MAX_FLOAT32, allow_inf_nan=False)]
 NonNegativeFloat32 = Annotated[float, Field(ge=0, le=MAX_FLOAT32, allow_inf_nan=False)]
 

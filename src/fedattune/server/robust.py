@@ -67,7 +67,6 @@ class RobustRule:
 
 
 ROBUST_RULES: dict[str, RobustRule] = {}
-"""Name -> rule."""
 
 
 def register_robust_rule(kind: Literal["values", "weights"], *, needs_trusted: bool = False) -> Callable[[Rule], Rule]:

@@ -49,15 +49,10 @@ class RunStatus:
 
     @classmethod
     def load(cls, meta: Mapping[str, str]) -> "RunStatus":
-        """Read the status from a checkpoint; checkpoints of older versions lack some entries."""
-        return cls(
-            RoundRecord(*json.loads(meta["record"])),
-            {way: Counter(parts) for way, parts in json.loads(meta["traffic"]).items()},
-            json.loads(meta["mean"]),
-            int(meta.get("evaluated", 0)),
-            json.loads(meta["notes"]),
-            json.loads(meta.get("repeats", "0")),
-        )
+        values = {name: json.loads(meta[name]) for name in vars(cls())}
+        values["record"] = RoundRecord(*values["record"])
+        values["traffic"] = {way: Counter(parts) for way, parts in values["traffic"].items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class LocalBackend(Backend):
     @property
     def evaluated_models(self) -> tuple[RowStack, RowStack]:
         """Models and buffers (E, ...) that were kept, or else evaluated last at the evaluation point."""
-        if not self._kept.has_models:
+        if not self._kept.is_kept.any():
             return self.evaluation.evaluated_models
         eval_ids = self.evaluation.eval_ids
         size = len(eval_ids) * self.engine.task.params.nbytes()

@@ -208,7 +208,7 @@ class RemoteBackend(Backend):
 
     def state_tree(self) -> dict[str, Any]:
         """Return the state of all clients, as a checkpoint of a run in one process holds it."""
-        replies = self.send_to_all(kind="state", load=False)
+        replies = self._send_head(range(len(self.worker_clients)), {"kind": "state", "load": False})
         order = torch.cat(list(self.worker_clients)).argsort()
         joint = concatenate(_fill_states([reply.get("state") for reply in replies])).map(lambda v: v[order])
         tree: dict[str, Any] = {"local_state": {}, "memory": {}, "personal": Params(), "buffers": Params()}
@@ -252,10 +252,6 @@ class RemoteBackend(Backend):
             message.put("pending", self.sent.rows(pending))
             message.put("pending_statistics", self.pending_statistics.rows(pending))
         return message
-
-    def send_to_all(self, **head: Any) -> list[WorkerMessage]:
-        """Send all workers the same head; return their replies."""
-        return self._send_head(range(len(self.worker_clients)), head)
 
     def send_to_evaluated(self, **head: Any) -> list[WorkerMessage]:
         """Send the workers that have evaluated clients the same head; return their replies."""

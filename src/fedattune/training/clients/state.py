@@ -216,10 +216,6 @@ class KeptModels:
             is_kept,
         )
 
-    @property
-    def has_models(self) -> bool:
-        return bool(self.is_kept.any())
-
     def put(self, rows: Tensor, params: Params, buffers: Params) -> None:
         self.params.put_rows(rows, params)
         self.buffers.put_rows(rows, buffers)

@@ -196,7 +196,6 @@ ATTACKS: dict[str, Attack] = {
         meaning="share of rows with the trigger",
     ),
 }
-"""name -> attack."""
 
 NEEDS_CLASSES = {"label_shift", "backdoor"}
 """Attacks without a meaning for a target that is a number."""

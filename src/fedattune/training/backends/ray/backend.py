@@ -15,7 +15,7 @@ from ....data.federated import select_samples
 from ....runs.context import RunContext
 from ..message import WorkerMessage
 from ..remote import Group, Outcome
-from .actor import RayMessage, pack_federation, pack_messages, to_tensors
+from .actor import pack_federation, pack_messages, to_tensors
 from .cluster import RayCluster, summarize_actor_error
 
 START_TIMEOUT_S = 300.0
@@ -45,7 +45,7 @@ class RayTransport:
         if not messages:
             return {}
         packed = pack_messages(self.ray, messages)
-        calls = {w: self._submit(w, message) for w, message in packed.items()}
+        calls = {w: self.actors[w].serve.remote(*message) for w, message in packed.items()}
         replies: dict[int, WorkerMessage] = {}
         for worker, call in sorted(calls.items()):
             try:
@@ -68,9 +68,6 @@ class RayTransport:
         return actor.open.remote(
             context.algorithm, pack_federation(data), context.task.model, settings, members.tolist(), self.threads
         )
-
-    def _submit(self, worker: int, message: RayMessage) -> Any:
-        return self.actors[worker].serve.remote(*message)
 
     def _open(self, worker: int, opening: Any) -> None:
         try:
