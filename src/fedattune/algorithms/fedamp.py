@@ -24,7 +24,7 @@ In the paper, all clients take part. With a smaller cohort, the other clients co
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -135,10 +135,7 @@ class ProximalStep(Correction):
     lam: float
     unit: Unit = "model"
 
-    @property
-    def required_extras(self) -> dict[str, str]:
-        return {"alpha": "AttentiveMixing"}
-
+    required_extras: ClassVar[dict[str, str]] = {"alpha": "AttentiveMixing"}
     mechanism = Mechanism("steps", "steps without the pull to the mixture", "one without the pull")
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:

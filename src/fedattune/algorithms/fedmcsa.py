@@ -46,7 +46,6 @@ from .pfedme import PFedMeClient
 from .table import Family, method
 
 Profile = Literal["paper", "code"]
-
 Anchor = Literal["round", "moving"]
 
 PROFILES: dict[str, dict[str, Any]] = {

@@ -22,7 +22,7 @@ Delta_i and Delta'_i are zero before a client's first round.
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -50,10 +50,7 @@ class GroupCorrection(Correction):
 
     stale_decay: float = 1.0
 
-    @property
-    def required_extras(self) -> dict[str, str]:
-        return {"D": "GlobalUpdateWrapper"}
-
+    required_extras: ClassVar[dict[str, str]] = {"D": "GlobalUpdateWrapper"}
     mechanism = Mechanism("steps", "steps without the last updates", "one without the last updates")
 
     def init_local_state(self, w0: Params) -> LocalState:
@@ -77,7 +74,6 @@ class GroupCorrection(Correction):
 
 
 AttentionKind = Literal["self", "global", "time"]
-
 TimeForm = Literal["T1", "T2", "T3"]
 
 MAX_ATTENTION_CLIENTS = 1_000

@@ -18,7 +18,7 @@ Rules:
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -45,10 +45,7 @@ class RelationshipCorrection(Correction):
     lam1: float
     lam2: float
 
-    @property
-    def required_extras(self) -> dict[str, str]:
-        return {"omega": "TaskRelationship"}
-
+    required_extras: ClassVar[dict[str, str]] = {"omega": "TaskRelationship"}
     mechanism = Mechanism("steps", "steps without the tie to other models", "training alone")
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:

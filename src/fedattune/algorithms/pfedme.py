@@ -73,9 +73,7 @@ class PFedMeClient(ClientUpdate, Resting, StepMeasuring):
             theta = theta - self.personal_lr * (grad(theta, batch) + self.lam * (theta - w))
         return _Carry(w - context.lr * self.lam * (w - theta), theta)
 
-    @property
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (Mechanism("steps", "steps without the pull to the shared model", "training without the pull"),)
+    mechanisms = (Mechanism("steps", "steps without the pull to the shared model", "training without the pull"),)
 
     def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         w, theta = carry

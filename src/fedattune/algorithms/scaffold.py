@@ -19,7 +19,7 @@ Algorithm 1:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -48,10 +48,7 @@ class ControlVariateCorrection(Correction):
 
     option: Literal["I", "II"] = "II"
 
-    @property
-    def required_extras(self) -> dict[str, str]:
-        return {"c": "ControlVariateWrapper"}
-
+    required_extras: ClassVar[dict[str, str]] = {"c": "ControlVariateWrapper"}
     mechanism = Mechanism("steps", "steps without control variates", "FedAvg")
 
     @property

@@ -63,11 +63,8 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
 
 
 VectorKind = Literal["sum", "absolute", "difference"]
-
 ContextKind = Literal["product", "concatenated", "client"]
-
 AlignmentKind = Literal["relative", "coral"]
-
 CombinationKind = Literal["logits", "probabilities"]
 
 
@@ -324,5 +321,4 @@ class SeparationClient(ClientUpdate):
 
 
 PERSONAL_MODULES = NamedParameters(("body", "head", "context"))
-
 STARTING_COPIES = (("body", "global_body"), ("head", "global_head"))

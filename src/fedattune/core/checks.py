@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 from .errors import summarize_error
 
 State = Literal["ok", "note", "broken"]
-
 GIB = 1 << 30
 
 MIN_FREE_BYTES = GIB

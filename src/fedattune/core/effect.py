@@ -45,7 +45,6 @@ class Effect(NamedTuple):
 
 
 ONE_MIXTURE = Mechanism("weights", "one mixture for all clients", "one average for all clients (FedAvg)")
-
 OWN_MODEL = Mechanism("weights", "the client's own model alone", "training alone")
 
 

@@ -1,12 +1,4 @@
-"""Define the errors that a user can fix.
-
-FedAttuneError
-├── ConfigError   an unknown or impossible option, key or value
-├── DataError     missing or broken data, or an impossible split
-├── ModelError    a model that cannot be built or does not fit the data
-└── RunError      a run that cannot start, continue or be read
-    └── DivergedError   training that diverged on every client
-"""
+"""Define the errors that a user can fix."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches

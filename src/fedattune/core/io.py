@@ -1,7 +1,4 @@
-"""Read and write files: text, JSON, YAML and tensors.
-
-A crash leaves the old file or the new one, never half a file.
-"""
+"""Read and write files: text, JSON, YAML and tensors. A crash leaves the old file or the new one, never half a file."""
 
 import itertools
 import json

@@ -43,15 +43,11 @@ class MethodModule(nn.Module, ABC):
 class Network(ABC):
     """Builds the module that a method trains: a `MethodModule`, or any module that trains on cross-entropy."""
 
-    @property
-    def generic(self) -> bool:
-        """True if the module is the global model once its personal tensors are zero."""
-        return False
+    generic: ClassVar[bool] = False
+    """True if the module is the global model once its personal tensors are zero."""
 
-    @property
-    def class_need(self) -> str | None:
-        """The reason why the method needs classes; None if the target may also be a number."""
-        return None
+    class_need: ClassVar[str | None] = None
+    """The reason why the method needs classes; None if the target may also be a number."""
 
     @abstractmethod
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:

@@ -199,7 +199,7 @@ class Pool:
     @property
     def parts(self) -> list[TensorLoader]:
         """Functions that return the component's tensors, each as (K, P)."""
-        return [partial(_load_flat, self, name) for name in self.models]
+        return [partial(lambda one: flatten(self.tensor(one)), name) for name in self.models]
 
     def dots(self) -> Tensor:
         """Return the dot products (R, K) of each receiving client's component with all; a new tensor."""
@@ -313,10 +313,6 @@ class Mixing(UploadStore[StoreState]):
                 out[name] = models.new_empty((n, *models.shape[1:]))
             mix(weights, models, out[name][start : start + len(weights)])
             del models  # before the next one is gathered
-
-
-def _load_flat(pool: Pool, name: str) -> Tensor:
-    return flatten(pool.tensor(name))
 
 
 def find_members(state: StoreState) -> Tensor:

@@ -23,7 +23,6 @@ Rule = Callable[[Graph, Node], Node | None]
 """rule(graph, node) -> the node to take its place, or None."""
 
 ADD, SUB, MUL = aten.add.Tensor, aten.sub.Tensor, (aten.mul.Tensor, aten.mul.Scalar)
-
 TRANSPOSES = (aten.transpose.int, aten.t.default)
 
 CONSTANT_FILLS = {
