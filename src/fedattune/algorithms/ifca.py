@@ -73,7 +73,7 @@ class IFCAClient(ClientUpdate, Probing, Substituting):
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Stack the K models (K, ...); personal tensors are the client's own in each of them."""
-        models, k = sent.extra["models"], _count(sent.extra["models"])
+        models, k = sent.extra["models"], len(next(iter(sent.extra["models"].values())))
         whole = sent.params.map(lambda v: v.expand(k, *v.shape))
         zeros = context.n_steps.new_zeros(k)
         return _Carry(sent.params, Params({**whole, **models}), RunningMean(zeros, context.n_steps * 0))
@@ -99,10 +99,6 @@ class IFCAClient(ClientUpdate, Probing, Substituting):
 def choose_best(losses: Tensor) -> Tensor:
     """Return (K,) 1 for the lowest of K losses, the first of equal ones, and 0 for all others."""
     return (torch.arange(len(losses), device=losses.device) == losses.argmin()).to(losses.dtype)
-
-
-def _count(models: Params) -> int:
-    return len(next(iter(models.values())))
 
 
 class IFCAState(TypedDict):

@@ -128,13 +128,6 @@ def resolve_device(settings: Settings) -> torch.device:
     return torch.device(settings.execution.device)
 
 
-def find_usable_device(settings: Settings) -> torch.device:
-    """Return the device of the settings if this machine has it, else the CPU."""
-    if settings.execution.device == "cuda" and not torch.cuda.is_available():
-        return torch.device("cpu")
-    return resolve_device(settings)
-
-
 def find_processor_name() -> str:
     """Return the processor's name."""
     with suppress(OSError):

@@ -25,11 +25,6 @@ def weighted_sum(p: Tensor, stack: Params) -> Params:
     return stack.map(lambda a: torch.tensordot(p.to(a.dtype), a, 1))
 
 
-def average_statistics(uploaded: Params, n: Tensor) -> Params:
-    """Average BatchNorm statistics (C, ...) over clients, weighted by their sample counts n (C,)."""
-    return weighted_sum(client_weights(n, "samples"), uploaded)
-
-
 def mean_update(p: Tensor, sent: Params, uploads: Params) -> Params:
     """Return sum_k p_k (upload_k - sent_k) over C models, one tensor at a time; `p` (C,)."""
     return uploads.map(lambda a, b: torch.tensordot(p.to(a.dtype), a - b, 1), sent)

@@ -26,7 +26,7 @@ from ..runs.predictions import predict_parts
 from ..runs.result import Result
 from ..runs.stopping import StoppingRule
 from ..runs.store import RoundRecord, RunStore
-from ..server.average import average_statistics
+from ..server.average import client_weights, weighted_sum
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .checkpoints import RunCheckpoints, RunStatus, save_models
@@ -218,7 +218,7 @@ class RoundLoop:
         traffic = server.rule.bytes_up(server.state, ids, uploads.upload)
         self.status.traffic["up"] += self.uploads.count_bytes(traffic, uploads.upload)
         if backend.statistics:
-            mean = average_statistics(uploads.buffers, uploads.n)
+            mean = weighted_sum(client_weights(uploads.n, "samples"), uploads.buffers)
             backend.statistics = self.uploads.finish_statistics(mean)
             self.status.traffic["up"] += count_traffic(backend.statistics, len(ids))
         if not self.context.replies_immediately:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ..algorithms.local import local
 from ..core.algorithm import Algorithm, ServerTraits, ServerUpdate
 from ..core.errors import DataError, RunError
-from ..core.hardware import find_usable_device
 from ..core.own_code import is_reference, make_portable
 from ..core.params import Params
 from ..core.payload import Broadcast, Payload, ServerState
@@ -92,7 +91,8 @@ def personalize(
         )
     if result.trained_server:
         return train_newcomers(result.trained_server, clients, result.config, rounds)
-    config = {**result.config, "device": str(find_usable_device(result.settings))}
+    wants_gpu = result.settings.execution.device != "cpu"
+    config = {**result.config, "device": "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"}
     return train_newcomers(_load_trained_server(result, config, clients, algorithm, module), clients, config, rounds)
 
 

@@ -115,16 +115,13 @@ def build_trained_module(algorithm: Algorithm, module: nn.Module, federation: Fe
     network = algorithm.network
     if network and network.class_need and not federation.classes:
         raise ConfigError(f"it needs classes, and the target is a number: {network.class_need}; leave it out")
-    trained_module = (
-        wrap_model(network, module, take_example_inputs(federation), seed) if network else copy.deepcopy(module)
-    )
+    if network:
+        example = torch.as_tensor(federation.part("train")[0][:4], device=federation.device)
+        trained_module = wrap_model(network, module, federation.features(example).cpu(), seed)
+    else:
+        trained_module = copy.deepcopy(module)
     algorithm.personal.names(trained_module)
     return trained_module
-
-
-def take_example_inputs(clients: Federation) -> Tensor:
-    """Return a few inputs (B, ...) to check a model with."""
-    return clients.features(torch.as_tensor(clients.part("train")[0][:4], device=clients.device)).cpu()
 
 
 def resolve_weight_decay(algorithm: Algorithm, settings: Settings) -> float:

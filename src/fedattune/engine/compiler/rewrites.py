@@ -247,17 +247,13 @@ def reuse_memory(graph: Graph, inputs: Iterable[Node]) -> None:
         if node.op != "call_function" or node.target not in IN_PLACE:
             continue
         if node.target in (aten.add.Tensor, *MUL) and not node.kwargs:
-            node.args = _writable_first(node, free, last, position)
+            a, b = node.args
+            if not _writable(a, node, free, last, position) and _writable(b, node, free, last, position):
+                node.args = (b, a)
         a = node.args[0]
         if _writable(a, node, free, last, position):
             node.op, node.target = "call_method", IN_PLACE[cast(Any, node.target)]
             last[node] = max(last[node], last[cast(Node, a)])
-
-
-def _writable_first(node: Node, free: set[Node], last: dict[Node, int], position: dict[Node, int]) -> Any:
-    a, b = node.args
-    swap = not _writable(a, node, free, last, position) and _writable(b, node, free, last, position)
-    return (b, a) if swap else (a, b)
 
 
 def _writable(a: Any, node: Node, free: set[Node], last: dict[Node, int], position: dict[Node, int]) -> bool:

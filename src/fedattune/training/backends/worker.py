@@ -162,14 +162,9 @@ def export_state(backend: LocalBackend) -> dict[str, Any]:
     """Return the state of the clients as a nest of dicts, without the statistics, which every message brings."""
     tree = backend.state_tree()
     del tree["statistics"]
-    return {
-        **tree,
-        "local_state": {k: load_rows(v) for k, v in tree["local_state"].items()},
-        "memory": {k: load_rows(v) for k, v in tree["memory"].items()},
-        "personal": load_rows(tree["personal"]),
-        "buffers": load_rows(tree["buffers"]),
-        "kept": {k: v if isinstance(v, Tensor) else load_rows(v) for k, v in tree["kept"].items()},
-    }
+    for part in ("local_state", "memory", "kept"):
+        tree[part] = {k: v if isinstance(v, Tensor) else load_rows(v) for k, v in tree[part].items()}
+    return tree | {part: load_rows(tree[part]) for part in ("personal", "buffers")}
 
 
 def load_state(backend: LocalBackend, state: Mapping[str, Tensor]) -> None:

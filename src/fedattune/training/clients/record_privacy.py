@@ -185,7 +185,7 @@ class RecordPlan:
     def _mechanisms(self, n: int, rounds: int, evaluations: int) -> tuple[Sampled, ...]:
         # k gradients of one batch are one Gaussian mechanism with the noise over sqrt(k), on one Poisson sample.
         training, plan = self.context.settings.training, self.context.algorithm.client.plan
-        rows = max(1, min(n, _round_down(n)))
+        rows = max(1, min(n, ceil(SIZE_RATIO ** int(log(n) / log(SIZE_RATIO) + 1e-9))))
         rate = min(1.0, training.batch_size / rows)
         steps = count_steps(
             training.local_steps, training.epochs, n, training.batch_size, plan.batches_per_step, plan.passes
@@ -286,7 +286,3 @@ class RecordLedger:
         assert self.plan is not None
         evaluations = int(self.evaluations) + repeats
         return [self.plan.epsilon(i, int(self.rounds[i]) + repeats, evaluations) for i in ids]
-
-
-def _round_down(n: int) -> int:
-    return ceil(SIZE_RATIO ** int(log(n) / log(SIZE_RATIO) + 1e-9)) if n > 1 else n

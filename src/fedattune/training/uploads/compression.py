@@ -147,17 +147,12 @@ class Compression(UploadStep[None]):
 
     def report(self, state: None, past: PastRounds, context: StepContext) -> Report:
         run = context.run
-        if run.has_shared_parameters and not self.acts(run):
-            return Report(
-                notes=[
-                    f"uploads were not compressed (--compress {run.settings.uploads.compress}): they are no models, "
-                    "which alone have updates"
-                ]
-            )
         if not run.has_shared_parameters:
             return Report()
+        option = f"--compress {run.settings.uploads.compress}"
+        if not self.acts(run):
+            note = f"uploads were not compressed ({option}): they are no models, which alone have updates"
+            return Report(notes=[note])
         how = "8 bits for a value" if self.method == "int8" else f"{100 * self.share:g}% of the values"
-        return Report(
-            {"method": self.method, "share": self.share},
-            [f"uploads were compressed with error feedback (--compress {run.settings.uploads.compress}): {how}"],
-        )
+        note = f"uploads were compressed with error feedback ({option}): {how}"
+        return Report({"method": self.method, "share": self.share}, [note])

@@ -171,8 +171,7 @@ class Screening(UploadStep[ScreenState]):
         A client in quarantine trains a model of its own, whose updates say little about labels.
         """
         clients = uploads.ids.tolist()
-        alone = {row for row, client in enumerate(clients) if client in state.quarantined}
-        excluded = {*faults, *alone}
+        excluded = {*faults, *(row for row, client in enumerate(clients) if client in state.quarantined)}
         rows = labels(state.label_evidence, uploads.ids, uploads.sent.params, uploads.upload.params, excluded)
         if not self._can_quarantine:
             faults |= dict.fromkeys(rows, OTHER_LABELS)

@@ -45,7 +45,7 @@ class RayTransport:
         if not messages:
             return {}
         packed = pack_messages(self.ray, messages)
-        calls = {w: self.actors[w].serve.remote(*message) for w, message in packed.items()}
+        calls = {w: self._submit(w, message) for w, message in packed.items()}
         replies: dict[int, WorkerMessage] = {}
         for worker, call in sorted(calls.items()):
             try:
@@ -68,6 +68,9 @@ class RayTransport:
         return actor.open.remote(
             context.algorithm, pack_federation(data), context.task.model, settings, members.tolist(), self.threads
         )
+
+    def _submit(self, worker: int, message: RayMessage) -> Any:
+        return self.actors[worker].serve.remote(*message)
 
     def _open(self, worker: int, opening: Any) -> None:
         try:
@@ -118,12 +121,8 @@ class RayTransport:
 def estimate_loads(context: RunContext) -> list[float]:
     """Estimate the work of a round for each client: its training samples, and a third of its evaluation samples."""
     settings, sizes = context.settings, context.federation.sizes
-    train = sizes("train").double()
-    batch = train.clamp_max(settings.training.batch_size)
-    trained = (
-        train * settings.training.epochs if settings.training.epochs else batch * (settings.training.local_steps or 0)
-    )
-    loads: list[float] = (
-        trained + (sizes("test") + sizes("validation")).double() / settings.evaluation.every / 3
-    ).tolist()
+    training, rows = settings.training, sizes("train").double()
+    steps = rows.clamp_max(training.batch_size) * (training.local_steps or 0)
+    scored = (sizes("test") + sizes("validation")).double() / settings.evaluation.every / 3
+    loads: list[float] = ((rows * training.epochs if training.epochs else steps) + scored).tolist()
     return loads
