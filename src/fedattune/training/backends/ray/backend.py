@@ -15,7 +15,7 @@ from ....data.federated import select_samples
 from ....runs.context import RunContext
 from ..message import WorkerMessage
 from ..remote import Group, Outcome
-from .actor import pack_federation, pack_messages, to_tensors
+from .actor import RayMessage, pack_federation, pack_messages, to_tensors
 from .cluster import RayCluster, summarize_actor_error
 
 START_TIMEOUT_S = 300.0
