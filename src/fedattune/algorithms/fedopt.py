@@ -104,14 +104,7 @@ def fedyogi(
 ) -> Algorithm:
     """FedAvg with Yogi on the server.
 
-    Source: Reddi et al. (2021), Algorithm 2.
-
-    Args:
-        server_lr: see `fedadam`.
-        beta1: see `fedadam`.
-        beta2: see `fedadam`.
-        tau: see `fedadam`.
-        weighting: see `fedadam`.
+    Source: Reddi et al. (2021), Algorithm 2. Options: see `fedadam`.
     """
     return Algorithm(
         SGD(), AdaptiveOptimizer(weighting, server_lr, "yogi", beta1, beta2, tau), evaluation_point="received"
@@ -124,13 +117,7 @@ def fedadagrad(
 ) -> Algorithm:
     """FedAvg with Adagrad on the server.
 
-    Source: Reddi et al. (2021), Algorithm 2.
-
-    Args:
-        server_lr: see `fedadam`.
-        beta1: see `fedadam`.
-        tau: see `fedadam`.
-        weighting: see `fedadam`.
+    Source: Reddi et al. (2021), Algorithm 2. Options: see `fedadam`.
     """
     return Algorithm(
         SGD(), AdaptiveOptimizer(weighting, server_lr, "adagrad", beta1, tau=tau), evaluation_point="received"

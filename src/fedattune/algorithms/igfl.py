@@ -292,14 +292,7 @@ def igfl_s(
 ) -> Algorithm:
     """One global model: the server weighs the clients' updates by attention among them.
 
-    Source: Huang et al. (2021), Algorithm 3 and equation 11.
-
-    Args:
-        attention: query q_i: `self` is Delta_i, `global` is the mean of all Delta_j, `time` is Delta'_i, the client's
-            previous update.
-        time_form: form of `time`: `T1` is Algorithm 3; `T2` is the displayed formula, b_j = A[j, j] of T1, whose sum is
-            not 1; `T3` normalises the displayed scores. Other queries ignore the form.
-        weighting: shares p_j of the clients in softmax and mean: `uniform`, as in the paper, or by training samples.
+    Source: Huang et al. (2021), Algorithm 3 and equation 11. Options: see `igfl`.
     """
     return Algorithm(
         SGD(), UpdateAttention(weighting, attention=attention, form=time_form), evaluation_point="received"

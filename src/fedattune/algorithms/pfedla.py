@@ -359,14 +359,8 @@ def heurpfedla(
     """Learned mixing as in pFedLA; clients retain the layers that are mostly their own, and are not sent them.
 
     Args:
-        retain: number k of layers, or other `unit`s, that each client retains; 0 is pFedLA.
+        retain: number k of layers, or other `unit`s, that each client retains; 0 is pFedLA. See `pfedla` for the rest.
         upload_retained: whether clients upload their retained layers; the text does not say.
-        hn_lr: see `pfedla`.
-        hn_step: see `pfedla`.
-        embedding: see `pfedla`.
-        hidden: see `pfedla`.
-        norm: see `pfedla`.
-        unit: see `pfedla`.
     """
     return Algorithm(
         HeurPFedLAClient(unit=unit),
