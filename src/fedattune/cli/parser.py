@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,6 @@ COMMON_OPTIONS = (
     "data", "client_column", "target", "partition", "clients", "model", "algorithms", "set", "seeds",
     "metric", "splits", "tune", "baseline", "rounds", "cohort", "steps", "epochs", "batch_size", "lr",
     "engine", "device", "config", "out", "resume", "quiet",
-    "nodes", "schema_file", "port", "node_port", "run_folder", "round_timeout", "secure_aggregation",
 )  # fmt: skip
 """Options that `--help` shows of a command with more than `MAX_SHORT_HELP` options; `--help-all` shows all."""
 MAX_SHORT_HELP = 25
@@ -39,11 +38,11 @@ class ArgumentParser(argparse.ArgumentParser):
 
     shown: frozenset[str] | None = None
 
-    def shorten_help(self) -> None:
+    def shorten_help(self, common: Iterable[str]) -> None:
         """Let `--help` show the common options only, and add `--help-all`, if the command has many options."""
         options = [one for one in self._actions if one.option_strings and one.dest != "help"]
         if len(options) > MAX_SHORT_HELP:
-            self.shown = frozenset({"help", "help_all", *COMMON_OPTIONS})
+            self.shown = frozenset({"help", "help_all", *common})
             self.epilog = f"These are the common options; {self.prog} --help-all shows all {len(options)}."
             self.add_argument(
                 "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all options and exit"
@@ -89,13 +88,15 @@ class _HelpAll(argparse.Action):
 class Options(NamedTuple):
     """A group of options: fields of `schema` (`module:Schema`, or a schema of `cli.options`); by default, all of them.
 
-    `fields` are names or `module:NAMES`, and `without` is `module:NAMES` of fields to leave out.
+    `fields` are names or `module:NAMES`, and `without` is `module:NAMES` of fields to leave out. `common` is
+    `module:NAMES` of options that `--help` shows in addition to `COMMON_OPTIONS`.
     """
 
     schema: str
     title: str = "options"
     fields: str | tuple[str, ...] = ()
     without: str = ""
+    common: str = ""
 
 
 class Command(NamedTuple):
@@ -134,7 +135,7 @@ DEPLOYMENT = (
     Options(EXPERIMENT, "data of a trial", DATA_FIELDS),
     Options(EXPERIMENT, "model and methods", METHOD_OPTIONS),
     Options(SETTINGS, "training", without=f"{DEPLOY}:SIMULATION_OPTIONS"),
-    Options(f"{DEPLOY}:DeploymentOptions", "server"),
+    Options(f"{DEPLOY}:DeploymentOptions", "server", common=f"{DEPLOY}:COMMON_OPTIONS"),
     Options(f"{DEPLOY}:KitOptions", "folder"),
     Options(OUTPUT, "folder", ("allow_code",)),
 )
@@ -265,6 +266,7 @@ def _fill_command(parser: ArgumentParser, command: Command, algorithms: str | No
     for argument in command.arguments:
         parser.add_argument(**argument)
     groups: dict[str, Any] = {"options": parser}
+    common = [*COMMON_OPTIONS]
     for options in (Options(command.options),) if isinstance(command.options, str) else command.options:
         if options.title not in groups:
             groups[options.title] = parser.add_argument_group(options.title)
@@ -273,7 +275,8 @@ def _fill_command(parser: ArgumentParser, command: Command, algorithms: str | No
         without = _import(options.without) if options.without else ()
         fields = _import(options.fields) if isinstance(options.fields, str) else options.fields
         _add_options(groups[options.title], {k: known[k] for k in fields or known if k not in without}, algorithms)
-    parser.shorten_help()
+        common += _import(options.common) if options.common else ()
+    parser.shorten_help(common)
 
 
 def _import(path: str) -> Any:

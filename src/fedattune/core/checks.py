@@ -38,6 +38,10 @@ class Check(NamedTuple):
     hint: str
 
 
+NODE_CHECKS: list[Callable[[Any, Path, Mapping[str, Any]], Iterable[Finding]]] = []
+"""Further checks of a node's rules, with its folder and the run's configuration (may be empty); protocols add them."""
+
+
 def run_checks(checks: Sequence[Check]) -> list[Finding]:
     """Run checks in their order; a check that fails is broken and never hides the others."""
     findings: list[Finding] = []

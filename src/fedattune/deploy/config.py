@@ -1,6 +1,6 @@
 """Options of a deployment, and the configuration of its runs, which Flower carries as flat values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from ..algorithms import ALGORITHMS
 from ..core.algorithm import Algorithm
+from ..core.checks import Finding, note, ok
 from ..core.errors import ConfigError, suggest_name
 from ..core.options import Count, StrictSchema, build, describe_errors, list_options, look_up
 from ..core.own_code import find_file, is_reference, make_portable
@@ -16,7 +17,7 @@ from ..data.schema import Schema
 from ..experiments.config import Experiment
 from ..experiments.load import assign_options, expand_names, list_model_options, parse_set
 from .logs import LogFormat
-from .secagg.methods import check_methods, check_settings
+from .secagg.methods import check_run
 
 NODE_OPTIONS = {
     "data", "data_dir", "client_column", "target", "partition", "clients", "small_clients", "scaling",
@@ -30,6 +31,9 @@ SIMULATION_OPTIONS = {*SIMULATION_SETTINGS, "splits", "metric", "tune", "baselin
 
 ROSTER = "nodes/roster.pub"
 """File with the public keys of all nodes, relative to a deployment's folder."""
+
+COMMON_OPTIONS = ("nodes", "schema_file", "port", "node_port", "run_folder", "round_timeout", "secure_aggregation")
+"""Options of a deployment that `--help` shows."""
 
 RARE_KEYS = {"metrics_port", "log_format", "secure_aggregation", "secure_bits", "secure_clip"}
 """Options of the server that a written deployment names only if they differ from the defaults."""
@@ -128,8 +132,7 @@ class DeploymentPlan:
             name: custom[name] if name in custom else build(name, factories[name], self.options[name]) for name in names
         }
         if self.deployment.secure_aggregation:
-            check_methods(self.algorithms, self.deployment.nodes)
-            check_settings(self.experiment)
+            check_run(self.algorithms, self.deployment.nodes, self.experiment)
 
     def settings(self, seed: int) -> Settings:
         """Return the training settings of the run with a seed; nodes keep the models of the last round."""
@@ -139,6 +142,20 @@ class DeploymentPlan:
     def seeds(self) -> range:
         """The seeds of each method's runs."""
         return range(self.experiment.seed, self.experiment.seed + self.experiment.seeds)
+
+    def describe(self) -> Iterator[Finding]:
+        """Describe methods, rounds and schema for a check of the deployment."""
+        yield ok("configuration", f"{', '.join(self.algorithms)}, {self.experiment.rounds} rounds")
+        if self.deployment.secure_aggregation:
+            n = self.deployment.nodes
+            found = f"the server learns sums over {n} nodes; each node's own rules say how many are enough"
+            yield ok("secure aggregation", found)
+        schema = self.deployment.data_schema
+        if schema is None:
+            yield note("schema", "none", "write data-schema, so that nodes cannot disagree")
+        else:
+            what = f"{len(schema.columns)} columns" if schema.columns else f"inputs of {schema.input_shape}"
+            yield ok("schema", f"{what}, {len(schema.classes)} classes")
 
     def card(self, name: str, seed: int, shape: tuple[int, ...], classes: tuple[str, ...]) -> dict[str, Any]:
         """Make the card of a run's model, from which it can be built: see `fedattune.models.files`."""

@@ -18,8 +18,9 @@ from fedattune.core.payload import Payload
 from fedattune.deploy.node.policy import NodePolicy
 from fedattune.deploy.secagg import AlreadySummedError, SessionMismatchError, TamperedShareError, keys
 from fedattune.deploy.secagg.layout import plan_blocks, plan_part
+from fedattune.deploy.secagg.methods import check_secure_node
 from fedattune.deploy.secagg.ring import dequantize
-from fedattune.deploy.secagg.runtime import STATE_NAME, SecureSteps, check_secure_node, read_rules
+from fedattune.deploy.secagg.runtime import STATE_NAME, SecureSteps, read_rules
 from fedattune.deploy.secagg.session import ServerSession, Session
 from fedattune.training.backends.local import LocalBackend
 from fedattune.training.backends.message import WorkerMessage
@@ -245,7 +246,8 @@ def test_the_check_of_a_node(tmp_path: Path) -> None:
     config = write_node_keys(tmp_path, 5)[0]
 
     def check(policy: NodePolicy, is_asked: bool | None = True) -> list[tuple[str, str]]:
-        return [(one.state, one.value) for one in check_secure_node(policy, tmp_path, is_asked=is_asked)]
+        run = {} if is_asked is None else {"secure-aggregation": is_asked}
+        return [(one.state, one.value) for one in check_secure_node(policy, tmp_path, run)]
 
     ((state, text),) = check(make_policy(config))
     assert state == "ok"

@@ -101,6 +101,12 @@ class NodePolicy(StrictSchema):
             phrases = describe_errors(error, lambda key: key.replace("_", "-"))
             raise ConfigError(f"the node's configuration: {'; '.join(phrases)}") from error
 
+    def describe(self) -> str:
+        """List the rules that every node has; those of secure aggregation have a check of their own."""
+        hidden = {"log_format", "secure_aggregation", "min_participants", "threshold", "key", "roster"}
+        rules = self.model_dump(by_alias=True, exclude_none=True, exclude=hidden)
+        return ", ".join(f"{key} = {value}" for key, value in rules.items())
+
     def check_run(self, methods: Iterable[str], rounds: int) -> None:
         """Compare what the server asks for with the node's limits.
 

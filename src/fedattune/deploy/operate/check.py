@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._version import __version__
 from ...core.checks import (
+    NODE_CHECKS,
     Check,
     Finding,
     broken,
@@ -34,7 +35,6 @@ from ...experiments.config import Experiment
 from ..config import DeploymentPlan
 from ..node.files import find_base, find_state, read_node_file
 from ..node.policy import OTHER_KEYS, NodePolicy
-from ..secagg.runtime import check_secure_node
 from .kit import APP_FILE, CONFIG_KEYS, find_run_config, list_nodes, read_app, read_port
 
 if TYPE_CHECKING:
@@ -145,18 +145,7 @@ def _check_run(app: dict[str, Any]) -> Iterator[Finding]:
     except FedAttuneError as error:
         yield broken("configuration", str(error), f"fix {APP_FILE}")
     else:
-        methods = ", ".join(plan.algorithms)
-        yield ok("configuration", f"{methods}, {plan.experiment.rounds} rounds")
-        if plan.deployment.secure_aggregation:
-            n = plan.deployment.nodes
-            found = f"the server learns sums over {n} nodes; each node's own rules say how many are enough"
-            yield ok("secure aggregation", found)
-        schema = plan.deployment.data_schema
-        if schema is None:
-            yield note("schema", "none", "write data-schema, so that nodes cannot disagree")
-        else:
-            what = f"{len(schema.columns)} columns" if schema.columns else f"inputs of {schema.input_shape}"
-            yield ok("schema", f"{what}, {len(schema.classes)} classes")
+        yield from plan.describe()
 
 
 def _check_node_files(folder: Path) -> Iterator[Finding]:
@@ -398,12 +387,10 @@ def _check_policy(config: Mapping[str, Any], run: Mapping[str, Any], base: Path)
         else:
             refusals = list(_find_refusals(rules, plan))
     if not refusals:
-        secure = {"secure_aggregation", "min_participants", "threshold", "key", "roster"}  # of these, see below
-        limits = rules.model_dump(by_alias=True, exclude_none=True, exclude={"log_format", *secure})
-        yield ok("rules", ", ".join(f"{key} = {value}" for key, value in limits.items()))
+        yield ok("rules", rules.describe())
     yield from refusals
-    is_asked = bool(run.get("secure-aggregation", False)) if run else None
-    yield from check_secure_node(rules, base, is_asked=is_asked)
+    for check in NODE_CHECKS:
+        yield from check(rules, base, run)
 
 
 def _find_refusals(rules: NodePolicy, plan: DeploymentPlan) -> Iterator[Finding]:

@@ -8,6 +8,9 @@ that leaves a session tells the server only the name of the error's class, one o
 
 from ...core.errors import RunError
 
+MIN_NODES, MAX_NODES = 3, 49
+"""Nodes of a federation with secure aggregation; each node makes a share for every other one."""
+
 
 class SecureAggregationError(RunError):
     """A session of secure aggregation cannot go on."""

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from . import (
+    MAX_NODES,
     BadSignatureError,
     ReplayedKeysError,
     SecureAggregationError,
@@ -23,9 +24,6 @@ from . import (
     keys,
 )
 from .ring import Fixed, Ring, expand_mask
-
-MAX_NODES = 49
-"""Nodes of a session at most: each makes a share for every other one."""
 
 MAX_LENGTH = 1 << 31
 """Numbers of one node at most; larger than any model that travels in one message."""

@@ -18,8 +18,9 @@ from ..grid import NodeGrid
 from ..operate.audit import count_bytes
 from ..server.backend import NodeTransport, Observer, count_rounds
 from ..server.registration import NodeRegistry
+from . import MIN_NODES
 from .layout import find_weighting, list_tensors, plan_blocks, plan_part, unpack_scores, unpack_upload
-from .methods import MIN_NODES, require_sums
+from .methods import require_sums
 from .ring import Fixed
 from .session import Block, ServerSession, Session
 
