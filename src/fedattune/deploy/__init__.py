@@ -6,10 +6,6 @@ from ..core.errors import ConfigError
 
 
 def require_flower() -> None:
-    """Check that Flower is installed.
-
-    Raises:
-        ConfigError: Flower is missing.
-    """
+    """Check that Flower is installed."""
     if find_spec("flwr") is None:
         raise ConfigError("a real federation needs Flower: pip install '.[flower]' in the folder of FedAttune")

@@ -1,6 +1,6 @@
 """Options of a deployment, and the configuration of its runs, which Flower carries as flat values."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +102,8 @@ class DeploymentPlan:
         custom_algorithms: your own methods by name, in addition to FedAttune's.
 
     Attributes:
-        experiment: the experiment.
-        deployment: the options of the server.
         options: algorithm -> its given options.
         model_options: the given options of the model.
-        algorithms: name -> algorithm.
 
     Raises:
         ConfigError: keys are unknown or values are impossible; one message names them all.
@@ -119,7 +116,18 @@ class DeploymentPlan:
         self.experiment, self.deployment = _parse(run_config)
         names = expand_names(self.experiment.algorithms, ALGORITHMS | custom)
         model = self.experiment.model
-        _check_reachable(names, model)
+        # Custom code that nodes cannot find is refused.
+        for name in names:
+            if is_reference(name):
+                raise ConfigError(
+                    f"{make_portable(name)}: a deployment takes a method of your own only in Python, by "
+                    "make_server_app and make_client_app with custom_algorithms"
+                )
+        if find_file(model):
+            raise ConfigError(
+                f"{make_portable(model)}: nodes have no such file; write package.module:factory, and install the "
+                "module at the server and at every node"
+            )
         factories = {name: look_up("algorithm", name, ALGORITHMS) for name in names if name not in custom}
         known_options = {
             "algorithm": {name: [o.name for o in list_options(make)] for name, make in factories.items()},
@@ -140,7 +148,6 @@ class DeploymentPlan:
 
     @property
     def seeds(self) -> range:
-        """The seeds of each method's runs."""
         return range(self.experiment.seed, self.experiment.seed + self.experiment.seeds)
 
     def describe(self) -> Iterator[Finding]:
@@ -168,21 +175,6 @@ class DeploymentPlan:
             "input_shape": list(shape),
             "classes": list(classes),
         }
-
-
-def _check_reachable(methods: Sequence[str], model: str) -> None:
-    """Refuse custom code that nodes cannot find."""
-    for name in methods:
-        if is_reference(name):
-            raise ConfigError(
-                f"{make_portable(name)}: a deployment takes a method of your own only in Python, by "
-                "make_server_app and make_client_app with custom_algorithms"
-            )
-    if find_file(model):
-        raise ConfigError(
-            f"{make_portable(model)}: nodes have no such file; write package.module:factory, and install the module "
-            "at the server and at every node"
-        )
 
 
 def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOptions]:
@@ -213,8 +205,7 @@ def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOpti
             problems += describe_errors(error, lambda key: key.replace("_", "-"))
     if problems:
         raise ConfigError("run configuration: " + "; ".join(problems))
-    experiment, deployment = parts
-    return experiment, deployment
+    return parts[0], parts[1]
 
 
 def list_node_rules(run_config: Mapping[str, Scalar], node: int) -> dict[str, Scalar]:

@@ -65,11 +65,7 @@ def _drop_copies(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict
 
 
 def unpack_record(record: RecordDict) -> WorkerMessage:
-    """Unpack the message in a record.
-
-    Raises:
-        MessageFormatError: the record holds no message, or a message of another version.
-    """
+    """Unpack the message in a record, or raise `MessageFormatError`."""
     try:
         head = record.config_records["head"]
         if (version := head["version"]) != FORMAT_VERSION:
@@ -109,11 +105,7 @@ class NodeGrid:
         return numbers
 
     def wait(self, is_enough: Callable[[set[int]], bool], purpose: str) -> set[int]:
-        """Wait until enough nodes are online, and return their numbers.
-
-        Raises:
-            RunError: they were not online in time. The message starts with `purpose`.
-        """
+        """Wait until enough nodes are online, and return their numbers; the text of an error starts with `purpose`."""
         end = time.monotonic() + self._options.start_timeout
         n_logged = -1
         while not is_enough(online := self.online()):
@@ -132,13 +124,10 @@ class NodeGrid:
     def exchange(
         self, messages: Mapping[int, WorkerMessage], group: str, timeout: float | None = None
     ) -> dict[int, WorkerMessage | Fault]:
-        """Send messages to nodes, and wait for the replies.
+        """Send messages to nodes, and return each node's reply, or why there is none.
 
         Args:
             timeout: seconds to wait; by default the timeout of a round.
-
-        Returns:
-            Node number -> reply, or why there is none.
         """
         timeout = timeout or self._options.round_timeout
         end = time.monotonic() + timeout
@@ -158,13 +147,11 @@ class NodeGrid:
         # SuperLink has no id, and if all of them are too large, the list is empty.
         ids = list(self._grid.push_messages(flower_messages)) or [""] * len(flower_messages)
         waiting = {id_: node for id_, node in zip(ids, messages, strict=True) if id_}
-        replies: dict[int, WorkerMessage | Fault]
-        replies = dict.fromkeys(messages, Fault("offline", "could not be reached"))
+        replies: dict[int, WorkerMessage | Fault] = dict.fromkeys(messages, Fault("offline", "could not be reached"))
         while waiting:
             is_late = time.monotonic() > end  # look once more after the end: the server itself may have slept
             for reply in list(self._grid.pull_messages(list(waiting))):
-                node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
+                if (node := waiting.pop(reply.metadata.reply_to_message_id, None)) is not None:
                     replies[node] = _read_reply(reply)
             if is_late:
                 break

@@ -31,7 +31,7 @@ class JsonFormatter(logging.Formatter):
         self._constants = dict(constants)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without a traceback, whose text may hold data."""
+        # A traceback's text may hold data.
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         event = getattr(record, "without_data", None) or record.getMessage()
         line = {"time": time, "level": record.levelname.lower(), "event": event, **self._constants}
@@ -56,7 +56,6 @@ class StandardOutput(logging.Handler):
     """Print records. Flower replaces sys.stdout for each run, so no handler may keep an earlier one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record at once."""
         print(make_printable(self.format(record)), flush=True)
 
 
@@ -89,11 +88,7 @@ def log_node(
     level: int = logging.WARNING,
     head: Mapping[str, Any] | None = None,
 ) -> None:
-    """Log a sentence for the operator of the node.
-
-    Args:
-        without_data: in JSON, this in place of a sentence that may hold data: JSON lines go to log collectors.
-    """
+    """Log a sentence for the operator of the node; in JSON, for log collectors, `without_data` in its place."""
     fields = {name: (head or {}).get(key) for name, key in HEAD_FIELDS.items()}
     logger = logging.getLogger("fedattune.node")
     if not any(isinstance(one, StandardOutput) for one in logger.handlers):  # outside a node's program

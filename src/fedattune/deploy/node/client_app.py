@@ -40,11 +40,7 @@ def make_client_app(custom_algorithms: Mapping[str, Algorithm] | None = None) ->
 def _log_failure(
     node: NodeRuntime, error: Exception, asked: WorkerMessage | None, content: RecordDict
 ) -> WorkerMessage:
-    """Log that a message could not be read, or that a reply could not be packed.
-
-    Returns:
-        The reply, which names only the kind of the error.
-    """
+    """Log that a message could not be read, or that a reply could not be packed; reply with the kind of the error."""
     unreadable = WorkerMessage({"kind": "unreadable"})
     head = (asked or unreadable).head
     report_error(node.folder, error, head)

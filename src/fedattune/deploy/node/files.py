@@ -28,11 +28,7 @@ KEPT_CHARS = 200_000
 
 
 def read_node_file(file: Path) -> dict[str, Any]:
-    """Read the configuration of a node.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not TOML.
-    """
+    """Read the configuration of a node."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -44,11 +40,7 @@ def read_node_file(file: Path) -> dict[str, Any]:
 
 
 def find_base(file: Path) -> Path:
-    """Return the folder to which the paths in a node's configuration are relative.
-
-    Args:
-        file: the node's configuration. The scripts of a deployment run in the folder above `nodes`.
-    """
+    """Return the folder to which the paths in a node's configuration are relative: scripts run above `nodes`."""
     inside = file.absolute().parent
     return inside.parent if inside.name == "nodes" else Path()
 
@@ -58,9 +50,6 @@ def find_state(node: Path | None) -> Path:
 
     Args:
         node: that folder, or the node's configuration; None for FEDATTUNE_STATE or else `state`, like the node itself.
-
-    Raises:
-        ConfigError: the configuration cannot be read.
     """
     if node is None:
         return Path(os.environ.get("FEDATTUNE_STATE", "state"))
@@ -154,11 +143,7 @@ class NodeState:
             yield
 
     def load(self, rounds: Sequence[int], start: Params) -> tuple[Params | None, int]:
-        """Load the state of every client after its round.
-
-        Args:
-            rounds: one round per client, (M,); 0 for a client before its first round.
-            start: state of the clients before their first round, (M, ...).
+        """Load the state of every client after its round (M,), 0 for none; `start` is the state before the first.
 
         Returns:
             The state, and the last of the rounds that the node still has. An older state replaces a lost one; None
@@ -180,17 +165,16 @@ class NodeState:
     def _load_last(self, round_: int) -> tuple[Params | None, int]:
         """Load the state after a round, or else the newest older one; return it with its round."""
         self._checkpoints.forget_after(round_)
-        if not self._checkpoints.has_any:
-            return None, 0
         try:
-            saved = self._checkpoints.load()
+            saved = self._checkpoints.load() if self._checkpoints.has_any else None
         except RunError as error:
             log_node(str(error))
+            saved = None
+        if saved is None:
             return None, 0
         for sentence in saved.warnings:
             log_node(sentence)
         return Params(saved.flat), int(saved.meta["round"])
 
     def save(self, round_: int, state: Mapping[str, Any]) -> None:
-        """Save the state after a round."""
         self._checkpoints.save(round_, state, {"round": str(round_)})

@@ -74,7 +74,7 @@ class NodeRuntime:
             self.policy = NodePolicy.read(self.config)
             self.plan = DeploymentPlan(self._run_config, self._custom_algorithms)
             is_hello = message.head["kind"] == "hello"
-            is_step = message.head["kind"] in set(KINDS) - {TRAINING_KIND}  # of a session, without data
+            is_step = message.head["kind"] in KINDS - {TRAINING_KIND}  # of a session, without data
             if not is_step:
                 self._load_data()
             reply = self._introduce() if is_hello else self._handle(message)
@@ -93,15 +93,9 @@ class NodeRuntime:
     def _load_data(self) -> None:
         experiment, schema = self.plan.experiment, self.plan.deployment.data_schema
         try:
-            data = load_node(
-                self.config,
-                schema,
-                test=experiment.test,
-                validation=experiment.validation,
-                seed=experiment.split_seed or 0,
-                data_dir=experiment.data_dir,
-                other_keys=OTHER_KEYS,
-            )
+            shares: Any = {"test": experiment.test, "validation": experiment.validation}
+            seed, data_dir = experiment.split_seed or 0, experiment.data_dir
+            data = load_node(self.config, schema, **shares, seed=seed, data_dir=data_dir, other_keys=OTHER_KEYS)
         except Exception as error:
             raise self.policy.hide_problem(self.folder, schema.to_json() if schema else None, error) from error
         self.federation, self.numbers = data.federation, data.numbers
@@ -131,8 +125,8 @@ class NodeRuntime:
         is_known = name in self.plan.algorithms and re.fullmatch("[0-9a-f]{8,64}", head["token"])
         if not is_known or not isinstance(seed, int) or not isinstance(r, int):  # they name a folder here
             raise ConfigError(f"the server asks for a run of {name!r} that is not in the run configuration")
-        is_secure = head["kind"] in KINDS
-        if not is_secure and (self.policy.secure_aggregation == "required" or self._is_secure):
+        is_secure, options = head["kind"] in KINDS, self.plan.deployment
+        if not is_secure and (self.policy.secure_aggregation == "required" or options.secure_aggregation):
             raise SecureAggregationRequiredError(
                 f"the server asks for {head['kind']!r:.40}, and this node takes part in secure sums only "
                 "(`secure-aggregation`)"
@@ -141,25 +135,15 @@ class NodeRuntime:
         state = NodeState(self.folder / head["token"] / name / f"seed-{seed}")
         with state.lock(head["number"]):
             if is_secure:
-                reply = self._answer_step(message, state)
+                sums, rules = require_sums(name, self.plan.algorithms[name]), read_rules(self.policy)
+                steps = SecureSteps(state.folder, rules, sums, options.secure_bits, options.secure_clip)
+                reply = steps.answer(message, lambda inner: self._work(inner, state))
             else:
                 _, reply = self._work(message, state)
         reply.head.update({key: head[key] for key in ("token", "algorithm", "seed", "round")})
         self.policy.count_sent(self.folder / head["token"], count_bytes(reply))
         mark_current(self.folder, head["token"])
         return reply
-
-    @property
-    def _is_secure(self) -> bool:
-        return self.plan.deployment.secure_aggregation
-
-    def _answer_step(self, message: WorkerMessage, state: NodeState) -> WorkerMessage:
-        """Answer one step of a session of secure aggregation."""
-        name, options = message.head["algorithm"], self.plan.deployment
-        sums = require_sums(name, self.plan.algorithms[name])
-        rules = read_rules(self.policy)
-        steps = SecureSteps(state.folder, rules, sums, options.secure_bits, options.secure_clip)
-        return steps.answer(message, lambda inner: self._work(inner, state))
 
     def _work(self, message: WorkerMessage, state: NodeState) -> tuple[LocalBackend, WorkerMessage]:
         """Train and evaluate the clients from their state on the disk; return their backend, and the reply."""
@@ -225,14 +209,13 @@ class NodeRuntime:
         The noise is made for the planned rounds. So the node does not train more often, whatever the server asks: a
         round whose reply was lost is spent.
         """
-        settings, fine_tune = backend.context.settings, backend.context.algorithm.fine_tune
+        settings = backend.context.settings
         is_private = settings.privacy.record is not None
         trained = sum(bool(part.head.get("ids")) for part in parts)
         self.policy.count_trained(folder, trained, settings.rounds if is_private else None)
-        if is_private and fine_tune:
+        if is_private and backend.context.algorithm.fine_tune:
             tuned = sum(part.head.get("kind") == "evaluate" for part in parts)
-            most = backend.planned_evaluations
-            self.policy.count_trained(folder / "fine-tuned", tuned, most)
+            self.policy.count_trained(folder / "fine-tuned", tuned, backend.planned_evaluations)
 
     def _save_models(self, backend: LocalBackend, names: Mapping[int, str], folder: Path, card: dict[str, Any]) -> None:
         """Save the model of each client that was evaluated now, for predictions."""

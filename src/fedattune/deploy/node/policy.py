@@ -90,11 +90,7 @@ class NodePolicy(StrictSchema):
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "NodePolicy":
-        """Read the rules in a node's configuration.
-
-        Raises:
-            ConfigError: a value is impossible; the message names them all.
-        """
+        """Read the rules in a node's configuration; an error names all values that are impossible."""
         try:
             return cls.model_validate(dict(config))
         except ValidationError as error:
@@ -108,12 +104,7 @@ class NodePolicy(StrictSchema):
         return ", ".join(f"{key} = {value}" for key, value in rules.items())
 
     def check_run(self, methods: Iterable[str], rounds: int) -> None:
-        """Compare what the server asks for with the node's limits.
-
-        Raises:
-            MethodNotAllowedError: a method is not allowed.
-            MaxRoundsError: these are too many rounds.
-        """
+        """Compare what the server asks for with the node's limits."""
         if self.methods is not None:
             allowed = [name for name in re.split(r"[\s,]+", self.methods) if name]
             if others := [name for name in methods if name not in allowed]:
@@ -128,11 +119,7 @@ class NodePolicy(StrictSchema):
             )
 
     def check_privacy(self, settings: Settings) -> None:
-        """Compare the noise that a run asks for with the node's limit.
-
-        Raises:
-            PrivacyRequiredError: the node would add too little noise, or none.
-        """
+        """Compare the noise that a run asks for with the node's limits."""
         delta, client, record = settings.privacy.delta, settings.privacy.client, settings.privacy.record
         most, epsilon = self.max_record_epsilon, None if record is None else record.epsilon
         if most is not None and (epsilon is None or epsilon > most or delta > MAX_DELTA):
@@ -142,27 +129,19 @@ class NodePolicy(StrictSchema):
                 f"at delta {delta:g}; the run needs dp-record {most:g} or less, and dp-delta {MAX_DELTA:g} "
                 "or less"
             )
-        if self.max_epsilon is None:
-            return
-        asked, is_enough = "none", False
-        if client is not None and client.epsilon is not None:
-            asked = f"dp-client {client.epsilon:g}, {client.where}"
-            is_enough = client.where == "local" and client.epsilon <= self.max_epsilon and delta <= MAX_DELTA
-        if not is_enough:
+        most, epsilon = self.max_epsilon, None if client is None else client.epsilon
+        where = client.where if client else None
+        if most is not None and (epsilon is None or where != "local" or epsilon > most or delta > MAX_DELTA):
+            asked = "none" if epsilon is None else f"dp-client {epsilon:g}, {where}"
             raise PrivacyRequiredError(
-                f"this node has max-epsilon {self.max_epsilon:g}, and the run's differential privacy is: {asked}, at "
-                f"delta {delta:g}; the run needs dp-client {self.max_epsilon:g} or less, dp-client-where "
-                f"local, and dp-delta {MAX_DELTA:g} or less"
+                f"this node has max-epsilon {most:g}, and the run's differential privacy is: {asked}, at delta "
+                f"{delta:g}; the run needs dp-client {most:g} or less, dp-client-where local, and dp-delta "
+                f"{MAX_DELTA:g} or less"
             )
 
     @staticmethod
     def count_uploads(folder: Path, uploads: int, accounting: UploadAccounting) -> None:
-        """Count noised uploads before they are made: each one spends epsilon, also one that is lost and made again.
-
-        Raises:
-            PrivacyBudgetError: these are too many; nothing is counted then.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
+        """Count noised uploads before they are made: each one spends epsilon, also one that is lost and made again."""
         file, target = folder / "uploads.json", accounting.noise.epsilon
         total = _read_count(file, "uploads") + uploads
         if target is not None and accounting.epsilon(total) > target:
@@ -171,17 +150,13 @@ class NodePolicy(StrictSchema):
                 f"{accounting.settings.rounds} (an upload that the server asks for again counts again); the budget is "
                 "spent"
             )
-        write_text(file, json.dumps({"uploads": total}) + "\n")
+        _write(file, json.dumps({"uploads": total}) + "\n")
 
     def count_trained(self, folder: Path, rounds: int, private_rounds: int | None = None) -> None:
         """Count trainings before they begin: the server could give many trainings the same round.
 
         A round is trained again if its reply was lost, so twice `max-rounds` trainings are allowed.
-
-        Raises:
-            MaxRoundsError, PrivacyBudgetError: these are too many; nothing is counted then.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         file = folder / "trained.json"
         trained = _read_count(file, "rounds") + rounds
         if private_rounds is not None and trained > private_rounds:
@@ -196,14 +171,10 @@ class NodePolicy(StrictSchema):
                 "(a round that the server repeats counts again); raise `max-rounds` in the node's configuration if it "
                 "may train longer"
             )
-        write_text(file, json.dumps({"rounds": trained}) + "\n")
+        _write(file, json.dumps({"rounds": trained}) + "\n")
 
     def count_sent(self, folder: Path, n_bytes: int) -> None:
-        """Count the bytes of a reply before it leaves.
-
-        Raises:
-            MaxBytesError: the run would have sent too much; nothing is counted then.
-        """
+        """Count the bytes of a reply before it leaves."""
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "sent.json"
         with FileLock(folder / ".sent.lock"):
@@ -219,14 +190,11 @@ class NodePolicy(StrictSchema):
         """Write down what the node tells about its data, and check that its operator has approved exactly that.
 
         The text goes to `shared.json` and, when it changes, to the node's log.
-
-        Raises:
-            NotApprovedError: `consent` is `ask`, and this content is not approved.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        file, text = folder / SHARED_NAME, format_shared(shared)
+        file = folder / SHARED_NAME
+        text = json.dumps(shared, indent=2, sort_keys=True, ensure_ascii=False) + "\n"  # equal for equal contents
         if not file.exists() or file.read_text(encoding="utf-8") != text:
-            write_text(file, text)
+            _write(file, text)
             log_node(
                 f"the node tells the server this about its data:\n{text}",
                 without_data=f"what the node tells the server about its data is new: see {SHARED_NAME}",
@@ -256,17 +224,8 @@ OTHER_KEYS = (*(str(field.alias) for field in NodePolicy.model_fields.values()),
 """Keys of a node's configuration that are not about its data."""
 
 
-def format_shared(shared: Mapping[str, Any]) -> str:
-    """Format what a node tells about its data; equal contents give equal texts."""
-    return json.dumps(shared, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-
-
 def read_shared(folder: Path) -> tuple[str, str]:
-    """Read what the node would tell about its data, and compute its SHA-256.
-
-    Raises:
-        RunError: there is nothing to approve.
-    """
+    """Read what the node would tell about its data, and compute its SHA-256."""
     file = folder / SHARED_NAME
     try:
         text = file.read_text(encoding="utf-8")
@@ -286,6 +245,11 @@ def approve_shared(folder: Path, text: str) -> None:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_text(folder / APPROVED_NAME, json.dumps(approval) + "\n")
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, text)
 
 
 def _hash_schema(schema: str) -> str:

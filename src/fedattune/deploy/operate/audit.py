@@ -70,9 +70,6 @@ class AuditLog:
         Args:
             request: head of the server's message, which says to which run a reply belongs.
             n_bytes: bytes that came, if `message` only stands for a message that cannot be read.
-
-        Raises:
-            AuditLogError: the log was changed or shortened.
         """
         entry = describe_message(direction, message, request)
         if n_bytes is not None:
@@ -118,21 +115,12 @@ class AuditLog:
         write_text(self.end_file, json.dumps(end) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """Read all lines; a line that is no JSON object is empty.
-
-        Raises:
-            RunError: there is no log.
-        """
+        """Read all lines; a line that is no JSON object is empty."""
         return [_read_line(line) for line in self._read_lines()]
 
     def verify(self) -> str | None:
-        """Check the chain of hashes, and the end that the second file keeps.
-
-        Returns:
-            A sentence that names the first wrong line; None if nothing is wrong.
-
-        Raises:
-            RunError: there is no log, or this user may not lock it.
+        """Check the chain of hashes, and the end that the second file keeps; return a sentence on the first wrong line,
+        or None.
         """
         self._read_lines()  # a lock would make the folder of a log that is not there
         try:
@@ -190,15 +178,12 @@ def describe_message(direction: Direction, message: WorkerMessage, request: Mapp
     kinds = list(dict.fromkeys(_shorten(one.get("kind")) for one in heads))[:MAX_KINDS]
     clients = head.get("clients", request.get("clients"))
     names = list(clients) if isinstance(clients, Mapping | list | tuple) else []
-    tensors = [
-        {
-            "name": _shorten(name),
-            "dtype": str(value.dtype).removeprefix("torch."),
-            "shape": list(value.shape),
-            "sha256": _hash_tensor(value),
-        }
-        for name, value in message.tensors.items()
-    ]
+    tensors = []
+    for name, value in message.tensors.items():
+        # NumPy lacks some types of PyTorch, such as bfloat16.
+        content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        about = {"name": _shorten(name), "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        tensors.append({**about, "sha256": hashlib.sha256(content.data).hexdigest()})
     told = {key: value for key, value in head.items() if key not in COLUMN_KEYS}
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -239,12 +224,6 @@ def _shorten(value: Any) -> str:
 def _cut_list(values: list[Any]) -> list[Any]:
     more = len(values) - MAX_ITEMS
     return [_cut(one) for one in values[:MAX_ITEMS]] + ([f"... and {more:,} more"] if more > 0 else [])
-
-
-def _hash_tensor(value: torch.Tensor) -> str:
-    # NumPy lacks some types of PyTorch, such as bfloat16.
-    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(content.numpy().data).hexdigest()
 
 
 def _hash_line(line: bytes) -> str:

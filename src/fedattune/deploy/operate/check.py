@@ -9,11 +9,10 @@ import ssl
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..._version import __version__
 from ...core.checks import (
@@ -68,12 +67,7 @@ TLS_ADVICE = {
 
 
 def check_kit(folder: Path) -> list[Finding]:
-    """Check the folder that `fedattune deploy write` wrote.
-
-    Raises:
-        RunError: the folder holds no deployment.
-        ConfigError: its Flower app is not valid TOML.
-    """
+    """Check the folder that `fedattune deploy write` wrote."""
     app = read_app(folder)
     certificates = folder / "certificates"
     advice = "make room: models and the SuperLink's database grow"
@@ -86,7 +80,7 @@ def check_kit(folder: Path) -> list[Finding]:
         Check("configuration", lambda: _check_run(app), f"fix {APP_FILE}"),
         Check("nodes", lambda: _check_node_files(folder), "fix the files in nodes"),
         Check("certificates", lambda: _check_certificates(certificates), "run ./certificates.sh"),
-        Check("keys", lambda: _check_keys(keys, _count_nodes(app), n_registered), "make the keys anew"),
+        Check("keys", lambda: _check_keys(keys, app, n_registered), "make the keys anew"),
         Check("SuperLink", lambda: _check_superlink(folder, statuses), "start ./superlink.sh, and look at its log"),
         Check("disk", lambda: [check_free_space("disk", folder, "", "broken", advice)], advice),
         Check("Flower", lambda: _check_pin(app), "pip install 'fedattune[flower]'"),
@@ -107,12 +101,8 @@ def check_node(
 
     Args:
         superlink: address of the server, `HOST:PORT`; None leaves the connection out.
-        certificates: file of the authority that the node trusts; by default the deployment's.
-        key: file of the node's private key; by default the deployment's.
-        schema_file: file with the schema; by default the schema in the deployment's `app/pyproject.toml`.
-
-    Raises:
-        ConfigError: the configuration or the schema cannot be read.
+        certificates, key: files of the authority that the node trusts and of its private key; by default the
+            deployment's, as the schema.
     """
     config, base = read_node_file(file), find_base(file)
     app = base / APP_FILE
@@ -208,13 +198,11 @@ def _check_certificates(folder: Path) -> Iterator[Finding]:
 def _check_dates(name: str, what: str, certificate: "Certificate", advice: str) -> Finding:
     start = certificate.not_valid_before_utc
     if start > datetime.now(UTC):
-        found = f"{what} is valid only from {start:%Y-%m-%d %H:%M} UTC"
-        return broken(name, found, "set this machine's clock")
+        return broken(name, f"{what} is valid only from {start:%Y-%m-%d %H:%M} UTC", "set this machine's clock")
     return _judge_end(name, what, certificate.not_valid_after_utc, advice)
 
 
 def _judge_end(name: str, what: str, end: datetime, advice: str) -> Finding:
-    """Judge the end of a certificate."""
     left = end - datetime.now(UTC)
     if left < timedelta(0):
         return broken(name, f"{what} has expired on {end:%Y-%m-%d}", advice)
@@ -254,15 +242,7 @@ def _has_signed(issuer: "Certificate", certificate: "Certificate") -> bool:
     return True
 
 
-def _count_nodes(app: dict[str, Any]) -> int | None:
-    """Count the nodes that the run waits for; None if the configuration is broken, which is another finding."""
-    try:
-        return DeploymentPlan(find_run_config(app, Path(APP_FILE))).deployment.nodes
-    except FedAttuneError:
-        return None
-
-
-def _check_keys(folder: Path, n_nodes: int | None, n_registered: int) -> Iterator[Finding]:
+def _check_keys(folder: Path, app: dict[str, Any], n_registered: int) -> Iterator[Finding]:
     """Check the nodes' public keys, and that nobody else reads the private ones.
 
     The keys of registered nodes, which the SuperLink knows, need not be here any more.
@@ -270,6 +250,10 @@ def _check_keys(folder: Path, n_nodes: int | None, n_registered: int) -> Iterato
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
+    try:
+        n_nodes = DeploymentPlan(find_run_config(app, Path(APP_FILE))).deployment.nodes
+    except FedAttuneError:  # another finding
+        n_nodes = None
     files = sorted(folder.glob("*.pub"))
     n_known = max(n_registered, sum(file.is_file() for file in files))
     if files and n_nodes is not None and n_known < n_nodes:
@@ -299,8 +283,8 @@ def _check_keys(folder: Path, n_nodes: int | None, n_registered: int) -> Iterato
 
 def _check_modes(files: list[Path]) -> Iterator[Finding]:
     for file in files:
+        where = f"{file.parent.name}/{file.name}"
         if found := _find_open_mode(file):
-            where = f"{file.parent.name}/{file.name}"
             yield broken(where, found, f"chmod 600 {where}, or make a new key")
 
 
@@ -322,12 +306,12 @@ def _check_superlink(folder: Path, statuses: list[str] | None) -> Iterator[Findi
     port = read_port(folder)
     with socket.socket() as probe:
         probe.settimeout(2)
-        is_taken = probe.connect_ex(("127.0.0.1", port)) == 0
-    if is_taken:
+        is_free = probe.connect_ex(("127.0.0.1", port)) != 0
+    if is_free:
+        yield ok("port", f"{port} is free")
+    else:
         advice = "end the other program, set FEDATTUNE_PORT, or look at the SuperLink's log"
         yield broken("port", f"{port} is taken by a program that is not our SuperLink", advice)
-    else:
-        yield ok("port", f"{port} is free")
 
 
 def _check_pin(app: dict[str, Any]) -> Iterator[Finding]:
@@ -361,11 +345,10 @@ def _check_versions() -> Iterator[Finding]:
 
     yield ok("FedAttune", f"version {__version__}; the server may be one minor version apart")
     version = importlib.metadata.version("flwr")
-    for text in importlib.metadata.requires("fedattune") or ():
-        wanted = Requirement(text)
+    for wanted in map(Requirement, importlib.metadata.requires("fedattune") or ()):
         if wanted.name == "flwr" and version not in wanted.specifier:
-            advice = f"install flwr{wanted.specifier}"
-            yield broken("Flower", f"version {version}, expected {wanted.specifier}", advice)
+            found = f"version {version}, expected {wanted.specifier}"
+            yield broken("Flower", found, f"install flwr{wanted.specifier}")
             return
     yield ok("Flower", f"version {version}")
 
@@ -395,7 +378,7 @@ def _check_policy(config: Mapping[str, Any], run: Mapping[str, Any], base: Path)
 
 def _find_refusals(rules: NodePolicy, plan: DeploymentPlan) -> Iterator[Finding]:
     """Find the methods, and the number of rounds, for which the node would refuse a run."""
-    for methods, rounds in [*((([name], 0)) for name in plan.algorithms), ([], plan.experiment.rounds)]:
+    for methods, rounds in [*(([name], 0) for name in plan.algorithms), ([], plan.experiment.rounds)]:
         try:
             rules.check_run(methods, rounds)
         except RunError as error:
@@ -414,13 +397,8 @@ def _check_data(
     if "data" in values and (base / str(values["data"])).exists():
         values["data"] = str(base / str(values["data"]))
     defaults = Experiment.flat_fields()
-    problems = find_node_problems(
-        values,
-        schema,
-        test=float(run.get("test", defaults["test"].default)),
-        validation=float(run.get("validation", defaults["validation"].default)),
-        other_keys=OTHER_KEYS,
-    )
+    test, validation = (float(run.get(key, defaults[key].default)) for key in ("test", "validation"))
+    problems = find_node_problems(values, schema, test=test, validation=validation, other_keys=OTHER_KEYS)
     for problem in problems:
         is_config = problem.startswith("the node's configuration")
         yield broken("configuration" if is_config else "data", problem)
@@ -474,8 +452,7 @@ def _check_authority(file: Path) -> Iterator[Finding]:
     yield _judge_end("authority", str(file), end, "get the new one from the server's operators")
 
 
-@dataclass(frozen=True)
-class ServerAnswer:
+class ServerAnswer(NamedTuple):
     """Report of the server about itself.
 
     Attributes:
@@ -526,22 +503,18 @@ def _check_server(superlink: str | None, authority: Path) -> Iterator[Finding]:
     yield ok("server", f"{superlink} answers over TLS, and the node trusts it")
     advice = "the server's operators must renew it"
     yield _judge_end("certificate", "the server's certificate", answer.certificate_end, advice)
-    yield _check_clock(answer)
-
-
-def _check_clock(answer: ServerAnswer) -> Finding:
-    """Compare this machine's clock with the server's, as exactly as the Date header allows."""
     if answer.date is None:
-        return note("clock", f"the server does not tell its time; {CLOCK_RULE}", "compare by hand")
+        yield note("clock", f"the server does not tell its time; {CLOCK_RULE}", "compare by hand")
+        return
     server = answer.date.timestamp()
     # The header was right at some moment while the question was under way, or up to DATE_LAG_S earlier.
     least, most = answer.sent - (server + DATE_LAG_S), answer.received - server
     if least > MAX_AHEAD_S or most < -MAX_BEHIND_S:
         side, seconds = ("ahead of", least) if least > 0 else ("behind", -most)
         found = f"this machine's clock is {seconds:.0f} s or more {side} the server's; {CLOCK_RULE}"
-        return broken("clock", found, "synchronise it, such as with chrony")
-    found = f"between {least:+.1f} and {most:+.1f} s ahead of the server's; {CLOCK_RULE}"
-    return ok("clock", found)
+        yield broken("clock", found, "synchronise it, such as with chrony")
+    else:
+        yield ok("clock", f"between {least:+.1f} and {most:+.1f} s ahead of the server's; {CLOCK_RULE}")
 
 
 def _check_state(folder: Path) -> Iterator[Finding]:

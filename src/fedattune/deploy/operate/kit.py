@@ -25,26 +25,16 @@ APP_FILE = "app/pyproject.toml"
 CONFIG_KEYS = ("tool", "flwr", "app", "config")
 """Keys on the way to the configuration of the run in the Flower app."""
 
+SCRIPTS = ("common", "certificates", "superlink", "register", "node", "run", "flwr", "nodes")
+SERVICES = ("superlink", "superexec", "proxy", "node@")
 TEMPLATES = {
     "README.md": "README.md",
     "app/pyproject.toml": "app.toml",  # tools would take a template called pyproject.toml for a project
-    "common.sh": "common.sh",
-    "certificates.sh": "certificates.sh",
-    "superlink.sh": "superlink.sh",
-    "register.sh": "register.sh",
-    "node.sh": "node.sh",
-    "run.sh": "run.sh",
-    "flwr.sh": "flwr.sh",
-    "nodes.sh": "nodes.sh",
-    "nginx.conf": "nginx.conf",
-    "Dockerfile": "Dockerfile",
-    "compose.yaml": "compose.yaml",
+    **{f"{name}.sh": f"{name}.sh" for name in SCRIPTS},
+    **{name: name for name in ("nginx.conf", "Dockerfile", "compose.yaml")},
     **{f"{MONITORING}/{name}": name for name in ("prometheus.yml", "alerts.yml", "grafana.json")},
     "systemd/README.md": "systemd/README.md",
-    "systemd/fedattune-superlink.service": "systemd/fedattune-superlink.service",
-    "systemd/fedattune-superexec.service": "systemd/fedattune-superexec.service",
-    "systemd/fedattune-proxy.service": "systemd/fedattune-proxy.service",
-    "systemd/fedattune-node@.service": "systemd/fedattune-node@.service",
+    **{f"systemd/fedattune-{name}.service": f"systemd/fedattune-{name}.service" for name in SERVICES},
 }
 """Files of every deployment, and their templates. `nodes/0.toml` and so on are added."""
 
@@ -62,24 +52,26 @@ def write_kit(
     server_app: str = "fedattune.deploy.server.server_app:app",
     client_app: str = "fedattune.deploy.node.client_app:app",
 ) -> list[Path]:
-    """Write a deployment into a folder.
+    """Write a deployment into a folder; return its files, which are never overwritten.
 
     Args:
-        folder: made if missing; its files are never overwritten.
         config: configuration of the run. Server and clients read it as `context.run_config`.
         nodes: one configuration per node. The node's client reads it as `context.node_config`.
         proxy_port: port of the proxy, without the control API, for nodes on other machines.
         node_port: node `n` talks to its own client processes at `node_port + n`, on loopback.
         results: the server's folder of results, relative to `folder`, to name it to the user.
         server_app: the ServerApp, as `module:attribute`; the module must be installed where the app runs.
-
-    Returns:
-        The written files.
-
-    Raises:
-        ConfigError: Flower cannot carry a value, ports clash, there is no node, or a file exists already.
     """
-    _check_ports(port, proxy_port, node_port, len(nodes))
+    if not nodes:
+        raise ConfigError("a deployment needs at least one node")
+    ports = [port, proxy_port, *range(node_port, node_port + len(nodes))]
+    if min(ports) < 1 or max(ports) > 65535:
+        raise ConfigError(f"ports are between 1 and 65535, got {min(ports)} to {max(ports)}")
+    if len(set(ports)) < len(ports):
+        raise ConfigError(
+            f"the SuperLink ({port}), the proxy ({proxy_port}) and {len(nodes)} nodes (from {node_port}) "
+            "need different ports"
+        )
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise ConfigError(f"a Flower app's name is lower-case words with hyphens between, got {name!r}")
     values = {
@@ -124,19 +116,6 @@ def write_kit(
     return [folder / path for path in texts]
 
 
-def _check_ports(port: int, proxy_port: int, node_port: int, nodes: int) -> None:
-    if not nodes:
-        raise ConfigError("a deployment needs at least one node")
-    ports = [port, proxy_port, *range(node_port, node_port + nodes)]
-    if min(ports) < 1 or max(ports) > 65535:
-        raise ConfigError(f"ports are between 1 and 65535, got {min(ports)} to {max(ports)}")
-    if len(set(ports)) < len(ports):
-        raise ConfigError(
-            f"the SuperLink ({port}), the proxy ({proxy_port}) and {nodes} nodes (from {node_port}) "
-            "need different ports"
-        )
-
-
 def _find_top(results: str) -> str:
     """Find the folder in which the server needs to write results: the first one in the deployment's folder."""
     path = Path(results)
@@ -172,16 +151,17 @@ def _to_toml(values: Mapping[str, Scalar]) -> str:
     return tomli_w.dumps(values)
 
 
-def read_app(folder: Path) -> dict[str, Any]:
-    """Read the Flower app of a deployment.
+def _find_file(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        raise RunError(
+            f"{folder} holds no deployment: no {folder / name}; give the folder that fedattune deploy write wrote"
+        )
+    return folder / name
 
-    Raises:
-        RunError: the folder holds no deployment.
-        ConfigError: the file is damaged.
-    """
-    file = folder / APP_FILE
-    if not file.is_file():
-        raise RunError(f"{folder} holds no deployment: no {file}; give the folder that fedattune deploy write wrote")
+
+def read_app(folder: Path) -> dict[str, Any]:
+    """Read the Flower app of a deployment."""
+    file = _find_file(folder, APP_FILE)
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -197,11 +177,7 @@ def find_run_folder(folder: Path) -> Path:
 
 
 def find_run_config(app: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Find the configuration of the run in a Flower app; empty if there is none.
-
-    Raises:
-        ConfigError: a key on the way holds no table.
-    """
+    """Find the configuration of the run in a Flower app; empty if there is none."""
     found: Any = app
     for depth, key in enumerate(CONFIG_KEYS, start=1):
         found = found.get(key, {})
@@ -214,14 +190,7 @@ def find_run_config(app: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 class KnownNode(NamedTuple):
-    """A registered node.
-
-    Attributes:
-        id: Flower's number of the node.
-        name: the name under which the node was registered; empty if it has none.
-        status: registered, online or offline.
-        since: when the status began; None if Flower does not say.
-    """
+    """A registered node: Flower's number, its name if it has one, and its status since a time that may not be known."""
 
     id: int
     name: str
@@ -230,14 +199,8 @@ class KnownNode(NamedTuple):
 
 
 def read_port(folder: Path) -> int:
-    """Read the port of the SuperLink of a deployment: of the environment, or else of `common.sh`.
-
-    Raises:
-        RunError: the folder holds no deployment, or the port is no number.
-    """
-    file = folder / "common.sh"
-    if not file.is_file():
-        raise RunError(f"{folder} holds no deployment: no {file}; give the folder that fedattune deploy write wrote")
+    """Read the port of the SuperLink of a deployment: of the environment, or else of `common.sh`."""
+    file = _find_file(folder, "common.sh")
     found = re.search(r"FEDATTUNE_PORT:=(\d+)", file.read_text(encoding="utf-8"))
     text = os.environ.get("FEDATTUNE_PORT") or (found[1] if found else "")
     if not re.fullmatch(r"\d{1,5}", text, re.ASCII):
@@ -246,11 +209,7 @@ def read_port(folder: Path) -> int:
 
 
 def list_nodes(folder: Path) -> list[KnownNode]:
-    """List the registered nodes of a deployment.
-
-    Raises:
-        RunError: the folder holds no deployment, or its SuperLink does not answer.
-    """
+    """List the registered nodes of a deployment, or raise `RunError` if its SuperLink does not answer."""
     import httpx
     from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
     from flwr.proto.control_pb2 import ListNodesRequest
@@ -275,16 +234,11 @@ def list_nodes(folder: Path) -> list[KnownNode]:
         ) from error
     finally:
         client.close()
+    times = {"online": "last_activated_at", "offline": "last_deactivated_at", "registered": "registered_at"}
     known = []
     for node in nodes:
-        since = {
-            "online": node.last_activated_at,
-            "offline": node.last_deactivated_at,
-            "registered": node.registered_at,
-        }
-        if node.status in since:
-            text = since[node.status]
-            known.append(
-                KnownNode(node.node_id, node.name, node.status, datetime.fromisoformat(text) if text else None)
-            )
+        if node.status in times:
+            text = getattr(node, times[node.status])
+            since = datetime.fromisoformat(text) if text else None
+            known.append(KnownNode(node.node_id, node.name, node.status, since))
     return sorted(known, key=lambda one: (one.name, one.id))

@@ -65,11 +65,7 @@ CAUSES = (
 
 
 def explain_end(lines: Iterable[str]) -> str:
-    """Explain why a node's program ended.
-
-    Returns:
-        A sentence with the cure; empty if the messages say nothing known.
-    """
+    """Explain why a node's program ended, with the cure; empty if the messages say nothing known."""
     text = "\n".join(lines)
     for signs, sentence in CAUSES:
         if any(sign in text for sign in signs):
@@ -77,21 +73,11 @@ def explain_end(lines: Iterable[str]) -> str:
     return ""
 
 
-class _LastLines(logging.Handler):
-    """Keep the last messages of a logger."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: deque[str] = deque(maxlen=KEPT_LINES)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def explain_at_exit() -> None:
-    """Print the explanation when this node's process ends, from what Flower logs until then."""
-    last, log = _LastLines(), logging.getLogger("flwr")
-    log.addHandler(last)
+    """Print the explanation when this node's process ends, from the last messages that Flower logs until then."""
+    lines, log, handler = deque[str](maxlen=KEPT_LINES), logging.getLogger("flwr"), logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
 
     def kill(process: int, number: int) -> None:
         log.error(REFUSED)
@@ -102,7 +88,7 @@ def explain_at_exit() -> None:
         module.os = SimpleNamespace(**{**vars(os), "kill": kill})
 
     def explain() -> None:
-        if sentence := explain_end(last.lines):
+        if sentence := explain_end(lines):
             print(f"fedattune: {sentence}", flush=True)
 
     atexit.register(explain)
@@ -139,11 +125,7 @@ UPLOAD_TTL_S = 60
 
 
 def main(command: str, arguments: Sequence[str]) -> Any:
-    """Run one of Flower's commands in this process.
-
-    Raises:
-        ConfigError: a variable of the environment is not valid.
-    """
+    """Run one of Flower's commands in this process."""
     sys.argv = [command, *arguments]
     if command == "flower-superlink":
         _shorten_uploads()

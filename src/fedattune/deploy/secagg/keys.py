@@ -47,11 +47,7 @@ def encode(content: bytes) -> str:
 
 
 def decode(text: object, n_bytes: int | None = None) -> bytes:
-    """Decode the text of `encode`.
-
-    Raises:
-        SessionMismatchError: it is no such text.
-    """
+    """Decode the text of `encode`, which may come from outside."""
     try:
         content = base64.b64decode(str(text), validate=True)
     except ValueError as error:
@@ -89,13 +85,9 @@ def make_id(key: ec.EllipticCurvePublicKey) -> str:
 
 
 def read_roster(file: Path) -> dict[str, Member]:
-    """Read the public keys of all nodes: one line of OpenSSH's format for each, with the node's name behind the key.
+    """Read the public keys of all nodes: id -> node.
 
-    Returns:
-        Id -> node.
-
-    Raises:
-        ConfigError: the file is missing or damaged, or has a key or a name twice.
+    Each has one line of OpenSSH's format, with the node's name behind the key.
     """
     advice = "it has one line of a keys/node-N.pub for each node of the federation"
     try:
@@ -114,9 +106,10 @@ def read_roster(file: Path) -> dict[str, Member]:
             raise ConfigError(f"roster: line {number} of {file} is not on a NIST curve; {advice}")
         words = line.split(maxsplit=2)
         name = re.sub(r"[^\w.@-]", "?", words[2].strip())[:60] if len(words) > 2 else f"line {number}"
-        if make_id(key) in members or name in {one.name for one in members.values()}:
+        id_ = make_id(key)
+        if id_ in members or name in {one.name for one in members.values()}:
             raise ConfigError(f"roster: line {number} of {file} repeats a key or a name; {advice}")
-        members[make_id(key)] = Member(make_id(key), name, key)
+        members[id_] = Member(id_, name, key)
     if not members:
         raise ConfigError(f"roster: {file} has no public key; {advice}")
     return members
@@ -128,11 +121,7 @@ def sign(key: ec.EllipticCurvePrivateKey, content: bytes) -> str:
 
 
 def verify(member: Member, signature: object, content: bytes) -> None:
-    """Check a node's signature.
-
-    Raises:
-        BadSignatureError: it does not fit.
-    """
+    """Check a node's signature, or raise `BadSignatureError`."""
     try:
         member.key.verify(decode(signature), PREFIX + content, ec.ECDSA(hashes.SHA384()))
     except (InvalidSignature, SessionMismatchError) as error:
@@ -174,11 +163,7 @@ def encrypt(key: bytes, content: bytes, about: bytes) -> str:
 
 
 def decrypt(key: bytes, text: object, about: bytes) -> bytes:
-    """Decrypt the result of `encrypt`.
-
-    Raises:
-        TamperedShareError: the content, the key or `about` is another one.
-    """
+    """Decrypt the result of `encrypt`; content, key and `about` must be the same."""
     content = decode(text)
     try:
         return AESGCM(key).decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], PREFIX + about)
@@ -195,8 +180,5 @@ def split_secret(secret: bytes, threshold: int, n: int) -> list[bytes]:
 def join_shares(shares: dict[int, bytes], threshold: int) -> bytes:
     """Compute the secret of some shares."""
     chosen = sorted(shares.items())[:threshold]
-    halves = [
-        Shamir.combine([(number, share[i : i + HALF_BYTES]) for number, share in chosen], False)
-        for i in (0, HALF_BYTES)
-    ]
-    return halves[0] + halves[1]
+    parts = ([(number, share[i : i + HALF_BYTES]) for number, share in chosen] for i in (0, HALF_BYTES))
+    return b"".join(Shamir.combine(part, False) for part in parts)

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,20 +37,6 @@ SCORE_NUMBERS = 4
 
 COMMON_KEYS = ("kind", "round", "update_server", "should_evaluate", "has_w", "has_mean", "replies_immediately")
 """Keys of a message's head that are the same for all nodes."""
-
-
-class UploadSum(NamedTuple):
-    """The sum of all uploads of one part of a session.
-
-    Attributes:
-        counts: the sums of `COUNTS`.
-        upload: one row: for each tensor the mean, or what `sum` asks for.
-        buffers: one row: the means of the BatchNorm statistics.
-    """
-
-    counts: dict[str, int]
-    upload: Payload
-    buffers: Params
 
 
 def list_tensors(upload: Payload, buffers: Params) -> dict[str, Tensor]:
@@ -112,12 +97,7 @@ def digest_model(message: WorkerMessage) -> str:
 def pack_upload(
     reply: WorkerMessage, n_train: Tensor, sums: Mapping[str, SumWeighting], session: Session, length: int
 ) -> Fixed:
-    """Sum the uploads of a node's own clients, as fixed-point numbers.
-
-    Raises:
-        ClipRangeError: a value or a weight is too large.
-        SessionMismatchError: the block has another length.
-    """
+    """Sum the uploads of a node's own clients, as fixed-point numbers."""
     head = reply.head
     samples = n_train[torch.tensor(head["ids"], dtype=torch.int64)].to("cpu", torch.int64).numpy()
     counts = [len(samples), int(samples.sum()), head["n_trained"], head["steps"], len(head["diverged"])]
@@ -144,8 +124,10 @@ def pack_upload(
 
 def unpack_upload(
     total: Fixed, sums: Mapping[str, SumWeighting], bits: int, upload: Payload, buffers: Params, n: int
-) -> UploadSum:
-    """Read the sum of all uploads."""
+) -> tuple[dict[str, int], Payload, Params]:
+    """Read the sum of all uploads: the sums of `COUNTS`; one row of the mean, or of what `sum` asks for; one row of the
+    means of BatchNorm statistics.
+    """
     counts = dict(zip(COUNTS, total[: len(COUNTS)].tolist(), strict=True))
     divisors = {"samples": counts["samples"], "uniform": counts["clients"], "sum": n}
     flat: dict[str, Tensor] = {}
@@ -155,9 +137,8 @@ def unpack_upload(
         values = values / max(1, divisors[find_weighting(name, sums)])
         flat[name] = torch.from_numpy(values).to(like).reshape(1, *like.shape)
         start += like.numel()
-    rest = {name: value for name, value in flat.items() if not name.startswith("buffers/")}
-    own = Params({name: flat[f"buffers/{name}"] for name in buffers})
-    return UploadSum(counts, unflatten_payload(rest), own)
+    own = Params({name: flat.pop(f"buffers/{name}") for name in buffers})
+    return counts, unflatten_payload(flat), own
 
 
 def pack_scores(reply: WorkerMessage, kind: str) -> Fixed:
@@ -165,12 +146,12 @@ def pack_scores(reply: WorkerMessage, kind: str) -> Fixed:
     found = {(one.point, one.part): one.scores for one in reply.scores()}
     numbers: list[int] = []
     for key in SCORED[kind]:
-        if key not in found:
+        if key in found:
+            n, correct, loss = found[key]
+            total = [int((n > 0).sum()), int(n.sum()), int(correct.sum())]
+            numbers += [*(min(one, MAX_COUNT) for one in total), quantize_loss(float(loss.sum()))]
+        else:
             numbers += [0] * SCORE_NUMBERS
-            continue
-        n, correct, loss = found[key]
-        total = [int((n > 0).sum()), int(n.sum()), int(correct.sum())]
-        numbers += [*(min(one, MAX_COUNT) for one in total), quantize_loss(float(loss.sum()))]
     return np.array(numbers, dtype=np.int64)
 
 

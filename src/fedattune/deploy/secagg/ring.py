@@ -16,8 +16,6 @@ Ring = NDArray[np.uint64]
 Fixed = NDArray[np.int64]
 """Fixed-point numbers with a sign, before they are masked or after the masks are gone."""
 
-MODULUS_BITS = 64
-
 MAX_COUNT = 1 << 40
 """Largest sum of weights, samples or steps of one node; with it, no count of fewer than 2^23 nodes overflows."""
 
@@ -31,16 +29,11 @@ LOSS_BITS = 24
 def find_weight_limit(bits: int, clip: float, n_nodes: int) -> int:
     """Return the largest sum of weights of one node with which no sum over `n_nodes` nodes overflows."""
     largest = math.ceil(math.ldexp(clip, bits)) + 1
-    room = (1 << (MODULUS_BITS - 1)) - 1
-    return min(MAX_COUNT, room // (largest * n_nodes))
+    return min(MAX_COUNT, ((1 << 63) - 1) // (largest * n_nodes))
 
 
 def quantize(values: NDArray[np.float64], bits: int, clip: float) -> Fixed:
-    """Round values to `bits` binary places.
-
-    Raises:
-        ClipRangeError: a value is larger; to cut it off would change the sum without a word.
-    """
+    """Round values to `bits` binary places; larger ones are refused, as to cut them off would change the sum."""
     largest = float(np.abs(values).max(initial=0.0))
     if not largest <= clip:
         raise ClipRangeError(

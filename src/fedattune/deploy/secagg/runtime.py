@@ -22,7 +22,7 @@ from .layout import COMMON_KEYS, digest_model, pack_scores, pack_upload
 from .ring import Fixed
 from .session import STEPS, NodeSession, Session, SumRules
 
-KINDS = tuple(f"secure-{step}" for step in STEPS)
+KINDS = {f"secure-{step}" for step in STEPS}
 """Kinds of the messages of a session, and of their replies."""
 
 TRAINING_KIND = "secure-masked"
@@ -36,10 +36,8 @@ Work = Callable[[WorkerMessage], tuple[LocalBackend, WorkerMessage]]
 PURPOSES.update(
     {
         ("in", "secure-keys"): "The server begins a secure sum, and asks for keys that are new for it.",
-        (
-            "in",
-            "secure-shares",
-        ): "The server passes on all nodes' keys, and asks for encrypted shares of the own secrets.",
+        ("in", "secure-shares"): "The server passes on all nodes' keys, and asks for encrypted shares of the own "
+        "secrets.",
         ("in", "secure-masked"): "The server sends a model and encrypted shares, and asks for masked sums.",
         ("in", "secure-survivors"): "The server says whose masked sums arrived, and asks to sign that.",
         ("in", "secure-unmask"): "The server shows what nodes signed, and asks for shares that take off masks.",
@@ -71,11 +69,7 @@ class SecureSteps:
         self._bits, self._clip = bits, clip
 
     def answer(self, message: WorkerMessage, work: Work) -> WorkerMessage:
-        """Answer one step. Any error ends the session at this node, and its secrets are deleted.
-
-        Raises:
-            SecureAggregationError: the node leaves the session.
-        """
+        """Answer one step. Any error ends the session at this node, and its secrets are deleted."""
         head, step = message.head, message.head["kind"].removeprefix("secure-")
         try:
             if step == "keys":
@@ -91,14 +85,12 @@ class SecureSteps:
                 state.open(head.get("shares"), self._rules)
                 numbers = self._compute(message, state, work)
                 # PyTorch and safetensors have no sums of uint64; the bits are the same.
-                masked = state.hide(numbers, self._rules.id).view(np.int64)
-                tensors = {"masked": torch.from_numpy(masked)}
+                tensors["masked"] = torch.from_numpy(state.hide(numbers, self._rules.id).view(np.int64))
             elif step == "survivors":
-                signature = state.sign_survivors(head.get("survivors"), head.get("dropped"), self._rules)
+                told["signature"] = state.sign_survivors(head.get("survivors"), head.get("dropped"), self._rules)
                 self._mark_summed(state)
-                told |= {"signature": signature}
             else:
-                told |= {"shares": state.reveal(head.get("signatures"), self._rules)}
+                told["shares"] = state.reveal(head.get("signatures"), self._rules)
             if state.step == "done":
                 self._delete()
             else:
@@ -157,8 +149,7 @@ class SecureSteps:
             if answer is None or not contributes:
                 pieces.append(np.zeros(block.length, dtype=np.int64))
             elif block.what == "upload":
-                n_train = backend.context.n_train
-                pieces.append(pack_upload(answer, n_train, self._sums, session, block.length))
+                pieces.append(pack_upload(answer, backend.context.n_train, self._sums, session, block.length))
             else:
                 pieces.append(pack_scores(answer, session.parts[block.part].kind))
         return np.concatenate(pieces)

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -53,17 +53,11 @@ class Block(_Part):
 
 
 class Session(_Part):
-    """A session: one sum over nodes.
+    """A session: one sum over nodes, on which all of them agree.
 
-    Attributes:
-        token, algorithm, seed, model: the run, as its messages name it.
-        round: number of the round.
-        number: number of the session, which grows; a node takes part in each once.
-        modulus: binary digits of the ring.
-        bits, clip: binary places and largest absolute value of what is summed.
-        nodes: number of nodes of the federation, which bounds the weight of each.
-        parts: the messages.
-        blocks: the numbers, in the order in which they are summed.
+    `number` grows, and a node takes part in each session once. `modulus` counts the binary digits of the ring; `bits`
+    and `clip` are the binary places and the largest absolute value of what is summed. The number of nodes bounds the
+    weight of each. Blocks are summed in their order.
     """
 
     version: Literal[1] = 1
@@ -94,12 +88,10 @@ class Session(_Part):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of everything in the session."""
         return keys.hash_text(canonical(self.model_dump()))
 
     @property
     def length(self) -> int:
-        """Numbers of one node in all."""
         return sum(block.length for block in self.blocks)
 
 
@@ -110,14 +102,12 @@ def canonical(values: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Advert:
-    """A node's beginning of a session.
+    """A node's beginning of a session, signed by its key together with the session.
 
     Attributes:
-        id: id of the node.
         channel, mask: its ephemeral public keys: for encrypted shares, and for pairwise masks.
         commitment: SHA-256 of the seed of its own mask, by which the server finds a wrong share.
         contributes: for each block, whether numbers of the node's clients are in it.
-        signature: by the node's key, over all of this and the session.
     """
 
     id: str
@@ -132,7 +122,6 @@ class Advert:
         return canonical(["keys", session.digest, {**self.to_json(), "signature": ""}])
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
         values = {**asdict(self), "contributes": list(self.contributes)}
         return {**values, "channel": keys.encode(self.channel), "mask": keys.encode(self.mask)}
 
@@ -155,32 +144,15 @@ def commit(session: Session, id_: str, seed: bytes) -> str:
     return keys.hash_text(b"seed", session.digest.encode(), id_.encode(), seed)
 
 
-def number_shares(ids: Collection[str]) -> dict[str, int]:
-    """Return the number of the share of each node, from 1, in the order of the ids."""
-    return {id_: number for number, id_ in enumerate(sorted(ids), start=1)}
-
-
 def count_threshold(share: float, n: int) -> int:
     """Return the number of nodes whose shares are enough: more than `share` of n."""
     return min(n, math.floor(share * n) + 1)
 
 
-def survivors_content(
-    session: Session, adverts: Mapping[str, Advert], shared: Collection[str], survivors: Collection[str]
-) -> bytes:
-    """Return what a node signs about the survivors, with all that it saw before."""
-    seen = keys.hash_text(*(canonical(adverts[id_].to_json()) for id_ in sorted(adverts)))
-    return canonical(["survivors", session.digest, seen, sorted(shared), sorted(survivors)])
-
-
 def check_members(
     session: Session, adverts: Mapping[str, Advert], ids: Collection[str], least: int, threshold: int
 ) -> None:
-    """Check that a sum over some nodes tells nothing about one of them.
-
-    Raises:
-        TooFewParticipantsError: these are too few.
-    """
+    """Check that some nodes are enough for a sum that tells nothing about one of them."""
     needed = max(least, threshold)
     if len(ids) < needed:
         raise TooFewParticipantsError(f"{len(ids)} nodes are left, and this node demands {needed}")
@@ -193,34 +165,16 @@ def check_members(
             )
 
 
-def check_signatures(
-    members: Mapping[str, keys.Member], signatures: Mapping[str, object], ids: Sequence[str], content: bytes
-) -> set[str]:
-    """Check the signatures of some nodes over the same content; return the nodes that signed it.
-
-    Raises:
-        BadSignatureError: a signature does not fit, or is of another node.
-    """
-    for id_, signature in signatures.items():
-        if id_ not in ids or id_ not in members:
-            raise BadSignatureError("a signature is of a node that does not count")
-        keys.verify(members[id_], signature, content)
-    return set(signatures)
-
-
 STEPS = ("keys", "shares", "masked", "survivors", "unmask")
 """The steps of a session in their order."""
 
 
 @dataclass(frozen=True)
 class SumRules:
-    """A node's own rules, from its own configuration.
+    """A node's own rules, from its own configuration: its key, and the roster of all nodes by their ids.
 
-    Attributes:
-        key: the node's private key.
-        roster: id -> node, for all nodes of the federation.
-        min_participants: nodes in every sum, at least.
-        threshold: share of the nodes of a session; more of them are needed to take off masks. Above 1/2.
+    Every sum has at least `min_participants` nodes. To take off masks, more than the share `threshold` of a session's
+    nodes are needed; it is at least 1/2.
     """
 
     key: EllipticCurvePrivateKey
@@ -230,7 +184,6 @@ class SumRules:
 
     @property
     def id(self) -> str:
-        """The node's id."""
         return keys.make_id(self.key.public_key())
 
 
@@ -239,7 +192,6 @@ class NodeSession:
     """A node in a session.
 
     Attributes:
-        session: what all nodes agree on.
         step: the step that comes next.
         channel, mask: the ephemeral private keys.
         seed: seed of the node's own mask.
@@ -261,11 +213,7 @@ class NodeSession:
 
     @classmethod
     def begin(cls, session: Session, contributes: tuple[bool, ...], rules: SumRules) -> "tuple[NodeSession, Advert]":
-        """Round 0: make the ephemeral keys, and sign them.
-
-        Raises:
-            UnknownKeyError: the node's own key is not in its roster.
-        """
+        """Round 0: make the ephemeral keys, and sign them."""
         if rules.id not in rules.roster:
             raise UnknownKeyError("the node's own key is not in its roster; add the line of its keys/node-N.pub")
         (channel, channel_public), (mask, mask_public) = keys.make_pair(), keys.make_pair()
@@ -281,10 +229,6 @@ class NodeSession:
 
         Returns:
             `threshold`, the number of shares that are enough, and `shares`: id -> encrypted shares.
-
-        Raises:
-            ReplayedKeysError, UnknownKeyError, BadSignatureError, TooFewParticipantsError: see there.
-            SessionMismatchError: these are no adverts of this session.
         """
         self._expect("shares")
         if not isinstance(values, list) or len(values) > MAX_NODES:
@@ -306,28 +250,17 @@ class NodeSession:
         threshold = count_threshold(rules.threshold, len(by_id))
         check_members(self.session, by_id, by_id, rules.min_participants, threshold)
         self.adverts, self.step = by_id, "masked"
-        numbers = number_shares(by_id)
-        pairs = list(
-            zip(
-                keys.split_secret(self.seed, threshold, len(by_id)),
-                keys.split_secret(self.mask, threshold, len(by_id)),
-                strict=True,
-            )
-        )
-        self.own_shares = pairs[numbers[rules.id] - 1]
+        seeds, masks = (keys.split_secret(one, threshold, len(by_id)) for one in (self.seed, self.mask))
+        pairs = dict(zip(sorted(by_id), zip(seeds, masks, strict=True), strict=True))
+        self.own_shares = pairs.pop(rules.id)
         encrypted = {
-            id_: keys.encrypt(self._channel_key(rules.id, id_), b"".join(pairs[number - 1]), self._about(rules.id, id_))
-            for id_, number in numbers.items()
-            if id_ != rules.id
+            id_: keys.encrypt(self._channel_key(rules.id, id_), b"".join(pair), self._about(rules.id, id_))
+            for id_, pair in pairs.items()
         }
         return {"threshold": threshold, "shares": encrypted}
 
     def open(self, values: object, rules: SumRules) -> None:
-        """Round 2, before any training: open the shares of the other nodes.
-
-        Raises:
-            TamperedShareError, TooFewParticipantsError: see there.
-        """
+        """Round 2, before any training: open the shares of the other nodes."""
         self._expect("masked")
         if not isinstance(values, Mapping) or not values.keys() <= self.adverts.keys() - {rules.id}:
             raise TamperedShareError("shares came of nodes that are not in the session")
@@ -355,12 +288,7 @@ class NodeSession:
         return total
 
     def sign_survivors(self, survivors: object, dropped: object, rules: SumRules) -> str:
-        """Round 3, the check: sign who is left. The node signs one list and no other.
-
-        Raises:
-            SurvivorsError: a node is in both lists or in none, or the node itself is not among the survivors.
-            TooFewParticipantsError: see there.
-        """
+        """Round 3, the check: sign who is left. The node signs one list and no other."""
         self._expect("survivors")
         if not isinstance(survivors, list) or not isinstance(dropped, list):
             raise SurvivorsError("the lists of survivors are none")
@@ -379,18 +307,19 @@ class NodeSession:
 
         Returns:
             `seeds`: survivor -> share of its seed; `keys`: dropped node -> share of its mask key.
-
-        Raises:
-            BadSignatureError, TooFewParticipantsError: too few nodes signed the survivors that this node signed.
         """
         self._expect("unmask")
         if not isinstance(signatures, Mapping):
             raise SurvivorsError("the signatures of the survivors are none")
-        signed = check_signatures(rules.roster, signatures, self.survivors, self._survivors_content())
+        content = self._survivors_content()
+        for id_, signature in signatures.items():
+            if id_ not in self.survivors or id_ not in rules.roster:
+                raise BadSignatureError("a signature is of a node that does not count")
+            keys.verify(rules.roster[id_], signature, content)
         threshold = count_threshold(rules.threshold, len(self.adverts))
-        if len(signed) < threshold:
+        if len(signatures) < threshold:
             raise TooFewParticipantsError(
-                f"{len(signed)} nodes signed the survivors, and this node demands {threshold}"
+                f"{len(signatures)} nodes signed the survivors, and this node demands {threshold}"
             )
         self.step = "done"
         shares = {rules.id: self.own_shares, **self.shares}
@@ -404,7 +333,10 @@ class NodeSession:
             raise SessionMismatchError(f"the server asks for {step}, and {self.step} comes next")
 
     def _survivors_content(self) -> bytes:
-        return survivors_content(self.session, self.adverts, {*self.shares, *self.survivors}, self.survivors)
+        """Return what the node signs about the survivors, with all that it saw before."""
+        seen = keys.hash_text(*(canonical(self.adverts[id_].to_json()) for id_ in sorted(self.adverts)))
+        shared = sorted({*self.shares, *self.survivors})
+        return canonical(["survivors", self.session.digest, seen, shared, sorted(self.survivors)])
 
     def _channel_key(self, me: str, other: str) -> bytes:
         secret = keys.agree(self.channel, self.adverts[other].channel)
@@ -415,15 +347,16 @@ class NodeSession:
 
     def to_json(self) -> str:
         """Write the state, with its secrets, for the next message."""
-        values = {
-            "session": self.session.model_dump(),
-            "step": self.step,
-            "secrets": [keys.encode(one) for one in (self.channel, self.mask, self.seed, *self.own_shares)],
-            "adverts": [advert.to_json() for advert in self.adverts.values()],
-            "shares": {id_: [keys.encode(one) for one in pair] for id_, pair in self.shares.items()},
-            "survivors": self.survivors,
-        }
-        return json.dumps(values)
+        return json.dumps(
+            {
+                "session": self.session.model_dump(),
+                "step": self.step,
+                "secrets": [keys.encode(one) for one in (self.channel, self.mask, self.seed, *self.own_shares)],
+                "adverts": [advert.to_json() for advert in self.adverts.values()],
+                "shares": {id_: [keys.encode(one) for one in pair] for id_, pair in self.shares.items()},
+                "survivors": self.survivors,
+            }
+        )
 
     @classmethod
     def from_json(cls, text: str) -> "NodeSession":
@@ -431,12 +364,10 @@ class NodeSession:
         values = json.loads(text)
         session = Session.read(values["session"])
         channel, mask, seed, own_seed, own_key = map(keys.decode, values["secrets"])
-        adverts = [Advert.read(one, session) for one in values["adverts"]]
+        adverts = {one["id"]: Advert.read(one, session) for one in values["adverts"]}
         shares = {id_: (keys.decode(a), keys.decode(b)) for id_, (a, b) in values["shares"].items()}
-        by_id = {advert.id: advert for advert in adverts}
-        return cls(
-            session, values["step"], channel, mask, seed, by_id, (own_seed, own_key), shares, values["survivors"]
-        )
+        own, step, survivors = (own_seed, own_key), values["step"], values["survivors"]
+        return cls(session, step, channel, mask, seed, adverts, own, shares, survivors)
 
 
 def expand_own_mask(session: Session, id_: str, seed: bytes) -> Ring:
@@ -455,7 +386,6 @@ class ServerSession:
     """A session as the server sees it. A node whose reply is missing or wrong is left out from then on.
 
     Attributes:
-        session: what all nodes agree on.
         adverts: id -> the keys of each node of round 0.
         thresholds: id -> shares that are enough for a node's secrets; the nodes of round 1.
         encrypted: receiver -> sender -> encrypted shares.
@@ -504,7 +434,6 @@ class ServerSession:
 
     @property
     def survivors(self) -> list[str]:
-        """The nodes whose masked numbers arrived."""
         return sorted(self.masked)
 
     @property
@@ -514,7 +443,7 @@ class ServerSession:
 
     def add_shares_of_masks(self, id_: str, seeds: object, mask_keys: object) -> None:
         """Take the shares that a node gives of the survivors' seeds and of the dropped nodes' mask keys."""
-        number = number_shares(self.adverts)[id_]
+        number = 1 + sorted(self.adverts).index(id_)
         expected = {"seeds": self.survivors, "keys": self.dropped}
         for what, values in (("seeds", seeds), ("keys", mask_keys)):
             if not isinstance(values, Mapping) or sorted(values) != expected[what]:
@@ -524,12 +453,7 @@ class ServerSession:
                 self._revealed[what].setdefault(owner, {})[number] = share
 
     def finish(self) -> Fixed:
-        """Return the sum of the survivors' numbers.
-
-        Raises:
-            TooFewParticipantsError: there are too few shares of a secret; nothing can be computed then.
-            SecureAggregationError: a node gave a wrong share.
-        """
+        """Return the sum of the survivors' numbers."""
         total = np.zeros(self.session.length, dtype=np.uint64)
         for id_, numbers in self.masked.items():
             total += numbers

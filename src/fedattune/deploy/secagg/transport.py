@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,16 +13,16 @@ from ...core.payload import Payload
 from ...runs.context import RunContext
 from ...training.backends.message import WorkerMessage, join_messages
 from ...training.backends.remote import Group, Outcome
-from ...training.clients.state import PayloadFactory
 from ..grid import NodeGrid
 from ..operate.audit import count_bytes
-from ..server.backend import NodeTransport, Observer, count_rounds
-from ..server.registration import NodeRegistry
+from ..server.backend import NodeTransport, count_rounds
 from . import MIN_NODES
 from .layout import find_weighting, list_tensors, plan_blocks, plan_part, unpack_scores, unpack_upload
 from .methods import require_sums
 from .ring import Fixed
-from .session import Block, ServerSession, Session
+from .session import Block, ServerSession, Session, SessionPart
+
+T = TypeVar("T")
 
 STEP_TIMEOUT_S = 60.0
 """Seconds to wait for the steps without training, which take a node less than a second."""
@@ -42,37 +42,21 @@ class SessionMember(NamedTuple):
     work: WorkerMessage
 
 
-class SessionOutcome(NamedTuple):
-    """The end of a session.
+class SessionExchange:
+    """A session over the nodes of a grid.
+
+    Args:
+        head: the keys of every message's head: run, round and model.
+        members: index of a node -> what it is asked.
+        next_number: returns the number of the next messages; the session's own number was the last one.
+        step_timeout: seconds to wait for the steps without training.
 
     Attributes:
-        total: the sum; None if there is none.
         survivors: nodes whose numbers are in the sum.
         faults: node -> why it left the session.
         failure: why there is no sum.
         sent, received: bytes of all messages and replies.
         seconds: time of the step in which the nodes trained.
-    """
-
-    total: Fixed | None
-    survivors: frozenset[int]
-    faults: Mapping[int, Fault]
-    failure: str
-    sent: int
-    received: int
-    seconds: float
-
-
-class SessionExchange:
-    """A session over the nodes of a grid.
-
-    Args:
-        grid: the connection to the nodes.
-        session: what all nodes must agree on.
-        head: the keys of every message's head: run, round and model.
-        members: index of a node -> what it is asked.
-        next_number: returns the number of the next messages; the session's own number was the last one.
-        step_timeout: seconds to wait for the steps without training.
     """
 
     def __init__(
@@ -90,41 +74,37 @@ class SessionExchange:
         self._server = ServerSession(session)
         self._ids: dict[int, str] = {}  # index of a node -> its id in the session
         self._active = set(members)
-        self._faults: dict[int, Fault] = {}
-        self._sent = self._received = 0
-        self._seconds = 0.0
+        self.survivors: frozenset[int] = frozenset()
+        self.faults: dict[int, Fault] = {}
+        self.failure = ""
+        self.sent = self.received = 0
+        self.seconds = 0.0
 
-    def run(self) -> SessionOutcome:
-        """Go through all steps, as long as enough nodes are left."""
-        total: Fixed | None = None
-        survivors: frozenset[int] = frozenset()
-        failure = ""
+    def run(self) -> Fixed | None:
+        """Go through all steps, as long as enough nodes are left; return the sum, or None if there is none."""
         try:
             for step in (self._agree, self._share, self._collect):
                 step()
                 if len(self._active) < MIN_NODES:
-                    return self._end(None, frozenset(), f"{len(self._active)} nodes were left of {len(self._members)}")
+                    self.failure = f"{len(self._active)} nodes were left of {len(self._members)}"
+                    return None
             survivors = frozenset(self._active)
             self._sign()
             self._unmask()
             total = self._server.finish()
         except FedAttuneError as error:
-            failure = str(error)
-            total, survivors = None, frozenset()
-        return self._end(total, survivors, failure)
-
-    def _end(self, total: Fixed | None, survivors: frozenset[int], failure: str) -> SessionOutcome:
-        faults = {i: fault for i, fault in self._faults.items() if i not in survivors}
-        return SessionOutcome(total, survivors, faults, failure, self._sent, self._received, self._seconds)
+            self.failure = str(error)
+            return None
+        self.survivors = survivors
+        self.faults = {i: fault for i, fault in self.faults.items() if i not in survivors}
+        return total
 
     def _agree(self) -> None:
         session = self._session.model_dump()
         contents = {i: {"session": session, "contributes": self._members[i].contributes} for i in self._active}
         for i, reply in self._ask("keys", contents, number=self._session.number).items():
-            self._take(i, self._add_advert, i, reply.head.get("advert"))
-
-    def _add_advert(self, i: int, advert: object) -> None:
-        self._ids[i] = self._server.add_advert(advert)
+            if (id_ := self._take(i, self._server.add_advert, reply.head.get("advert"))) is not None:
+                self._ids[i] = id_
 
     def _share(self) -> None:
         content = {"adverts": [advert.to_json() for advert in self._server.adverts.values()]}
@@ -139,7 +119,7 @@ class SessionExchange:
         }
         start = time.monotonic()
         replies = self._ask("masked", contents, has_work=True)
-        self._seconds = time.monotonic() - start
+        self.seconds = time.monotonic() - start
         for i, reply in replies.items():
             masked = reply.tensors.get("masked")
             numbers = np.zeros(0, np.int64) if masked is None else masked.numpy()
@@ -159,16 +139,17 @@ class SessionExchange:
             told = shares if isinstance(shares, Mapping) else {}
             self._take(i, self._server.add_shares_of_masks, self._ids[i], told.get("seeds"), told.get("keys"))
 
-    def _take(self, i: int, take: Callable[..., None], *values: Any) -> None:
+    def _take(self, i: int, take: Callable[..., T], *values: Any) -> T | None:
         """Take what a node replied; leave the node out if it cannot be taken."""
         try:
-            take(*values)
+            return take(*values)
         except FedAttuneError as error:
             self._lose(i, Fault("refused", str(error)))
+            return None
 
     def _lose(self, i: int, fault: Fault) -> None:
         self._active.discard(i)
-        self._faults.setdefault(i, fault)
+        self.faults.setdefault(i, fault)
 
     def _ask(
         self,
@@ -196,12 +177,12 @@ class SessionExchange:
         )
         replies: dict[int, WorkerMessage] = {}
         for i, message in messages.items():
-            self._sent += count_bytes(message)
+            self.sent += count_bytes(message)
             reply = outcomes[self._members[i].number]
             if isinstance(reply, Fault):
                 self._lose(i, reply)
                 continue
-            self._received += count_bytes(reply)
+            self.received += count_bytes(reply)
             if any(reply.head.get(key) != head[key] for key in ("kind", "token", "algorithm", "seed", "round")):
                 self._lose(i, Fault("refused", "replied for another session or step"))
             else:
@@ -222,17 +203,9 @@ class SecureTransport(NodeTransport):
         "sums over nodes only (secure aggregation)",
     )
 
-    def __init__(
-        self,
-        context: RunContext,
-        make_payload: PayloadFactory,
-        grid: NodeGrid,
-        registry: NodeRegistry,
-        key: Mapping[str, Any],
-        observer: Observer,
-    ) -> None:
-        super().__init__(context, make_payload, grid, registry, key, observer)
-        self._sums = require_sums(str(key["algorithm"]), context.algorithm)
+    def __init__(self, context: RunContext, *others: Any) -> None:
+        super().__init__(context, *others)
+        self._sums = require_sums(str(self.key["algorithm"]), context.algorithm)
         self._tensors = list_tensors(self.example, context.initial_statistics)
         for name in self._tensors:
             find_weighting(name, self._sums)  # a client rule whose upload has no sum is refused here
@@ -254,33 +227,29 @@ class SecureTransport(NodeTransport):
             for i in asked
             if i in numbers
         }
-        exchange = SessionExchange(
-            self.grid,
-            session,
-            {**self.key, "round": r},
-            members,
-            self.next_number,
-            self.registry.deployment.round_timeout,
-        )
-        outcome = exchange.run()
-        self.seconds = outcome.seconds
-        self.bytes_sent += outcome.sent
-        self.bytes_received += outcome.received
-        faults = {i: Fault("offline", "was offline") for i in asked if i not in numbers} | dict(outcome.faults)
-        if outcome.total is None:
-            self.grid.log(f"round {r}: no sum, and nothing is revealed: {outcome.failure}")
-            rest = Fault("failed", f"took part, but there was no sum: {outcome.failure}")
+        head, timeout = {**self.key, "round": r}, self.registry.deployment.round_timeout
+        exchange = SessionExchange(self.grid, session, head, members, self.next_number, timeout)
+        total = exchange.run()
+        self.seconds = exchange.seconds
+        self.bytes_sent += exchange.sent
+        self.bytes_received += exchange.received
+        faults = {i: Fault("offline", "was offline") for i in asked if i not in numbers} | exchange.faults
+        if total is None:
+            self.grid.log(f"round {r}: no sum, and nothing is revealed: {exchange.failure}")
+            rest = Fault("failed", f"took part, but there was no sum: {exchange.failure}")
             faults = {i: faults.get(i, rest) for i in asked}
         faults = {i: self.report(r, i, fault) for i, fault in sorted(faults.items())}
-        for i in outcome.survivors:
+        for i in exchange.survivors:
             self.last[self.worker_clients[i]] = r
-        self.observer.record_exchange({i: faults.get(i) for i in asked}, self.bytes_sent, self.bytes_received)
-        return [
-            Outcome(
-                self._make_reply(session, outcome, number, group, faults), {i: faults[i] for i in group if i in faults}
-            )
-            for number, group in enumerate(groups)
-        ]
+        self.monitor.record_exchange({i: faults.get(i) for i in asked}, self.bytes_sent, self.bytes_received)
+        outcomes = []
+        for number, group in enumerate(groups):
+            lost = {i: faults[i] for i in group if i in faults}
+            sums = _slice_blocks(total, session.blocks, number)
+            survivors = sorted(exchange.survivors & group.keys())
+            replies = self._make_reply(session.parts[number], sums, survivors, group, lost) if survivors else {}
+            outcomes.append(Outcome(replies, lost))
+        return outcomes
 
     def _plan_session(self, groups: Sequence[Group], r: int) -> Session:
         """Describe a session; every node compares it with what it is sent."""
@@ -289,8 +258,8 @@ class SecureTransport(NodeTransport):
         firsts = [next(iter(group.values())) for group in groups]
         blocks: list[Block] = []
         for number, first in enumerate(firsts):
-            kind, is_evaluated = first.head["kind"], first.head.get("should_evaluate", True)
-            blocks += plan_blocks(number, kind, n_values, has_scores=is_evaluated)
+            has_scores = first.head.get("should_evaluate", True)
+            blocks += plan_blocks(number, first.head["kind"], n_values, has_scores=has_scores)
         return Session(
             **self.key,
             round=r,
@@ -304,57 +273,45 @@ class SecureTransport(NodeTransport):
 
     def _find_contributions(self, session: Session, groups: Sequence[Group], i: int) -> list[bool]:
         """Tell for each block whether clients of a node are in it."""
-        members = self.worker_clients[i]
-        is_evaluated = bool(torch.isin(self.context.eval_ids, members).any())
-        flags = []
-        for block in session.blocks:
-            message = groups[block.part].get(i)
-            if message is None or block.what == "scores":
-                flags.append(message is not None and is_evaluated)
-                continue
-            flags.append(bool(_list_uploading(message)))
-        return flags
+        is_evaluated = bool(torch.isin(self.context.eval_ids, self.worker_clients[i]).any())
+        return [
+            (message := groups[block.part].get(i)) is not None
+            and (is_evaluated if block.what == "scores" else bool(_list_uploading(message)))
+            for block in session.blocks
+        ]
 
     def _make_work(self, groups: Sequence[Group], i: int) -> WorkerMessage:
         """Join a node's messages; each says which part of the session it is."""
-        parts = []
-        for number, group in enumerate(groups):
-            if i in group:
-                group[i].head.update(self.key, part=number)
-                parts.append(group[i])
-        return self.address(join_messages(parts), i)
+        parts = {number: group[i] for number, group in enumerate(groups) if i in group}
+        for number, message in parts.items():
+            message.head.update(self.key, part=number)
+        return self.address(join_messages([*parts.values()]), i)
 
     def _make_reply(
-        self, session: Session, outcome: SessionOutcome, number: int, group: Group, faults: Mapping[int, Fault]
+        self,
+        planned: SessionPart,
+        sums: Mapping[str, Fixed],
+        survivors: Sequence[int],
+        group: Group,
+        faults: Mapping[int, Fault],
     ) -> dict[int, WorkerMessage]:
         """Make the reply of all survivors to one group: the mean as the upload of each of their clients."""
-        blocks = _slice_blocks(outcome.total, session.blocks, number)
-        survivors = sorted(outcome.survivors & group.keys())
-        if not survivors:
-            return {}
-        planned = session.parts[number]
         reply = WorkerMessage({"ids": [], "n_trained": 0, "steps": 0, "diverged": []})
-        if "scores" in blocks:
-            reply.put_scores(unpack_scores(blocks["scores"], planned.kind, self.context.n_clients))
-            if missing := [self.registry.nodes[i].label for i in sorted(group.keys() & faults.keys())]:
+        if "scores" in sums:
+            reply.put_scores(unpack_scores(sums["scores"], planned.kind, self.context.n_clients))
+            if missing := [self.registry.nodes[i].label for i in sorted(faults)]:
                 self.notes.append(
                     f"{self.key['algorithm']}: the scores of round {planned.round} are without the clients of "
                     f"{', '.join(missing)}, so they are of other rows than those of other methods"
                 )
-        if "upload" in blocks:
+        if "upload" in sums:
             ids = sorted(i for node in survivors for i in _list_uploading(group[node]))
-            self._put_upload(reply, planned.round, ids, blocks["upload"])
+            self._put_upload(reply, planned.round, ids, sums["upload"])
         return {survivors[0]: reply}
 
     def _put_upload(self, reply: WorkerMessage, r: int, ids: list[int], total: Fixed) -> None:
-        counts, upload, buffers = unpack_upload(
-            total,
-            self._sums,
-            self.registry.deployment.secure_bits,
-            self.example,
-            self.context.initial_statistics,
-            len(ids),
-        )
+        bits, statistics = self.registry.deployment.secure_bits, self.context.initial_statistics
+        counts, upload, buffers = unpack_upload(total, self._sums, bits, self.example, statistics, len(ids))
         if n_diverged := counts["diverged"]:
             self.note(f"round {r}: training diverged on {n_diverged} clients; a sum does not say which")
             if not counts["trained"]:

@@ -4,7 +4,7 @@ import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from ...training.backends.remote import Group, Outcome, RemoteBackend
 from ...training.clients.evaluation import PointScores
 from ...training.clients.state import PayloadFactory
 from ..grid import NodeGrid
+from .monitoring import RunMonitor
 from .registration import NodeRegistry
 from .reply_checks import RefusedReplyError, check_reply, make_expected_upload, split_reply
 
@@ -33,26 +34,11 @@ PER_CLIENT = {"sent", "pending", "is_first", "pending_statistics", "last"}
 """Entries of the state that have one row per client."""
 
 
-class Observer(Protocol):
-    """Watch what becomes of messages; nodes are named by their index in the registry."""
-
-    def record_exchange(self, faults: Mapping[int, Fault | None], sent: int, received: int) -> None:
-        """Take note of the fault of each asked node, or None, and of the bytes of the run so far."""
-
-    def record_dropped(self, nodes: Iterable[int]) -> None:
-        """Take note that the server rejected an upload of a client of each of these nodes."""
-
-
 class NodeTransport:
     """Carry messages to the nodes of a Flower grid, several of them in one.
 
     Args:
-        context: the run.
-        make_payload: returns what the server sends to clients.
-        grid: the connection to the nodes.
-        registry: the nodes of the federation.
         key: identifies the run in messages: token, algorithm, seed, and hash of the model.
-        observer: watches what becomes of messages.
 
     Attributes:
         worker_clients: the numbers of the clients of each node, sorted.
@@ -75,10 +61,10 @@ class NodeTransport:
         grid: NodeGrid,
         registry: NodeRegistry,
         key: Mapping[str, Any],
-        observer: Observer,
+        monitor: RunMonitor,
     ) -> None:
         self.context, self.grid, self.registry = context, grid, registry
-        self.key, self.observer = dict(key), observer
+        self.key, self.monitor = dict(key), monitor
         self.worker_clients = [torch.tensor(sorted(node.clients.values())) for node in registry.nodes]
         personal = context.task.params.only(context.algorithm.personal.names(context.task.model))
         self.example = make_expected_upload(context, personal, make_payload)
@@ -168,14 +154,12 @@ class NodeTransport:
                 except RefusedReplyError as error:
                     reply = Fault("refused", str(error)[:200])
             faults[i] = self.report(r, i, reply)
-        self.observer.record_exchange({i: faults.get(i) for i in messages}, self.bytes_sent, self.bytes_received)
-        return [
-            Outcome(
-                {i: next(answers[i]) for i in sorted(group) if i in answers},
-                {i: faults[i] for i in group if i in faults},
-            )
-            for group in groups
-        ]
+        self.monitor.record_exchange({i: faults.get(i) for i in messages}, self.bytes_sent, self.bytes_received)
+        outcomes = []
+        for group in groups:
+            replied = {i: next(answers[i]) for i in sorted(group) if i in answers}
+            outcomes.append(Outcome(replied, {i: faults[i] for i in group if i in faults}))
+        return outcomes
 
     def report(self, r: int, i: int, fault: Fault) -> Fault:
         """Log a fault of node `i` in round r; return it with the node's name."""
@@ -198,16 +182,14 @@ class NodeTransport:
             check_reply(one, part, members, self.example, self.context.federation, statistics)
         r, last, loaded = message.head["round"], max(message.head["last"]), reply.head.get("loaded")
         if loaded != last:
-            is_older = isinstance(loaded, int) and loaded
-            start = f"continued from round {loaded}" if is_older else "started anew"
-            label = self.registry.nodes[i].label
-            self.note(f"round {r}: {label} had lost its state, and its clients {start}")
+            start = f"continued from round {loaded}" if isinstance(loaded, int) and loaded else "started anew"
+            self.note(f"round {r}: {self.registry.nodes[i].label} had lost its state, and its clients {start}")
         self.last[members] = r
         return replies
 
 
 def count_rounds(groups: Sequence[Group]) -> int:
-    """Count the rounds of groups of messages."""
+    """Count the different rounds."""
     return len({message.head["round"] for group in groups for message in group.values()})
 
 
@@ -244,12 +226,10 @@ class NodeBackend(RemoteBackend):
 
     @property
     def evaluated_models(self) -> tuple[RowStack, RowStack]:
-        """Nothing: models and buffers stay with the clients."""
-        return Params(), Params()
+        return Params(), Params()  # they stay with the clients
 
     def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:
-        """Measure nothing: nodes are only asked for what training and evaluation need."""
-        return [[] for _ in ids]
+        return [[] for _ in ids]  # nodes are only asked for what training and evaluation need
 
     def send(self, *groups: Group) -> list[Outcome]:
         """Send groups of messages, after the deferred evaluation if there is one."""
@@ -262,7 +242,6 @@ class NodeBackend(RemoteBackend):
         return outcomes
 
     def train(self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory) -> TrainReply:
-        """Train clients on their nodes; clients that exchange nothing train for many rounds at once."""
         if not self._is_alone:
             return super().train(request, payload, make_payload)
         if ("train", request.round) not in self._ahead:
@@ -292,8 +271,7 @@ class NodeBackend(RemoteBackend):
         return max(1, min(MAX_ROUNDS_PER_MESSAGE, int(fitting)))
 
     def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
-        """Return the scores after the communication of round r, which may have come with the training."""
-        if (outcome := self._ahead.pop(("evaluate", r), None)) is not None:
+        if (outcome := self._ahead.pop(("evaluate", r), None)) is not None:  # they came with the training
             return self.merge_scores(outcome.replies)
         return super().evaluate_received(r, make_payload, w)
 
@@ -304,7 +282,6 @@ class NodeBackend(RemoteBackend):
         return not self._is_alone
 
     def take_late_scores(self) -> tuple[int, list[PointScores]]:
-        """Return the scores that came with the last training."""
         late, self._late_scores = self._late_scores, (0, [])
         return late
 
@@ -317,15 +294,13 @@ class NodeBackend(RemoteBackend):
             self.pending[client] |= self._delivered[client]
             nodes += [i for i, members in enumerate(self.worker_clients) if client in members]
         self._nodes.forget(faults)
-        self._nodes.observer.record_dropped(nodes)
+        self._nodes.monitor.record_dropped(nodes)
 
     def quarantine(self, r: int, clients: Iterable[int]) -> None:
-        """Log the clients in quarantine."""
-        names = self.context.federation.names
         for client in sorted(clients):
             self._nodes.grid.log(
-                f"round {r}: client {names[client]!r} shares with nobody from now on: its classes look like other "
-                "classes of the others"
+                f"round {r}: client {self.context.federation.names[client]!r} shares with nobody from now on: its "
+                "classes look like other classes of the others"
             )
 
     def global_buffers(self) -> Params | None:
@@ -344,7 +319,6 @@ class NodeBackend(RemoteBackend):
         }
 
     def load_state_tree(self, tree: dict[str, Any]) -> None:
-        """Load the tree of a checkpoint."""
         self.load_pending_tree(tree)
         self._nodes.last, self.statistics = tree["last"], tree["statistics"]
         self._nodes.bytes_sent, self._nodes.bytes_received = tree["wire"].tolist()
@@ -353,11 +327,8 @@ class NodeBackend(RemoteBackend):
         """Load the state of a checkpoint with fewer clients; the others join now."""
         template = self.state_tree()
         leaves = {f"clients/{path}": leaf for path, leaf in flatten_tree(template).items()}
-        longer = {
-            path: torch.cat([flat[path], leaf[n_before:].to(flat[path])])
-            for path, leaf in leaves.items()
-            if path.split("/")[1] in PER_CLIENT and path in flat
-        }
+        per_client = {path: leaf for path, leaf in leaves.items() if path.split("/")[1] in PER_CLIENT and path in flat}
+        longer = {path: torch.cat([flat[path], leaf[n_before:].to(flat[path])]) for path, leaf in per_client.items()}
         self.load_state_tree(restore_tree({"clients": template}, {**flat, **longer})["clients"])
         if self.sent is not None:
             ids = self.context.all_ids[n_before:]

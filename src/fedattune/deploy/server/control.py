@@ -16,11 +16,7 @@ ControlRequest = Literal["pause", "abort"]
 
 
 def write_request(folder: Path, request: ControlRequest | None) -> None:
-    """Ask the run in a folder to pause or to end after its current round; None takes the request back.
-
-    Raises:
-        RunError: the folder holds no run of a federation.
-    """
+    """Ask the run in a folder to pause or to end after its current round; None takes the request back."""
     if not (folder / FEDERATION_FILE).exists():
         raise RunError(
             f"{folder} holds no run of a federation, expected a folder with {FEDERATION_FILE}; give the run-folder "
@@ -33,11 +29,7 @@ def write_request(folder: Path, request: ControlRequest | None) -> None:
 
 
 def read_request(folder: Path) -> ControlRequest | None:
-    """Read the request to the run in a folder; None if there is none.
-
-    Raises:
-        RunError: the file is damaged.
-    """
+    """Read the request to the run in a folder; None if there is none."""
     file = folder / CONTROL_FILE
     try:
         content = read_json(file)
@@ -51,15 +43,8 @@ def read_request(folder: Path) -> ControlRequest | None:
     return request  # type: ignore[no-any-return]
 
 
-def open_requests(folder: Path) -> bool:
-    """Drop an old request to pause at the start of the server.
-
-    Returns:
-        True if there was one.
-
-    Raises:
-        RunError: the run was aborted.
-    """
+def open_requests(folder: Path) -> None:
+    """Drop an old request to pause at the start of the server; a run that was aborted does not go on."""
     request = read_request(folder)
     if request == "abort":
         raise RunError(
@@ -68,4 +53,3 @@ def open_requests(folder: Path) -> bool:
         )
     if request:
         write_request(folder, None)
-    return request is not None

@@ -56,15 +56,9 @@ class RunNumbers:
 
 
 class Snapshot(NamedTuple):
-    """The numbers of a deployment at one moment. Nodes have their index in the registry.
+    """The numbers of a deployment at one moment: runs by method and seed; nodes by their index in the registry.
 
-    Attributes:
-        runs: method and seed -> numbers.
-        names: names of the nodes.
-        online: the nodes that are online.
-        last_faults: node -> the fault at its last message, or None after a reply that counts.
-        faults: node and kind -> number of faults.
-        is_healthy: whether the run makes progress.
+    The last fault of a node is that of its last message, or None after a reply that counts.
     """
 
     runs: Mapping[tuple[str, int], RunNumbers]
@@ -73,6 +67,9 @@ class Snapshot(NamedTuple):
     last_faults: Mapping[int, FaultLabel | None]
     faults: Mapping[tuple[int, FaultLabel], int]
     is_healthy: bool
+
+    def count_last(self, fault: FaultLabel) -> int:
+        return list(self.last_faults.values()).count(fault)
 
 
 class RunMonitor:
@@ -93,7 +90,6 @@ class RunMonitor:
         self._allowed = deployment.start_timeout
 
     def begin_federation(self, token: str, registry: NodeRegistry, online: set[int]) -> None:
-        """Take over the nodes of the federation."""
         with self._lock:
             self._token, self._registry = token, registry
             # The clients' names would stand in for a missing name in `label`, but metrics name no clients.
@@ -112,7 +108,7 @@ class RunMonitor:
             self._allowed = self._deployment.round_timeout
 
     def record_exchange(self, faults: Mapping[int, Fault | None], sent: int, received: int) -> None:
-        """Count what became of messages."""
+        """Take note of the fault of each asked node, or None, and of the bytes of the run so far."""
         with self._lock:
             for i, fault in faults.items():
                 self._last_faults[i] = label = LABELS.get(fault.kind) if fault else None
@@ -129,7 +125,6 @@ class RunMonitor:
             self._faults.update((i, "dropped") for i in nodes)
 
     def record_progress(self, progress: Progress, absent: int, *, is_empty: bool = False) -> None:
-        """Take over a finished round."""
         with self._lock:
             assert self._current
             run, now = self._runs[self._current], time.monotonic()
@@ -143,11 +138,9 @@ class RunMonitor:
     def record_online(self, numbers: set[int]) -> None:
         """Take over which nodes are online, by Flower's numbers."""
         with self._lock:
-            before = self._online
-            self._online = self._registry.list_online(numbers) if self._registry else numbers
-            is_new = before != self._online
-        if is_new:
-            self._write()
+            before, self._online = self._online, self._registry.list_online(numbers) if self._registry else numbers
+            if before != self._online:
+                self._write()
 
     def end_runs(self) -> None:
         """Take the following sentences of the log for sentences about all methods."""
@@ -161,7 +154,7 @@ class RunMonitor:
             (self._folder / NODES_FILE).unlink(missing_ok=True)
 
     def get_fields(self, sentence: str) -> dict[str, Any]:
-        """Return what is known about a sentence of the log: run, method, seed, round and node."""
+        """Return what is known about a sentence of the log."""
         with self._lock:
             method, seed = self._current or (None, None)
             found = re.search(r"\bround (\d+)", sentence)
@@ -186,9 +179,8 @@ class RunMonitor:
                 reason = f"no round finished for {quiet:.0f} s, expected one in {limit:.0f} s; look at the run's log"
             method, seed = self._current or (None, None)
             run = self._runs[self._current] if self._current else None
-            status = "stalled" if reason else "running" if run else "waiting"
             facts = {
-                "status": status,
+                "status": "stalled" if reason else "running" if run else "waiting",
                 "method": method,
                 "seed": seed,
                 "round": run.done if run else None,
@@ -245,14 +237,10 @@ NODE_GAUGES: Mapping[str, tuple[str, Callable[[Snapshot], float]]] = {
     "healthy": ("1 while the run makes progress, as /healthz says.", lambda now: now.is_healthy),
     "nodes_known": ("Nodes of the federation.", lambda now: len(now.names)),
     "nodes_online": ("Nodes that are online.", lambda now: len(now.online)),
-    "nodes_late": ("Nodes that sent no reply in time to their last message.", lambda now: _count(now, "late")),
-    "nodes_refused": ("Nodes whose last reply the server refused.", lambda now: _count(now, "refused")),
-    "nodes_failed": ("Nodes that could not answer their last message.", lambda now: _count(now, "failed")),
+    "nodes_late": ("Nodes that sent no reply in time to their last message.", lambda now: now.count_last("late")),
+    "nodes_refused": ("Nodes whose last reply the server refused.", lambda now: now.count_last("refused")),
+    "nodes_failed": ("Nodes that could not answer their last message.", lambda now: now.count_last("failed")),
 }
-
-
-def _count(now: Snapshot, kind: FaultLabel) -> int:
-    return Counter(now.last_faults.values())[kind]
 
 
 class MetricsCollector:
@@ -262,7 +250,6 @@ class MetricsCollector:
         self._monitor = monitor
 
     def collect(self) -> "Iterator[Metric]":
-        """Yield all metrics at one moment."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         now = self._monitor.take_snapshot()

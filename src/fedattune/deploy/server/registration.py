@@ -6,8 +6,7 @@ import re
 import time
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
@@ -30,9 +29,6 @@ def check_versions(ours: str, theirs: str, where: str) -> str:
     """Compare the versions of FedAttune of the server and of a node, which `where` names; return a note if they differ.
 
     The same major version and at most one minor version apart is fine, so that nodes can be upgraded one by one.
-
-    Raises:
-        RunError: the versions do not work together.
     """
     found = [re.match(r"(\d{1,6})\.(\d{1,6})(?![0-9])", one, re.ASCII) for one in (ours, theirs)]
     numbers = [(int(one[1]), int(one[2])) for one in found if one]
@@ -112,20 +108,16 @@ def choose_schema(hellos: Sequence[Hello], deployment: DeploymentOptions) -> Sch
 
 
 def find_problems(hellos: Sequence[Hello], schema: Schema) -> list[list[str]]:
-    """Find why nodes do not fit into a federation: schema, names of clients, numbers of samples.
-
-    Returns:
-        Sentences with the cure for each node; none if the node fits.
-    """
+    """Find, for each node, why it does not fit into a federation: schema, names of clients, numbers of samples."""
     owners: dict[str, str] = {}
     problems: list[list[str]] = []
     for hello in hellos:
         mine: list[str] = []
+        names: set[str] = set()
         try:
             schema.check(Schema.from_json(hello.data_schema), hello.label)
         except FedAttuneError as error:
             mine.append(str(error) if hello.label in str(error) else f"{hello.label}: {error}")
-        names: set[str] = set()
         for one in hello.clients:
             if one.name in owners or one.name in names:
                 mine.append(
@@ -165,13 +157,10 @@ SILENCE_S = 600.0
 """Seconds after which the server asks a silent node again."""
 
 
-@dataclass
-class RegisteredNode:
-    """A node of the federation. Its clients identify it, because Flower may give it a new number.
+class RegisteredNode(NamedTuple):
+    """A node of the federation: its name in messages, and name -> number of its clients.
 
-    Attributes:
-        label: its name in messages.
-        clients: name of each client -> number in the federation.
+    Its clients identify it, because Flower may give it a new number.
     """
 
     label: str
@@ -182,20 +171,13 @@ class NodeRegistry:
     """The nodes of a federation, and the server's facts about their clients.
 
     Args:
-        hellos: the nodes' introductions.
-        deployment: the options of the server.
         seed: seed that draws the evaluated clients.
         attempt: number of times that the server began to send messages to this federation.
         n_founders: number of nodes at the start; the others joined during the run. By default, all of them.
 
     Attributes:
-        nodes: the nodes.
-        info: facts about the clients.
         notes: sentences about nodes that were left out, and about versions that differ.
         takes_newcomers: whether a node that comes during the run may join it.
-
-    Raises:
-        DataError: the data of the nodes do not fit together.
     """
 
     def __init__(
@@ -277,11 +259,8 @@ class NodeRegistry:
     def register(cls, grid: NodeGrid, deployment: DeploymentOptions, seed: int) -> "NodeRegistry":
         """Wait for the nodes of a new federation, and ask them for their clients.
 
-        A node that does not fit is left out if enough others fit. The log and `notes` say why.
-
-        Raises:
-            RunError: too few nodes came in time, or too few of them fit. The message has the problems of all nodes.
-            DataError: the data of the nodes do not fit together. The message has the problems of all nodes.
+        A node that does not fit is left out if enough others fit. The log and `notes` say why. If too few fit, the
+        error's message has the problems of all nodes.
         """
         n = deployment.nodes
         online = grid.wait(lambda numbers: len(numbers) >= n, f"waiting for {n} nodes")
@@ -300,8 +279,8 @@ class NodeRegistry:
                 notes += [note] if note else []
         if not hellos:
             raise RunError(_describe_shortage(0, n, failed))
-        schema = choose_schema(list(hellos.values()), deployment)
-        problems = dict(zip(hellos, find_problems(list(hellos.values()), schema), strict=True))
+        candidates = list(hellos.values())
+        problems = dict(zip(hellos, find_problems(candidates, choose_schema(candidates, deployment)), strict=True))
         unfit = [one for found in problems.values() for one in found]
         hellos = {number: hello for number, hello in hellos.items() if not problems[number]}
         if len(hellos) < n:
@@ -320,14 +299,7 @@ class NodeRegistry:
         return {self._index[number] for number in numbers & self._index.keys()}
 
     def locate(self, grid: NodeGrid) -> dict[int, int]:
-        """Find the nodes that are online; wait if none is.
-
-        Returns:
-            Index of a node in `nodes` -> Flower's number of it.
-
-        Raises:
-            RunError: no node came in time.
-        """
+        """Find the nodes that are online: index in `nodes` -> Flower's number; wait if none is."""
         numbers = self._locate(grid, grid.online())
         if not numbers:
             purpose = "no node of this federation is online, waiting"
@@ -361,19 +333,17 @@ class NodeRegistry:
                 grid.log(note)
             names = {one.name for one in hello.clients}
             index = next((i for i, node in enumerate(self.nodes) if node.clients.keys() == names), None)
-            rivals = {other for other, its in self._index.items() if its == index} & online
+            places = [other for other, its in self._index.items() if its == index]
+            rivals = online.intersection(places)
             if index is not None and not rivals:
-                before = next((other for other, its in self._index.items() if its == index), number)
-                if before != number:
+                if places and places[0] != number:
                     grid.log(
-                        f"{hello.label} came back with another key (Flower's number {before} before, {number} now); if "
-                        "its operator did not change the key, another node has its name: ./nodes.sh lists the nodes"
+                        f"{hello.label} came back with another key (Flower's number {places[0]} before, {number} now); "
+                        "if its operator did not change the key, another node has its name: ./nodes.sh lists the nodes"
                     )
-                self._index = {other: its for other, its in self._index.items() if its != index}
-                self._index[number] = index
+                self._index = {other: its for other, its in self._index.items() if its != index} | {number: index}
                 # Another version may be there now.
-                news = {"fedattune": hello.fedattune}
-                self.hellos[index] = self.hellos[index].model_copy(update=news)
+                self.hellos[index] = self.hellos[index].model_copy(update={"fedattune": hello.fedattune})
                 continue
             if rivals:
                 obstacle = f"a second node says that it is {hello.label}, which is online: it is not asked"
@@ -404,7 +374,6 @@ class NodeRegistry:
         return ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the registry as plain JSON values."""
         hellos = [hello.model_dump(mode="json", by_alias=True) for hello in self.hellos]
         return {"hellos": hellos, "founders": self.n_founders, "attempt": self.attempt, "notes": self.notes}
 

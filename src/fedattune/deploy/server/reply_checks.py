@@ -27,15 +27,8 @@ def make_expected_upload(context: RunContext, personal: Params, make_payload: Pa
     whole = Params({k: personal[k] if k in personal else sent.params[k] for k in context.task.params})
     sent, local_state = sent._replace(params=whole), rule.init_local_state(context.task.params)
     one = torch.ones((), dtype=next(iter(whole.values())).dtype, device=context.device)
-    training = LocalTraining(
-        seed=0,
-        stream=0,
-        round=1,
-        lr=context.settings.training.lr,
-        batch_size=1,
-        cohort_size=1,
-        personal_names=tuple(personal),
-    )
+    lr, names = context.settings.training.lr, tuple(personal)
+    training = LocalTraining(seed=0, stream=0, round=1, lr=lr, batch_size=1, cohort_size=1, personal_names=names)
     round_context = training.make_round_context(one, yes, one)
     with torch.no_grad():
         carry = rule.begin(sent, local_state, yes, round_context)
@@ -51,11 +44,7 @@ def check_reply(
     federation: Federation | FederationInfo,
     statistics: Params,
 ) -> None:
-    """Check the reply of a node.
-
-    Raises:
-        RefusedReplyError: it belongs to another round or run, or it does not answer the message.
-    """
+    """Check the reply of a node, or raise `RefusedReplyError`."""
     head = reply.head
     for key in ("token", "algorithm", "seed", "round"):
         if head.get(key) != message.head[key]:
@@ -74,11 +63,7 @@ def check_reply(
 
 
 def split_reply(reply: WorkerMessage, message: WorkerMessage, n: int) -> list[WorkerMessage]:
-    """Split the reply to n messages in one.
-
-    Raises:
-        RefusedReplyError: the reply has other parts.
-    """
+    """Split the reply to n messages in one, or raise `RefusedReplyError`."""
     if message.head["kind"] != "several":
         return [reply]
     try:

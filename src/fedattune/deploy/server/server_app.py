@@ -54,11 +54,6 @@ def run_server(
 
     Returns:
         The results of all runs that finished.
-
-    Raises:
-        ConfigError: the configuration is impossible.
-        DataError: the data of the nodes do not fit together.
-        RunError: there are too few nodes, or the folder holds another run.
     """
     plan = DeploymentPlan(run_config, custom_algorithms)
     folder = plan.deployment.run_folder
@@ -86,7 +81,7 @@ def run_server(
                 return results
             if request:
                 log("the run is aborted; the results are of the methods that had finished")
-            if not results:
+            elif not results:
                 raise RunError("no method finished: training diverged; lower the learning rate")
             _write_results(folder, results, log, has_table=plan.deployment.log_format == "text")
             return results
@@ -100,37 +95,38 @@ class _Server:
     def __init__(self, plan: DeploymentPlan, folder: Path, grid: NodeGrid, monitor: RunMonitor) -> None:
         self.plan, self.folder, self.grid, self.monitor = plan, folder, grid, monitor
         self.request: ControlRequest | None = None  # the request that ended the run; it may be taken back later
-        self.token, self.registry = self._open_registry()
-        monitor.begin_federation(self.token, self.registry, grid.online())
+        self._open_registry()
         info = self.registry.info
         grid.log(
             f"{info.n_clients} clients at {len(self.registry.nodes)} nodes, {len(info.classes)} classes; results go "
             f"to {folder}"
         )
 
-    def _open_registry(self) -> tuple[str, NodeRegistry]:
+    def _open_registry(self) -> None:
         """Read the token and the nodes from the folder, or register the nodes of a new federation."""
         file, deployment = self.folder / FEDERATION_FILE, self.plan.deployment
         seed = self.plan.experiment.split_seed or 0
         if file.exists():
             content = read_json(file)
             try:
-                token, registry = content["token"], NodeRegistry.from_json(content, deployment, seed)
+                self.token, registry = content["token"], NodeRegistry.from_json(content, deployment, seed)
             except (KeyError, TypeError, ValueError) as error:
                 raise RunError(f"{file} is damaged; take a new run-folder") from error
         elif any(not path.name.startswith(".") for path in self.folder.iterdir()):
             raise RunError(f"run-folder: {self.folder} is not empty and holds no federation; take a new folder")
         else:
-            token, registry = secrets.token_hex(8), NodeRegistry.register(self.grid, deployment, seed)
+            self.token, registry = secrets.token_hex(8), NodeRegistry.register(self.grid, deployment, seed)
         registry.takes_newcomers = len(self.plan.algorithms) * len(self.plan.seeds) == 1
-        self._save_registry(token, registry)
+        self.registry = registry
+        self._begin_federation()
         # From this file, `fedattune watch` knows the methods that have not begun.
         write_text(self.folder / EXPERIMENT_FILE, self.plan.experiment.to_yaml())
         seal_experiment(self.folder)
-        return token, registry
 
-    def _save_registry(self, token: str, registry: NodeRegistry) -> None:
-        write_json(self.folder / FEDERATION_FILE, {"token": token, **registry.to_json()})
+    def _begin_federation(self) -> None:
+        """Write down the nodes, and let the monitor know them."""
+        write_json(self.folder / FEDERATION_FILE, {"token": self.token, **self.registry.to_json()})
+        self.monitor.begin_federation(self.token, self.registry, self.grid.online())
 
     def run(self) -> Iterator[Result]:
         """Run every method with every seed; skip runs that diverge, and end at a request."""
@@ -167,8 +163,7 @@ class _Server:
                 return None
             loop.store.close()
             self.registry.admit_newcomers()
-            self._save_registry(self.token, self.registry)
-            self.monitor.begin_federation(self.token, self.registry, self.grid.online())
+            self._begin_federation()
             run_folder, config = self._open_folder(name, algorithm, seed)
             loop, transport = self._open_loop(name, algorithm, seed, run_folder, config)
         wire = {"up": transport.bytes_received, "down": transport.bytes_sent}
@@ -177,7 +172,12 @@ class _Server:
         return Result.load(run_folder.path)
 
     def _end_round(self, loop: RoundLoop, name: str, seed: int, progress: Progress) -> bool:
-        self._log_progress(loop, name, seed, progress)
+        absent, n = len(loop.record.absent), loop.context.settings.participation.cohort_size(loop.context.n_clients)
+        self.monitor.record_progress(progress, absent, is_empty=absent >= n)
+        accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f}"
+        if accuracy and progress.evaluated not in (0, progress.round):  # 0: an older checkpoint does not tell
+            accuracy += f" after round {progress.evaluated}"
+        self.grid.log(f"{name}, seed {seed}: round {progress.round} of {progress.rounds}{accuracy}")
         return progress.round < progress.rounds and (self._should_stop() or self._can_grow(loop))
 
     def _can_grow(self, loop: RoundLoop) -> bool:
@@ -240,14 +240,6 @@ class _Server:
             self.grid.log(f"{name}, seed {seed}: continuing after round {loop.record.round}")
         self.monitor.begin_run(name, seed, loop.record.round, settings.rounds)
         return loop, transports[0]
-
-    def _log_progress(self, loop: RoundLoop, name: str, seed: int, progress: Progress) -> None:
-        absent, n = (len(loop.record.absent), loop.context.settings.participation.cohort_size(loop.context.n_clients))
-        self.monitor.record_progress(progress, absent, is_empty=absent >= n)
-        accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f}"
-        if accuracy and progress.evaluated not in (0, progress.round):  # 0: an older checkpoint does not tell
-            accuracy += f" after round {progress.evaluated}"
-        self.grid.log(f"{name}, seed {seed}: round {progress.round} of {progress.rounds}{accuracy}")
 
 
 def _write_results(folder: Path, results: list[Result], log: Log, *, has_table: bool) -> None:
