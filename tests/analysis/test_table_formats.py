@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from fake_results import LOCAL, Fake, results
 from fedattune import ConfigError, read_runs
 from fedattune.analysis.compare import MeanStd, build_rows
-from fedattune.analysis.output.formats import fill_cells, select_columns, write_latex, write_markdown
+from fedattune.analysis.output.formats import fill_cells, latex, markdown, select_columns
 
 TWO = [
     Fake(name, [level + 0.02 * seed] * 4, seed=seed)
@@ -19,7 +20,9 @@ TWO = [
 
 
 def test_latex_has_booktabs_escaped_names_deviations_and_the_best_in_bold() -> None:
-    lines = write_latex(build_rows(results(*TWO)), columns="accuracy,worst 10%,> local").splitlines()
+    lines = latex(
+        SimpleNamespace(rows=build_rows(results(*TWO)), rounds_to=None), "accuracy,worst 10%,> local"
+    ).splitlines()
     assert lines[0].startswith("% needs \\usepackage{booktabs}")
     assert lines[2:4] == [r"\begin{tabular}{lrrr}", r"\toprule"]
     assert lines[4] == r"method & accuracy (\%) & worst 10\% & $>$ local \\"
@@ -31,7 +34,7 @@ def test_latex_has_booktabs_escaped_names_deviations_and_the_best_in_bold() -> N
 
 
 def test_markdown_escapes_and_aligns() -> None:
-    text = write_markdown(build_rows(results(*TWO), 0.9), 0.9)
+    text = markdown(SimpleNamespace(rows=build_rows(results(*TWO), 0.9), rounds_to=0.9), None)
     head, rule, *_ = text.splitlines()
     assert head.startswith(r"| method | accuracy % | worst 10% | \> local | p |")
     assert head.endswith("| rounds to 90% |")

@@ -2,12 +2,13 @@
 
 import csv
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from fedattune.analysis.output.formats import write_csv
+from fedattune.analysis.output import formats
 from fedattune.analysis.output.tables import fill_table, make_console, print_whole
 from fedattune.core.text import guard_cell, make_printable
 from fedattune.models.predict import Predictions
@@ -42,4 +43,4 @@ def test_files_for_spreadsheets_hold_no_formulas() -> None:
     rows = list(csv.reader(io.StringIO(predictions.to_csv())))
     assert [row[1] for row in rows] == ["prediction", "'=HYPERLINK(1)", "-7"]
     table = pa.table({"client": ["@x", "b"], "gain": [-0.5, 1.0]})
-    assert write_csv(table) == "client,gain\n'@x,-0.5\nb,1.0\n"
+    assert formats.csv(SimpleNamespace(to_table=lambda clients: table), None) == "client,gain\n'@x,-0.5\nb,1.0\n"

@@ -84,12 +84,9 @@ def _read_method_texts() -> dict[str, str]:
 
 
 def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
-    """List the things that the runs in these folders used, each once, and the version of FedAttune.
+    """List the things that the runs in these folders used, each once, and the version of FedAttune of the last run.
 
-    A folder holds one run, or the runs of a comparison as METHOD/seed-N. The version of the last run counts.
-
-    Raises:
-        RunError: a folder holds no run.
+    A folder holds one run, or the runs of a comparison as METHOD/seed-N.
     """
     from ..runs.folder import RunFolder
 

@@ -30,23 +30,22 @@ BoolArray = NDArray[np.bool_]
 
 
 class Contestant(Protocol):
-    """A run of a method, or a baseline: what can be measured on every client of one split."""
+    """A run of a method, or a baseline: what can be measured on every client of one split.
+
+    A baseline has no seed, and goes with all seeds. Predictions are by part: test or validation.
+    """
 
     @property
-    def algorithm(self) -> str:
-        """Name in tables."""
+    def algorithm(self) -> str: ...
 
     @property
-    def seed(self) -> int | None:
-        """Seed of the run; None for a baseline, which goes with all seeds."""
+    def seed(self) -> int | None: ...
 
     @property
-    def split(self) -> int:
-        """Number of the split."""
+    def split(self) -> int: ...
 
     @property
-    def predictions(self) -> "Mapping[str, RowPredictions]":
-        """Part -> outputs for its rows."""
+    def predictions(self) -> "Mapping[str, RowPredictions]": ...
 
     def measure_clients(self, metric: MetricName, part: "Part" = "test") -> FloatArray:
         """Measure one part: a value for each client (E,), NaN where it is not defined."""
@@ -63,16 +62,9 @@ Kind = Literal["alone", "pooled"]
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """One baseline on one split.
+    """One baseline on one split, with the digest of the split that runs on it have, too.
 
-    Attributes:
-        name: its name in tables.
-        kind: `alone` uses the rows of one client at a time; `pooled` uses everybody's rows, as no client can.
-        split: number of the split.
-        split_digest: digest of the split, the same as of runs on it.
-        seconds: time of its training.
-        predictions: part -> outputs for its rows.
-        notes: sentences for the user.
+    A baseline of kind `alone` uses the rows of one client at a time; `pooled` uses everybody's rows, as no client can.
     """
 
     name: str
@@ -85,61 +77,47 @@ class Baseline:
 
     @property
     def algorithm(self) -> str:
-        """Its name, as runs have it."""
         return self.name
 
     @property
     def seed(self) -> None:
-        """None: it goes with the runs of all seeds."""
+        return None
 
     def measure_clients(self, metric: MetricName, part: "Part" = "test") -> FloatArray:
-        """Measure the baseline on one part: a value for each client (E,), NaN where it is not defined."""
         if part not in self.predictions:
-            n = next(iter(self.predictions.values())).n_clients
-            return np.full(n, np.nan)
+            return np.full(next(iter(self.predictions.values())).n_clients, np.nan)
         return self.predictions[part].by_client[metric]
 
     def measure_for_choice(self, metric: MetricName) -> FloatArray:
-        """Measure validation rows; they chose nothing about a baseline."""
-        return self.measure_clients(metric, "validation")
+        return self.measure_clients(metric, "validation")  # they chose nothing about a baseline
 
     def save(self, experiment: Path) -> None:
         """Write the baseline into the folder of an experiment; the last file says that it is whole."""
         from ..runs.predictions import save_predictions
 
-        folder = make_baseline_folder(experiment, self.name, self.split)
+        folder = experiment / BASELINE_FOLDER / self.name.replace(" ", "-") / f"split-{self.split}"
         folder.mkdir(parents=True, exist_ok=True)
         save_predictions(folder / "predictions.safetensors", self.predictions)
         facts = {key: getattr(self, key) for key in ("name", "kind", "split", "split_digest", "seconds", "notes")}
         write_json(folder / "baseline.json", facts)
 
 
-def make_baseline_folder(experiment: Path, name: str, split: int) -> Path:
-    """Return the folder of one baseline on one split."""
-    return experiment / BASELINE_FOLDER / name.replace(" ", "-") / f"split-{split}"
-
-
 def read_baselines(experiments: Sequence[Path]) -> list[Baseline]:
-    """Read the baselines in folders of experiments, in the order in which they were trained.
+    """Read the baselines in folders of experiments, in the order in which they were trained."""
+    from ..runs.predictions import load_predictions
 
-    Raises:
-        RunError: a file is damaged.
-    """
     files = []
     for path in experiments:
         parts = [file for file in list_parts(path) if file.relative_to(path).parts[0] == BASELINE_FOLDER]
         verify_experiment(path, *parts)
         files += [file for file in parts if file.name == "baseline.json"]
-    found = [_read_baseline(file) for file in sorted(files, key=lambda file: file.stat().st_mtime_ns)]
-    return list({(one.name, one.split): one for one in found}.values())
-
-
-def _read_baseline(file: Path) -> Baseline:
-    from ..runs.predictions import load_predictions
-
-    facts: dict[str, Any] = read_json(file)
-    notes = tuple(facts.pop("notes"))
-    return Baseline(**facts, notes=notes, predictions=load_predictions(file.with_name("predictions.safetensors")))
+    found: dict[tuple[str, int], Baseline] = {}
+    for file in sorted(files, key=lambda file: file.stat().st_mtime_ns):
+        facts: dict[str, Any] = read_json(file)
+        facts |= {"notes": tuple(facts["notes"])}
+        one = Baseline(**facts, predictions=load_predictions(file.with_name("predictions.safetensors")))
+        found[one.name, one.split] = one
+    return list(found.values())
 
 
 AnyRun = TypeVar("AnyRun", bound=Contestant)
@@ -282,12 +260,14 @@ def build_rows(
     """
     from .verdict.statistics import MIN_CLIENTS, adjust_by_holm, compute_wilcoxon_p
 
-    groups = group_by_algorithm(results)
+    groups, others = group_by_algorithm(results), group_by_algorithm(baselines)
     metric = metric or get_default_metric(results)
     rows = [_build_row(name, groups, rounds_to, metric) for name in groups]
-    rows += [_build_baseline_row(group, groups, metric) for group in group_by_algorithm(baselines).values()]
-    contestants: list[Contestant] = [*results, *baselines]
-    everybody = group_by_algorithm(contestants)
+    everybody = groups | others
+    rows += [
+        MethodRow(kind=group[0].kind, point="-", **_summarise(name, everybody, metric))
+        for name, group in others.items()
+    ]
     tests = {}
     for row in rows:
         gains = compute_gains_over_local(everybody, row.algorithm, metric)
@@ -322,17 +302,11 @@ def _summarise_metric(runs: Sequence[Contestant], metric: MetricName) -> dict[st
         summaries["mean"].append(float(values.mean()))
         summaries["std"].append(float(values.std()))
         summaries["worst10"].append(measure.sign * float(worst.mean()))
-        if (pooled := _pool_metric(run, metric)) is not None:
-            summaries["pooled"].append(pooled)
+        if "test" in run.predictions:
+            summaries["pooled"].append(run.predictions["test"].pooled[metric])
+        elif metric == "accuracy" and (judged := getattr(run, "judged", {})).get("acc_pooled") is not None:
+            summaries["pooled"].append(judged["acc_pooled"])
     return {key: compute_mean_std(each) if each else None for key, each in summaries.items()}
-
-
-def _pool_metric(run: Contestant, metric: MetricName) -> float | None:
-    """Return the metric of all test rows together; without predictions, accuracy alone is known."""
-    if "test" in run.predictions:
-        return run.predictions["test"].pooled[metric]
-    judged = getattr(run, "judged", {})
-    return judged.get("acc_pooled") if metric == "accuracy" else None
 
 
 def _build_row(
@@ -340,73 +314,56 @@ def _build_row(
 ) -> MethodRow:
     runs = groups[name]
     numbers = [_pick_numbers(run) for run in runs]
-    spreads: dict[str, Any] = _summarise_metric(runs, metric)
+    common = _summarise(name, groups, metric)
     for key in numbers[0]:
         values = [value for one in numbers if (value := one[key]) is not None]
-        spreads[key] = compute_mean_std(values) if values else None
-    gains = None if name == BASELINE else compute_gains_over_local(groups, name, metric)
+        common[key] = compute_mean_std(values) if values else None
+    for cost in ("bytes_up", "bytes_down", "local_steps"):
+        common[cost] = float(np.mean([getattr(run, cost) for run in runs]))
     return MethodRow(
-        algorithm=name,
         kind="alone" if name == BASELINE else "together",
         point=runs[0].evaluation_point,
-        metric=metric,
-        metrics=_average_metrics(runs),
-        better_than_local=None if gains is None else _compute_share_better(gains),
         rounds_to=None if rounds_to is None else [run.rounds_to(rounds_to) for run in runs],
         epsilon=max((run.epsilon for run in runs if run.epsilon is not None), default=None),
         effects=_average_effects(runs),
-        bytes_up=float(np.mean([run.bytes_up for run in runs])),
-        bytes_down=float(np.mean([run.bytes_down for run in runs])),
-        seconds=float(np.mean([run.seconds for run in runs])),
-        local_steps=float(np.mean([run.local_steps for run in runs])),
-        n_seeds=len(runs),
-        **spreads,
+        **common,
     )
 
 
-def _build_baseline_row(
-    runs: "Sequence[Baseline]", groups: Mapping[str, Sequence[Contestant]], metric: MetricName
-) -> MethodRow:
-    name = runs[0].name
-    gains = compute_gains_over_local({**groups, name: runs}, name, metric)
-    spreads: dict[str, Any] = _summarise_metric(runs, metric)
-    return MethodRow(
-        algorithm=name,
-        kind=runs[0].kind,
-        point="-",
-        metric=metric,
-        metrics=_average_metrics(runs),
-        better_than_local=None if gains is None else _compute_share_better(gains),
-        seconds=float(np.mean([run.seconds for run in runs])),
-        n_seeds=len(runs),
-        **spreads,
-    )
-
-
-def _compute_share_better(gains: FloatArray) -> float | None:
-    known = gains[np.isfinite(gains)]
-    return float(np.mean(known > 0)) if len(known) else None
-
-
-def _average_metrics(runs: Sequence[Contestant]) -> dict[str, float]:
+def _summarise(
+    name: str, groups: "Mapping[str, Sequence[RunMetrics | Baseline]]", metric: MetricName
+) -> dict[str, Any]:
+    """Return the columns that methods and baselines have in common."""
+    runs = groups[name]
+    gains = None if name == BASELINE else compute_gains_over_local(groups, name, metric)
+    known = np.zeros(0) if gains is None else gains[np.isfinite(gains)]
     means = {}
-    for name in METRICS:
-        try:
-            values = average_clients(runs, METRICS[name].name)
-        except KeyError:  # a metric of numbers for classes, or the reverse
-            continue
-        if np.isfinite(values).any():
-            means[name] = float(np.nanmean(values))
-    return means
+    for key in METRICS:
+        with suppress(KeyError):  # a metric of numbers for classes, or the reverse
+            values = average_clients(runs, METRICS[key].name)
+            if np.isfinite(values).any():
+                means[key] = float(np.nanmean(values))
+    return {
+        "algorithm": name,
+        "metric": metric,
+        "metrics": means,
+        "better_than_local": float(np.mean(known > 0)) if len(known) else None,
+        "seconds": float(np.mean([run.seconds for run in runs])),
+        "n_seeds": len(runs),
+        **_summarise_metric(runs, metric),
+    }
 
 
 def _average_effects(runs: "Sequence[RunMetrics]") -> dict[str, float]:
     """Average the smallest effect of each part over the runs: a run is another method if it is near any reference."""
     values: dict[str, list[float]] = {}
     for run in runs:
-        for part in dict.fromkeys(effect.mechanism.part for effect in run.effects):
-            nearest = min(effect.value for effect in run.effects if effect.mechanism.part == part)
-            values.setdefault(part, []).append(nearest)
+        nearest: dict[str, float] = {}
+        for effect in run.effects:
+            part, value = effect.mechanism.part, effect.value
+            nearest[part] = min(nearest.get(part, value), value)
+        for part, value in nearest.items():
+            values.setdefault(part, []).append(value)
     return {part: float(np.mean(each)) for part, each in values.items()}
 
 
@@ -473,18 +430,11 @@ def build_run_table(
 
 
 def _describe_run(line: MethodRow, run: "RunMetrics | None", split: int, rounds_to: float | None) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "method": line.algorithm,
-        "kind": line.kind,
-        "seed": None if run is None else run.seed,
-        "split": split,
-        "model": None if run is None else line.point,
-        "clients": None if run is None else run.n_clients,
-        "rounds": None if run is None else run.rounds,
-        "finished": True if run is None else run.is_finished,
-        "lr": None if run is None else run.settings.training.lr,
-        "metric": line.metric,
-    }
+    row: dict[str, Any] = {"method": line.algorithm, "kind": line.kind, "seed": None, "split": split}
+    row |= dict.fromkeys(("model", "clients", "rounds")) | {"finished": True, "lr": None, "metric": line.metric}
+    if run is not None:
+        row |= {"seed": run.seed, "model": line.point, "clients": run.n_clients, "rounds": run.rounds}
+        row |= {"finished": run.is_finished, "lr": run.settings.training.lr}
     for name in SPREADS:
         spread: MeanStd | None = getattr(line, name)
         row[name] = None if spread is None else spread.mean
@@ -506,11 +456,10 @@ def build_client_table(
     rows = [row for run in results for row in _describe_clients(run, metric, local.get((run.split, run.seed)))]
     names = [client["id"] for client in results[0].facts["clients"]] if results else []
     for one in baselines:
-        known = {"method": one.name, "seed": None, "split": one.split, "metric": metric}
+        known = dict.fromkeys(rows[0]) | {"method": one.name, "split": one.split, "metric": metric}
         values = _measure_all(one)
         rows += [
-            {**dict.fromkeys(rows[0]), **known, "client": name, **{key: each[i] for key, each in values.items()}}
-            for i, name in enumerate(names)
+            known | {"client": name} | {key: each[i] for key, each in values.items()} for i, name in enumerate(names)
         ]
     return _make_table(rows)
 
@@ -558,11 +507,7 @@ def _make_table(rows: Sequence[Mapping[str, Any]]) -> "pa.Table":
 
 
 def to_pandas(table: "pa.Table") -> "pd.DataFrame":
-    """Return a tidy table as a data frame.
-
-    Raises:
-        ConfigError: pandas is not installed.
-    """
+    """Return a tidy table as a data frame."""
     try:
         import pandas as pd  # noqa: F401
     except ImportError as error:

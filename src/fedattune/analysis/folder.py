@@ -21,15 +21,8 @@ FROM_THE_START = (EXPERIMENT_FILE, COMMAND_FILE, PARTITION_FILE)
 RUN_FOLDERS = "*/seed-*"
 """Pattern of the folders of single runs in the folder of an experiment."""
 
-EXPERIMENT_FILES = {
-    *FROM_THE_START,
-    RESULT_FILE,
-    NOTES_FILE,
-    CHECKSUM_FILE,
-    "federation.json",
-    "nodes.json",
-    "control.json",
-}
+DEPLOYMENT_FILES = ("federation.json", "nodes.json", "control.json")
+EXPERIMENT_FILES = {*FROM_THE_START, RESULT_FILE, NOTES_FILE, CHECKSUM_FILE, *DEPLOYMENT_FILES}
 EXPERIMENT_FOLDERS = {"tuning", "baselines"}
 RUN_FILES = {
     "config.json", "environment.json", "facts.json", "inputs.safetensors", "metrics.sqlite", "metrics.sqlite-journal",
@@ -60,15 +53,10 @@ def seal_experiment(path: Path, contents: Mapping[Path, str] | None = None, *, i
 
 
 def verify_experiment(path: Path, *files: Path) -> None:
-    """Compare files in a comparison's own folder with their checksums before they are read.
-
-    Raises:
-        RunError: a file is not as the comparison wrote it.
-    """
+    """Compare files in a comparison's own folder with their checksums before they are read."""
     for file in files:
-        again = file.name in (RESULT_FILE, NOTES_FILE)
         remedy = "restore it from a copy, or start a new run; its single runs can still be read"
-        if again:
+        if file.name in (RESULT_FILE, NOTES_FILE):
             remedy = "restore it from a copy, or resume the comparison, which writes it again"
         elif file.parent != path:
             remedy = f"restore it from a copy, or remove {file.parent} and resume the comparison, which makes it again"
@@ -76,11 +64,7 @@ def verify_experiment(path: Path, *files: Path) -> None:
 
 
 def read_experiment_file(path: Path, name: str) -> Any:
-    """Read a JSON file of a comparison's own folder; None if there is none.
-
-    Raises:
-        RunError: the file is damaged, or not as the comparison wrote it.
-    """
+    """Read a JSON file of a comparison's own folder; None if there is none."""
     verify_experiment(path, path / name)
     return read_json(path / name) if (path / name).is_file() else None
 

@@ -112,11 +112,7 @@ class Runs:
         return f"{first.config['data']}: {first.n_clients:,} clients"
 
     def select(self, algorithm: str | None, seed: int | None) -> list[tuple[RunMetrics, Path]]:
-        """Return the runs of one method and seed, None for all, with their folders.
-
-        Raises:
-            RunError: there is no such run.
-        """
+        """Return the runs of one method and seed, None for all, with their folders."""
         names = list(dict.fromkeys(run.algorithm for run in self.results))
         if algorithm is not None and algorithm not in names:
             raise RunError(f"no run of {algorithm!r} here; {did_you_mean(algorithm, names)}")
@@ -138,9 +134,6 @@ def read_run(path: Path, *, copy: bool = True) -> RunMetrics | None:
 
     Args:
         copy: copy the store into memory; without it, one answer may be newer than the one before.
-
-    Raises:
-        RunError: there is no run, or it is damaged.
     """
     folder = RunFolder(path)
     finished = folder.is_finished
@@ -216,7 +209,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
     ordered = sorted(runs.values(), key=lambda one: one[0].algorithm != BASELINE)
     _check_clients(list(runs.values()))
     experiment, results = read_experiment(folders[0]), [run for run, _ in ordered]
-    notes = [note for path in folders for note in _read_notes(path)]
+    notes = [note for path in folders for note in read_experiment_file(path, NOTES_FILE) or ()]
     metric = get_short_name(experiment.get("metric") or get_default_metric(results))
     if metric not in METRICS:  # no code runs because a folder names it
         notes.append(
@@ -248,10 +241,8 @@ def _check_clients(runs: Sequence[tuple[RunMetrics, Path]]) -> None:
     for run, folder in runs:
         first, reason = runs[0][0], ""
         same_split = first_of.setdefault(run.split, run)
-        partitions = [
-            {k: v for k, v in one.config.get("partition", {}).items() if k != "split"} for one in (run, first)
-        ]
-        if run.config.get("split") != same_split.config.get("split") or partitions[0] != partitions[1]:
+        is_other = _strip_config(run)["partition"] != _strip_config(first)["partition"]
+        if is_other or run.config.get("split") != same_split.config.get("split"):
             reason = "data, partition or its seed differ"
         elif [one["id"] for one in run.facts["clients"]] != [one["id"] for one in first.facts["clients"]]:
             reason = "other clients were evaluated: --eval-clients or --held-out differ"
@@ -263,11 +254,7 @@ def _check_clients(runs: Sequence[tuple[RunMetrics, Path]]) -> None:
 
 
 def find_run_folders(path: Path) -> list[Path]:
-    """Find the folders of single runs, in the order of the experiment.
-
-    Raises:
-        RunError: the folder holds neither runs nor an experiment.
-    """
+    """Find the folders of single runs, in the order of the experiment."""
     if RunFolder(path).config.is_file():
         return [path]
     # A run that has lost its config.json is one, and must not go missing without a word.
@@ -286,22 +273,12 @@ def read_experiment(path: Path) -> dict[str, Any]:
     """Read the options of the experiment in a folder; none if it holds a single run."""
     file = path / EXPERIMENT_FILE
     verify_experiment(path, file)
-    if not file.is_file():
-        return {}
-    return read_yaml(file)
-
-
-def _split_names(experiment: Mapping[str, Any]) -> list[Any]:
-    names = experiment.get("algorithms", [])
-    return names.split(",") if isinstance(names, str) else list(names)
+    return read_yaml(file) if file.is_file() else {}
 
 
 def _list_methods(experiment: Mapping[str, Any]) -> list[str]:
-    return [get_short_name(name) for name in _split_names(experiment)]
-
-
-def _read_notes(path: Path) -> list[str]:
-    return list(read_experiment_file(path, NOTES_FILE) or [])
+    names = experiment.get("algorithms", [])
+    return [get_short_name(name) for name in (names.split(",") if isinstance(names, str) else names)]
 
 
 def list_planned_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
@@ -319,9 +296,8 @@ def read_failures(path: Path) -> dict[Path, str]:
     if (path / CONFIG_FILE).is_file():  # a single run, whose result is another file of that name
         return {}
     content = read_experiment_file(path, RESULT_FILE) or {}
-    return {
-        path / make_run_name(one["algorithm"], one.get("split", 0), one["seed"]): describe_failure(
-            one["algorithm"], one["seed"], one["error"]
-        )
-        for one in content.get("failed", [])
-    }
+    failures = {}
+    for one in content.get("failed", []):
+        name, seed = one["algorithm"], one["seed"]
+        failures[path / make_run_name(name, one.get("split", 0), seed)] = describe_failure(name, seed, one["error"])
+    return failures

@@ -31,13 +31,7 @@ NODES_FILE = "nodes.json"
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """The status of one node of a deployment.
-
-    Attributes:
-        name: the node.
-        is_online: whether it is online.
-        fault: kind of the fault at its last message, such as `late`; empty after a reply that counts.
-    """
+    """The status of one node, with the kind of the fault at its last message, empty after a reply that counts."""
 
     name: str
     is_online: bool
@@ -49,18 +43,13 @@ class RunStatus:
     """The status of one run.
 
     Attributes:
-        method, seed: the run.
         state: `stopped?` if nothing new was seen for long.
         round, rounds: the last round seen, 0 before the first, and all rounds.
         mean: mean test accuracy over clients at the evaluation point at the last evaluation, a fraction; or the RMSE.
         worst10: the same over the worst tenth of the clients.
         gain: how much better the mean is than of `local` with the same seed and split in the same round.
-        bytes: sent in both directions.
-        seconds: trained so far.
         diverged, absent: clients and rounds in which training was not finite, or no answer came.
         quiet: seconds since something new was seen.
-        failure: the reason of a failed run.
-        metric: the metric of mean, worst10 and gain: accuracy or rmse.
     """
 
     method: str
@@ -97,9 +86,6 @@ def read_statuses(path: Path) -> list[RunStatus]:
 
     Stores are not copied, so that training hardly waits for the answer. Rounds are seen when they are committed: at
     every checkpoint, and about every two seconds if rounds are shorter.
-
-    Raises:
-        RunError: there is no such folder, it holds neither runs nor an experiment, or a run is damaged.
     """
     failures, failed_at = read_failures(path), _read_time(path / "result.json")
     means: dict[tuple[str, str], dict[int, float]] = {}  # by method and folder, which names seed and split
@@ -113,9 +99,7 @@ def read_statuses(path: Path) -> list[RunStatus]:
         progress, means[method, folder.name] = _read_progress(folder)
         quiet = max(0.0, time.time() - changed) if changed else 0.0
         status = RunStatus(method, seed, "running", **{"rounds": rounds, **progress}, quiet=quiet, failure=failure)
-        limit = FIRST_ROUND_S
-        if status.round:
-            limit = max(QUIET_S, QUIET_ROUNDS * status.seconds / status.round)
+        limit = max(QUIET_S, QUIET_ROUNDS * status.seconds / status.round) if status.round else FIRST_ROUND_S
         state: RunState = "running"
         if RunFolder(folder).is_finished:
             state = "finished"
@@ -135,11 +119,7 @@ def is_deployment(path: Path) -> bool:
 
 
 def read_nodes(path: Path) -> list[NodeStatus]:
-    """Read the status of the nodes of a deployment; none if the folder is of no deployment that is running.
-
-    Raises:
-        RunError: the file is damaged.
-    """
+    """Read the status of the nodes of a deployment; none if the folder is of no deployment that is running."""
     file = path / NODES_FILE
     try:
         nodes = parse_json(file.read_text(encoding="utf-8"))["nodes"]

@@ -212,4 +212,4 @@ def _score(result: "Result | None", plan: Plan) -> float:
         return -math.inf
     choice = score_methods({"run": [result]}, [result], plan.metric)
     score = choice.scores["run"]
-    return score if choice.is_validated and math.isfinite(score) else -math.inf
+    return score if choice.n_validated and math.isfinite(score) else -math.inf

@@ -5,7 +5,6 @@ sampling is. `compute_epsilon` and `find_multiplier` compose steps of several ki
 composes two or three times, the library's own (`mechanism_calibration`) six times, in two to four times the time.
 """
 
-from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
@@ -43,11 +42,7 @@ RELATIVE_TOLERANCE = 1e-3
 
 
 def check_accounting() -> None:
-    """Check that the library is there that accounts for privacy.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Check that the library is there that accounts for privacy."""
     if find_spec("dp_accounting") is None:
         raise ConfigError(
             "differential privacy needs the package dp-accounting, which is not installed; run pip install "
@@ -72,9 +67,6 @@ def epsilon_of(
         sample_rate: expected share of all parts in a step, from 0 to 1; 1 with `none`.
         steps: number of steps in which a part may be drawn; with `none`, in which it takes part.
 
-    Raises:
-        ConfigError: a number is impossible, or the library is missing.
-
     Examples:
         The first example of Abadi et al. (CCS 2016): noise 4, batches of 1% and 10,000 steps. Their moments accountant
         gave 1.26.
@@ -96,12 +88,7 @@ def epsilon_of(
 def noise_for(epsilon: float, delta: float, sample_rate: float, steps: int, *, sampling: Sampling = "poisson") -> float:
     """Return the smallest noise multiplier, up to a thousandth, whose epsilon is at most `epsilon`.
 
-    Args:
-        sample_rate: expected share of all parts in a step.
-        sampling: how parts are drawn; see `epsilon_of`.
-
-    Raises:
-        ConfigError: a number is impossible, no noise reaches the target, or the library is missing.
+    See `epsilon_of` for the arguments.
     """
     _check(sample_rate, steps, delta, sampling)
     if not (isfinite(epsilon) and epsilon > 0):
@@ -124,15 +111,10 @@ def _check(sample_rate: float, steps: int, delta: float, sampling: Sampling) -> 
 
 
 @lru_cache(maxsize=4096)
+@np.errstate(all="ignore")  # a delta of zero has the logarithm minus infinity, of which the library makes epsilon
 def _compute_epsilon(
     noise_multiplier: float, sample_rate: float, steps: int, delta: float, sampling: Sampling
 ) -> float:
-    # A delta of zero has the logarithm minus infinity, of which dp-accounting makes the right epsilon.
-    with np.errstate(all="ignore"):
-        return _account(noise_multiplier, sample_rate, steps, delta, sampling)
-
-
-def _account(noise_multiplier: float, sample_rate: float, steps: int, delta: float, sampling: Sampling) -> float:
     import dp_accounting as dp
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
@@ -160,14 +142,11 @@ def _account(noise_multiplier: float, sample_rate: float, steps: int, delta: flo
 
 @lru_cache(maxsize=4096)
 def _compute_noise(epsilon: float, delta: float, sample_rate: float, steps: int, sampling: Sampling) -> float:
+    """Return the smallest noise that does not exceed the target, by halving the ratio of two bounds."""
+
     def exceeds(noise_multiplier: float) -> bool:
         return _compute_epsilon(noise_multiplier, sample_rate, steps, delta, sampling) > epsilon
 
-    return _find_smallest(exceeds, epsilon)
-
-
-def _find_smallest(exceeds: Callable[[float], bool], epsilon: float) -> float:
-    """Return the smallest noise that does not exceed the target, by halving the ratio of two bounds."""
     high = 1.0
     while exceeds(high):
         high *= 2
@@ -234,11 +213,7 @@ def _compose(delta: float, noise: float, parts: tuple[Sampled, ...], interval: f
 
 @lru_cache(maxsize=4096)
 def find_multiplier(target: float, delta: float, parts: tuple[Sampled, ...]) -> float:
-    """Return the smallest noise multiplier, up to a hundredth, whose epsilon is at most `target`.
-
-    Raises:
-        ConfigError: no noise reaches the target.
-    """
+    """Return the smallest noise multiplier, up to a hundredth, whose epsilon is at most `target`."""
     interval = min(max(MIN_INTERVAL, target / INTERVALS), MAX_INTERVAL)
     low, high, guess = 0.0, inf, _guess_multiplier(target, delta, parts)
     at_low = at_high = target

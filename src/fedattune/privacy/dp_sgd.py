@@ -46,12 +46,7 @@ class GradientNoise:
 def count_steps(
     steps: int | None, epochs: int | None, n: int, batch_size: int, per_step: int = 1, passes: int = 1
 ) -> int:
-    """Count the local steps of a round.
-
-    Args:
-        steps: steps; None for epochs.
-        per_step: batches of one step; they are counted for epochs alone.
-    """
+    """Count the local steps of a round; `per_step`, the batches of one step, counts for epochs alone."""
     if not n:
         return 0
     if steps is not None:
@@ -68,10 +63,7 @@ def make_generator(key: Sequence[int], *, is_secret: bool) -> np.random.Generato
 def draw_poisson_batches(samples: Index, batch_size: int, steps: int, per_step: int, rng: np.random.Generator) -> Index:
     """Draw batches into which every sample comes by itself, with probability `batch_size` over their number.
 
-    No batch is cut: all are as wide as the largest one.
-
-    Args:
-        batch_size: expected samples of a batch; from n on, a batch has all samples.
+    From n on, a batch has all samples. No batch is cut: all are as wide as the largest one.
 
     Returns:
         Sample numbers (steps, per_step, width); -1 fills the rest of a batch.
@@ -129,10 +121,7 @@ class StepNoise:
     """The noise and the weights of the steps of several clients that run side by side.
 
     Args:
-        clients: noise of each client.
         owners: number of the client in `clients` that a lane trains in a step (steps, lanes); -1 for none.
-        dtype: type of the tensors.
-        device: their device.
     """
 
     def __init__(self, clients: Sequence[ClientNoise], owners: Index, dtype: torch.dtype, device: torch.device) -> None:
@@ -145,7 +134,6 @@ class StepNoise:
 
     @property
     def steps_at_once(self) -> int:
-        """Steps whose noise is drawn together."""
         return max(1, NOISE_BYTES // (int(np.prod(self._shape)) * self._dtype.itemsize))
 
     def example(self) -> Tensor:

@@ -76,9 +76,6 @@ def clip_and_noise(
     Args:
         anchor: what the observer knows already; rows, or one for all. Names that it lacks count as zero.
         ids: (C,) numbers of the clients.
-
-    Raises:
-        ConfigError: clients upload something else than real numbers.
     """
     if odd := sorted({name for part in uploaded.parts() for name, v in part.items() if not v.is_floating_point()}):
         raise ConfigError(

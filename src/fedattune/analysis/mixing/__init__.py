@@ -111,11 +111,8 @@ class MixtureShares:
     """One client's mixture of one component in one round, in shares.
 
     Attributes:
-        round: the round.
-        own: share of the client's own model.
-        others: sum of the shares of the other clients.
-        unseen: sum of the shares of clients that are not looked at, without marked clients.
-        marked: sum of the shares of marked clients that are not looked at.
+        own, others: share of the client's own model, and the sum of the shares of the other clients.
+        unseen, marked: sums of the shares of clients that are not looked at: honest ones, and marked ones.
         is_even: no partner stands out.
         partners: the other clients with a share, the largest first.
     """
@@ -137,12 +134,9 @@ class MixtureShares:
 
 @dataclass(frozen=True)
 class ComponentTrace:
-    """One client's mixtures of one component over the rounds.
+    """One client's mixtures of one component over the rounds: the last one, and those of the first and a middle round.
 
     Attributes:
-        name: the component.
-        last: the last mixture.
-        before: the mixtures of the first and of a middle round.
         stable_since: first round looked at since which the top partners are the same; None if no partner stands out.
         agreement: of the last weights with label similarity; None if labels are not known.
     """
@@ -157,12 +151,10 @@ class ComponentTrace:
 def compute_shares(
     names: Sequence[str], i: int, round_: int, row: FloatArray, total: float | None = None, marked: float = 0.0
 ) -> MixtureShares:
-    """Compute the shares of client `i` in a round.
+    """Compute the shares of client `i` in a round, of the weights (N,) that it was given.
 
     Args:
-        names: of the clients looked at (N).
-        row: weights that the client was given (N,).
-        total: sum of its weights over all clients; default: the sum of the row.
+        total: sum of its weights over all clients, looked at or not; default: the sum of the row.
         marked: sum of its weights over marked clients that are not looked at.
     """
     others = np.delete(np.arange(len(row)), i)
@@ -231,8 +223,7 @@ class Arrangement:
     Attributes:
         order: positions of the clients; clients that learn from each other are neighbours.
         clusters: number of the cluster of each client; all 0 if there are no clusters.
-        share: as in `Clusters`; None if there are none.
-        chance: as in `Clusters`; None if there are none.
+        share, chance: as in `Clusters`; None if there are none.
     """
 
     order: list[int]
@@ -260,20 +251,19 @@ def find_clusters(
 def arrange_clients(weights: FloatArray, offered: BoolArray) -> Arrangement:
     """Order clients so that neighbours learn from each other, and find their clusters, if any.
 
-    Clusters are found in noise, too. They count only if they keep more than the clusters of mixtures whose weights
-    are shuffled among the clients that were offered.
-
-    Args:
-        weights: (N, N), rows receive.
-        offered: (N, N), whose models there were to give.
+    Clusters are found in noise, too. They count only if they keep more of the weights (N, N; rows receive) than the
+    clusters of mixtures whose weights are shuffled among the clients that were offered (N, N).
     """
+    from scipy.cluster.hierarchy import fcluster
+
     order, clusters = seriate(weights)
     without = Arrangement(order, [0] * len(order))
     score = _measure_clusters(weights, offered, np.array(clusters))
     if score is None or score[0] < MIN_TIMES_CHANCE * score[1]:
         return without
     for shuffled in _shuffle_rows(weights, offered):
-        by_chance = _measure_clusters(shuffled, offered, cut_clusters(shuffled, len(set(clusters))))
+        _, tree = _link(_compute_distance(shuffled))
+        by_chance = _measure_clusters(shuffled, offered, fcluster(tree, len(set(clusters)), "maxclust"))
         if by_chance is not None and by_chance[0] - by_chance[1] >= score[0] - score[1] - 1e-9:
             return without
     return Arrangement(order, clusters, *score)
@@ -307,15 +297,6 @@ def seriate(similarity: FloatArray) -> tuple[list[int], list[int]]:
     order = [int(i) for i in leaves_list(tree)]
     numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(int(best[i]) for i in order))}
     return order, [numbers[int(cluster)] for cluster in best]
-
-
-def cut_clusters(similarity: FloatArray, count: int) -> NDArray[np.int_]:
-    """Cut the tree of `seriate` over three or more clients into `count` clusters; return the cluster of each (N,)."""
-    from scipy.cluster.hierarchy import fcluster
-
-    _, tree = _link(_compute_distance(similarity))
-    clusters: NDArray[np.int_] = fcluster(tree, count, "maxclust")
-    return clusters
 
 
 def _link(distance: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -385,8 +366,8 @@ class RoundRows(NamedTuple):
         receivers: positions of the clients that were given a mixture (R).
         senders: positions of the clients whose models there were to give.
         weights: component -> (R, N); 0 for clients whose models were not there.
-        totals: component -> sums of the rows over all clients, looked at or not (R,).
-        marked: component -> sums of the rows over marked clients that are not looked at (R,).
+        totals, marked: component -> sums of the rows (R,) over all clients, looked at or not, and over marked clients
+            that are not looked at.
     """
 
     receivers: list[int]
@@ -404,8 +385,7 @@ class LastRows:
         weights: component -> (N, N), rows receive; NaN rows of clients without a row.
         rounds: round of each client's row; None without a row.
         offered: whose models (columns) there were to give to each client (rows), (N, N).
-        totals: sums of the rows over all clients, looked at or not, averaged over the components (N,).
-        marked: sums of the rows over marked clients that are not looked at, likewise.
+        totals, marked: as in `RoundRows`, averaged over the components (N,).
     """
 
     weights: dict[str, FloatArray]
@@ -417,13 +397,8 @@ class LastRows:
 
 @dataclass(frozen=True)
 class ComponentSummary:
-    """One component over all clients.
-
-    Attributes:
-        name: the component.
-        own: mean share that clients keep of their own model.
-        is_even: no client has a partner that stands out.
-        agreement: of the weights with label similarity; None if labels are not known.
+    """One component over all clients: the mean share that they keep of their own model, whether no client has a partner
+    that stands out, and the agreement of the weights with label similarity, if labels are known.
     """
 
     name: str
@@ -492,11 +467,7 @@ class MixingAnalysis:
         return RoundRows(receivers, senders, among, totals, marked)
 
     def read_last_rows(self, round_: int | None = None, back: int = ROUNDS_BACK) -> LastRows:
-        """Read every client's last row at a round, from this round or one of the `back` rounds before.
-
-        Args:
-            round_: the round; default: the last one with matrices.
-        """
+        """Read every client's last row at a round (default: the last one), or in one of the `back` rounds before."""
         n = len(self.names)
         last = LastRows({}, [None] * n, np.zeros((n, n), dtype=bool), np.full(n, np.nan), np.full(n, 0.0))
         rounds = [r for r in self.rounds if round_ is None or r <= round_]
@@ -524,14 +495,11 @@ class MixingAnalysis:
     def is_one_for_all(self) -> bool:
         """True if all clients of a round received the same model: nobody learned from anybody in particular."""
         # Round by round: one model for all differs from one round to the next, and so do clients' last rows.
-        return all(self._is_same_for_all(round_) for round_ in reversed(self.rounds[-ROUNDS_BACK:]))
-
-    def _is_same_for_all(self, round_: int) -> bool:
-        weights = self.run.mixing.among(round_).weights.values()
         # One client alone was given what all would have been, if only its own model was there to give.
         return all(
             float(np.ptp(matrix, axis=0).max()) < FLAT_WEIGHT and (len(matrix) > 1 or matrix.shape[1] == 1)
-            for matrix in weights
+            for round_ in reversed(self.rounds[-ROUNDS_BACK:])
+            for matrix in self.run.mixing.among(round_).weights.values()
         )
 
     @cached_property
@@ -578,21 +546,18 @@ class MixingAnalysis:
     def _summarize(self, name: str, matrix: FloatArray) -> ComponentSummary:
         receivers = np.flatnonzero(~np.isnan(matrix).any(1)).tolist()
         is_even = all(compute_shares(self.names, i, 0, matrix[i]).is_even for i in receivers)
-        return ComponentSummary(
-            name, float(matrix[receivers, receivers].mean()), is_even, self.compare_with_labels(matrix)
-        )
+        own = float(matrix[receivers, receivers].mean())
+        return ComponentSummary(name, own, is_even, self.compare_with_labels(matrix))
 
     @cached_property
     def shares(self) -> list[MixtureShares | None]:
         """Each client's last mixture, averaged over the components (N); None for clients without one."""
-        if not self.has_mixtures:
-            return [None] * len(self.names)
-        return [
-            None
-            if r is None
-            else compute_shares(self.names, i, r, self.mean[i], float(self.last.totals[i]), float(self.last.marked[i]))
-            for i, r in enumerate(self.last.rounds)
-        ]
+        shares: list[MixtureShares | None] = [None] * len(self.names)
+        for i, r in enumerate(self.last.rounds if self.has_mixtures else ()):
+            if r is not None:
+                total, marked = float(self.last.totals[i]), float(self.last.marked[i])
+                shares[i] = compute_shares(self.names, i, r, self.mean[i], total, marked)
+        return shares
 
     @cached_property
     def clusters(self) -> Clusters | None:
@@ -613,8 +578,7 @@ class MixingAnalysis:
                 continue
             k = rows.receivers.index(client)
             for component, weights in rows.weights.items():
-                total = float(rows.totals[component][k])
-                marked = float(rows.marked[component][k])
+                total, marked = float(rows.totals[component][k]), float(rows.marked[component][k])
                 shares = compute_shares(self.names, client, r, weights[k], total, marked)
                 mixtures.setdefault(component, []).append(shares)
         return [

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +30,6 @@ class Decisions:
     """Decisions of one run for its evaluated clients.
 
     Attributes:
-        method: name of the method.
-        names: of the clients (E).
         shares: weight of the shared model in each client's predictions, 0 to 1 (E,); NaN where it is not known.
         groups: names of the clients that share one model, the largest group first; None if there are no groups.
         is_whole_model: the groups concern all layers.
@@ -44,29 +41,6 @@ class Decisions:
     groups: list[list[str]] | None
     is_whole_model: bool = True
 
-    @cached_property
-    def own(self) -> list[str]:
-        """Clients whose own model decides."""
-        return self._pick(self.shares < OWN_BELOW)
-
-    @cached_property
-    def shared(self) -> list[str]:
-        """Clients for which the shared model decides."""
-        return self._pick(self.shares > SHARED_ABOVE)
-
-    @cached_property
-    def both(self) -> list[str]:
-        """Clients for which both models count."""
-        return self._pick((self.shares >= OWN_BELOW) & (self.shares <= SHARED_ABOVE))
-
-    def _pick(self, is_picked: Any) -> list[str]:
-        return [self.names[i] for i in np.flatnonzero(is_picked).tolist()]
-
-    @property
-    def shared_name(self) -> str:
-        """A word for the model that clients share."""
-        return "their group's model" if self.groups and len(self.groups) > 1 else "the shared model"
-
     def describe(self, n_runs: int = 1) -> str:
         """Describe groups and clients in one sentence, for the first of `n_runs` runs of the method."""
         if self.groups is None:
@@ -77,8 +51,13 @@ class Decisions:
         return f"{first}{self.method} found {found} of clients; predictions come {self._describe_shares()}."
 
     def _describe_shares(self) -> str:
-        kinds = {"their own model": self.own, self.shared_name: self.shared}
-        kinds["both" if all(kinds.values()) else f"a mixture of their own and {self.shared_name}"] = self.both
+        shares = self.shares
+        is_own, is_shared = shares < OWN_BELOW, shares > SHARED_ABOVE
+        picked = (is_own, is_shared, (shares >= OWN_BELOW) & (shares <= SHARED_ABOVE))
+        own, shared, both = ([self.names[i] for i in np.flatnonzero(one).tolist()] for one in picked)
+        name = "their group's model" if self.groups and len(self.groups) > 1 else "the shared model"
+        kinds = {"their own model": own, name: shared}
+        kinds["both" if own and shared else f"a mixture of their own and {name}"] = both
         n = sum(map(len, kinds.values()))
         parts: list[str] = []
         for model, clients in kinds.items():
@@ -86,7 +65,7 @@ class Decisions:
                 return f"from {model} for all {n:,} clients"
             if clients:
                 of_all = "" if parts else f" of {n:,} clients"
-                names = f" ({list_some(clients, MAX_NAMED)})" if clients is self.own else ""
+                names = f" ({list_some(clients, MAX_NAMED)})" if clients is own else ""
                 parts.append(f"from {model} for {len(clients):,}{of_all}{names}")
         return ", ".join(parts)
 

@@ -23,9 +23,7 @@ class ClientGain:
 
     Attributes:
         points: the gain in points, or in the unit of the metric; above 0 if the method is better.
-        local: the metric of training alone, in percent if it is a share, mean over the seeds.
-        method: the metric of the method, likewise.
-        n_test: test samples of the client.
+        local, method: the metric of training alone and of the method, in percent if it is a share, mean over the seeds.
         samples: the gain in test samples; None unless the metric is accuracy.
         by_run: the gain with every common seed and split.
         std: population standard deviation over the seeds; None with one seed.
@@ -45,9 +43,6 @@ class ClientSummary:
     """One client in short.
 
     Attributes:
-        client: its name.
-        n_train: training samples.
-        n_test: test samples.
         value: the metric, in percent if it is a share, mean over the seeds; None if the client's rows do not define it.
         gain: over training alone, where it is known.
         shares: its last mixture, averaged over the components, if it has one.
@@ -67,21 +62,10 @@ class RunExplanation:
     """One run of a method, its mixing, and the gains of its clients.
 
     Without a method, the verdict's is taken if it mixes client by client, else the first one that does, else the
-    verdict's.
-
-    Args:
-        runs: the runs that are compared.
-        algorithm: the method to explain.
-        seed: the seed of the run; default: the first one.
-        client: name of a client that must be looked at.
+    verdict's. A client that is named is looked at even if there are too many.
 
     Attributes:
-        run: the run.
-        mixing: its mixing matrices.
         choice_note: a sentence on why this method was chosen, if it is not the verdict's.
-
-    Raises:
-        RunError: there is no such method, seed or client.
     """
 
     def __init__(
@@ -101,17 +85,14 @@ class RunExplanation:
 
     @property
     def method(self) -> str:
-        """The method's name."""
         return self.run.algorithm
 
     @cached_property
     def groups(self) -> dict[str, list[RunMetrics]]:
-        """The runs of every method."""
         return group_by_algorithm(self.runs.results)
 
     @cached_property
     def decisions(self) -> Decisions | None:
-        """Decisions of the method for each client, if it reports them."""
         return read_decisions(self.run)
 
     @property
@@ -172,32 +153,31 @@ class RunExplanation:
         mine, alone = ({k: v for k, v in values.items() if np.isfinite(v)} for values in (mine, alone))
         if not mine or not alone:
             return None
+
+        def gain(one: float, other: float) -> float:
+            return self.metric.sign * float(compute_gap(np.array(one), np.array(other)))
+
         common = [key for key in mine if key in alone]
         if common:
             mine, alone = ({key: values[key] for key in common} for values in (mine, alone))
         method, local = float(np.mean([*mine.values()])), float(np.mean([*alone.values()]))
-        sign = self.metric.sign
-        points = sign * float(compute_gap(np.array(method), np.array(local)))
-        if not np.isfinite(points):
-            return None
-        by_run = {key: sign * float(compute_gap(np.array(mine[key]), np.array(alone[key]))) for key in common}
+        points = gain(method, local)
+        by_run = {key: gain(mine[key], alone[key]) for key in common}
         std = float(np.std([*by_run.values()])) if len(by_run) > 1 else None
         samples = points / 100 * n_test if self.metric.name == "accuracy" else None
         return ClientGain(points, local, method, n_test, samples, by_run, std)
 
     @property
     def metric(self) -> Metric:
-        """The metric of values and gains."""
         return METRICS[self.runs.metric]
 
     def _measure_by_run(self, runs: list[RunMetrics], position: int) -> dict[str, float]:
         """Return seed (and split) -> the metric of a client's judged model; NaN where it is not defined."""
-        scale, name = self.metric.scale, self.metric.name
-        return {
-            f"{run.seed}" + (f" split {run.split}" if run.split else ""): scale
-            * float(run.measure_clients(name)[position])
-            for run in runs
-        }
+        values = {}
+        for run in runs:
+            value = float(run.measure_clients(self.metric.name)[position])
+            values[f"{run.seed} split {run.split}" if run.split else f"{run.seed}"] = self.metric.scale * value
+        return values
 
 
 def _find_client(run: RunMetrics, client: str) -> int:

@@ -72,11 +72,7 @@ def register_format(
 
 
 def find_format(name: str | None, ending: str) -> TableFormat:
-    """Find a format by its name, or by file.py:name, or else by the ending of a file; text if nothing fits.
-
-    Raises:
-        ConfigError: there is no such format.
-    """
+    """Find a format by its name, or by file.py:name, or else by the ending of a file; text if nothing fits."""
     if name is None:
         return next((one for one in TABLE_FORMATS.values() if one.ending == ending), TABLE_FORMATS["text"])
     if is_reference(name):
@@ -94,30 +90,6 @@ def text(runs: "Runs", columns: str | None) -> str:
     file = io.StringIO()
     print_methods(runs.rows, make_console(file), runs.rounds_to, columns)
     return file.getvalue().lstrip("\n")
-
-
-@register_format(".tex")
-def latex(runs: "Runs", columns: str | None) -> str:
-    """Write the table of methods for the LaTeX package booktabs."""
-    return write_latex(runs.rows, runs.rounds_to, columns)
-
-
-@register_format(".md")
-def markdown(runs: "Runs", columns: str | None) -> str:
-    """Write the table of methods as Markdown."""
-    return write_markdown(runs.rows, runs.rounds_to, columns)
-
-
-@register_format(".csv", has_clients=True)
-def csv(runs: "Runs", columns: str | None, *, clients: bool = False) -> str:
-    """Write one row per method, seed and split, or per client of each, as CSV."""
-    return write_csv(select_table_columns(runs.to_table(clients=clients), columns))
-
-
-@register_format(".parquet", has_clients=True, is_binary=True)
-def parquet(runs: "Runs", columns: str | None, *, clients: bool = False) -> bytes:
-    """Write one row per method, seed and split, or per client of each, as Parquet."""
-    return write_parquet(select_table_columns(runs.to_table(clients=clients), columns))
 
 
 LATEX_ESCAPES = {
@@ -149,56 +121,28 @@ def fill_cells(rows: Sequence[MethodRow], columns: Columns) -> list[tuple[Method
             shown = {i: texts[title][i].partition(" ±")[0] for i in values}
             if len(set(shown.values())) > 1:  # else none is better than another
                 best[title] = shown[max(values, key=lambda i: sign * values[i])]
-    return [
-        (
-            row,
-            [
-                TableCell(texts[title][i], row.point != "-" and texts[title][i].partition(" ±")[0] == best.get(title))
-                for title in columns
-            ],
-        )
-        for i, row in enumerate(rows)
-    ]
+
+    def make_cell(i: int, title: str) -> TableCell:
+        text = texts[title][i]
+        return TableCell(text, rows[i].point != "-" and text.partition(" ±")[0] == best.get(title))
+
+    return [(row, [make_cell(i, title) for title in columns]) for i, row in enumerate(rows)]
 
 
-def _join_columns(rows: Sequence[MethodRow], rounds_to: float | None, columns: str | None) -> Columns:
-    return {title: cell for group in select_columns(rows, rounds_to, columns) for title, cell in group.items()}
+def _join_columns(runs: "Runs", columns: str | None) -> Columns:
+    groups = select_columns(runs.rows, runs.rounds_to, columns)
+    return {title: cell for group in groups for title, cell in group.items()}
 
 
-def write_markdown(rows: Sequence[MethodRow], rounds_to: float | None = None, columns: str | None = None) -> str:
-    """Write the table of methods as Markdown, with its legend below.
-
-    Raises:
-        ConfigError: there is no such column.
-    """
-    chosen = _join_columns(rows, rounds_to, columns)
-    lines = ["| " + " | ".join(["method", *(_escape_markdown(title) for title in chosen)]) + " |"]
-    lines.append("|---|" + "".join("---|" if title in ("model", "effect") else "---:|" for title in chosen))
-    for row, cells in fill_cells(rows, chosen):
-        texts = [
-            f"**{_escape_markdown(cell.text)}**" if cell.is_best else _escape_markdown(cell.text) for cell in cells
-        ]
-        lines.append("| " + " | ".join([_escape_markdown(row.algorithm), *texts]) + " |")
-    legend = _escape_markdown(write_legend(rows, rounds_to, [chosen]))
-    return "\n".join([*lines, "", f"{legend}. Bold: best method."]) + "\n"
-
-
-def _escape_markdown(text: str) -> str:
-    return re.sub(r"([\\`*_|<>])", r"\\\1", text)
-
-
-def write_latex(rows: Sequence[MethodRow], rounds_to: float | None = None, columns: str | None = None) -> str:
-    """Write the table of methods as a LaTeX tabular for the package booktabs.
-
-    Raises:
-        ConfigError: there is no such column.
-    """
-    chosen = _join_columns(rows, rounds_to, columns)
+@register_format(".tex")
+def latex(runs: "Runs", columns: str | None) -> str:
+    """Write the table of methods as a LaTeX tabular for the package booktabs."""
+    rows, chosen = runs.rows, _join_columns(runs, columns)
     alignment = "".join("l" if title in ("model", "effect") else "r" for title in chosen)
     titles = [escape_latex(re.sub(r" %$", " (%)", title)) for title in chosen]
     lines = [
         r"% needs \usepackage{booktabs}; bold: best method",
-        f"% {write_legend(rows, rounds_to, [chosen])}",
+        f"% {write_legend(rows, runs.rounds_to, [chosen])}",
         rf"\begin{{tabular}}{{l{alignment}}}",
         r"\toprule",
         " & ".join(["method", *titles]) + r" \\",
@@ -231,12 +175,26 @@ def _format_latex_cell(cell: TableCell) -> str:
     return rf"\textbf{{{escape_latex(cell.text)}}}" if cell.is_best else escape_latex(cell.text)
 
 
-def select_table_columns(table: "pa.Table", names: str | None) -> "pa.Table":
-    """Select columns of a tidy table by their names, with commas between; None or `all` keeps all.
+@register_format(".md")
+def markdown(runs: "Runs", columns: str | None) -> str:
+    """Write the table of methods as Markdown, with its legend below."""
+    rows, chosen = runs.rows, _join_columns(runs, columns)
+    lines = ["| " + " | ".join(["method", *(_escape_markdown(title) for title in chosen)]) + " |"]
+    lines.append("|---|" + "".join("---|" if title in ("model", "effect") else "---:|" for title in chosen))
+    for row, cells in fill_cells(rows, chosen):
+        texts = [_escape_markdown(cell.text) for cell in cells]
+        texts = [f"**{text}**" if cell.is_best else text for text, cell in zip(texts, cells, strict=True)]
+        lines.append("| " + " | ".join([_escape_markdown(row.algorithm), *texts]) + " |")
+    legend = _escape_markdown(write_legend(rows, runs.rounds_to, [chosen]))
+    return "\n".join([*lines, "", f"{legend}. Bold: best method."]) + "\n"
 
-    Raises:
-        ConfigError: there is no such column.
-    """
+
+def _escape_markdown(text: str) -> str:
+    return re.sub(r"([\\`*_|<>])", r"\\\1", text)
+
+
+def select_table_columns(table: "pa.Table", names: str | None) -> "pa.Table":
+    """Select columns of a tidy table by their names, with commas between; None or `all` keeps all."""
     if names in (None, "all"):
         return table
     wanted = [name.strip() for name in str(names).split(",") if name.strip()]
@@ -246,8 +204,10 @@ def select_table_columns(table: "pa.Table", names: str | None) -> "pa.Table":
     return table.select(wanted)
 
 
-def write_csv(table: "pa.Table") -> str:
-    """Write a tidy table as CSV; a missing number is an empty cell, and text is guarded against spreadsheets."""
+@register_format(".csv", has_clients=True)
+def csv(runs: "Runs", columns: str | None, *, clients: bool = False) -> str:
+    """Write one row per method, seed and split, or per client of each, as CSV; text is guarded against spreadsheets."""
+    table = select_table_columns(runs.to_table(clients=clients), columns)
     text = io.StringIO()  # not PyArrow's writer, which quotes every text
     writer = csv_writer.writer(text, lineterminator="\n")
     writer.writerow(table.column_names)
@@ -255,10 +215,11 @@ def write_csv(table: "pa.Table") -> str:
     return text.getvalue()
 
 
-def write_parquet(table: "pa.Table") -> bytes:
-    """Write a tidy table as the content of a Parquet file."""
-    from pyarrow import parquet
+@register_format(".parquet", has_clients=True, is_binary=True)
+def parquet(runs: "Runs", columns: str | None, *, clients: bool = False) -> bytes:
+    """Write one row per method, seed and split, or per client of each, as Parquet."""
+    from pyarrow.parquet import write_table
 
     content = io.BytesIO()
-    parquet.write_table(table, content)
+    write_table(select_table_columns(runs.to_table(clients=clients), columns), content)
     return content.getvalue()

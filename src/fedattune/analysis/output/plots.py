@@ -44,11 +44,7 @@ class CaptionedFigure:
 
 
 def check_figure_path(path: Path, option: str = "--out") -> None:
-    """Refuse early a figure that cannot be drawn.
-
-    Raises:
-        ConfigError: the format is unknown, or Matplotlib is missing.
-    """
+    """Refuse early a figure that cannot be drawn: its format is unknown, or Matplotlib is missing."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{option} {path}: expected a file ending in {', '.join(SUFFIXES)}")
     try:
@@ -77,8 +73,7 @@ def new_figure(width: float, height: float, layout: Literal["constrained", "comp
 def save_figure(figure: "Figure", path: Path) -> bool:
     """Write a figure in the format of the file's suffix; the same figure gives the same bytes.
 
-    Returns:
-        Whether the font has all letters of the figure; others, such as Chinese ones, are boxes.
+    Returns whether the font has all letters of the figure; others, such as Chinese ones, are boxes.
     """
     suffix = path.suffix.lower()
     buffer = io.BytesIO()
@@ -105,8 +100,8 @@ def _remove_transparency(figure: "Figure") -> None:
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgb
 
-    areas: list[Any] = [*figure.findobj(PolyCollection)]
-    for area in areas:
+    area: Any
+    for area in figure.findobj(PolyCollection):
         if (alpha := area.get_alpha()) is not None:
             share = float(np.max(alpha))
             mixed = [tuple(1 - share * (1 - part) for part in to_rgb(one)) for one in area.get_facecolor()]
@@ -157,12 +152,8 @@ def plot_curves(
 ) -> CaptionedFigure:
     """Plot the mean test accuracy over clients at the evaluation point, with one standard deviation over seeds.
 
-    Of a target that is a number, it is the mean RMSE over clients.
-
-    Training alone is a dashed line. Against bytes, it is level at its last accuracy if it sends none.
-
-    Raises:
-        RunError: nothing was evaluated.
+    Of a target that is a number, it is the mean RMSE. Training alone is a dashed line; against bytes, it is level at
+    its last accuracy if it sends none.
     """
     groups = group_by_algorithm(runs)
     lines = {name: line for name, group in groups.items() if (line := _average_curve(group, against))}
@@ -191,7 +182,7 @@ def plot_curves(
     axes.grid(visible=True)
     add_legend_below(figure, axes, round(width), handlelength=2.6, columnspacing=1.2)
     points = ", ".join(f"{name} {groups[name][0].evaluation_point}" for name in lines)
-    band_note = ", band: one standard deviation" if _count_seeds(groups) > 1 else ""
+    band_note = ", band: one standard deviation" if max(map(len, groups.values())) > 1 else ""
     return CaptionedFigure(
         figure,
         f"Test {curve.label}, mean over clients ({_describe_seeds(groups)}{band_note}), of the model at the "
@@ -209,22 +200,16 @@ def _average_curve(runs: Sequence[RunMetrics], against: CurveAxis) -> tuple[Floa
         "bytes": lambda e: e["bytes"]["up"] + e["bytes"]["down"],
         "seconds": lambda e: e["seconds"],
     }[against]
-    point = runs[0].evaluation_point
+    point, both = runs[0].evaluation_point, zip(runs, histories, strict=True)
     x = np.array([[pick(history[r]) for r in rounds] for history in histories], dtype=np.float64)
-    y = np.array(
-        [[run.read_curve(history[r][point]) for r in rounds] for run, history in zip(runs, histories, strict=True)]
-    )
+    y = np.array([[run.read_curve(history[r][point]) for r in rounds] for run, history in both])
     return x.mean(0), y.mean(0), y.std(0)
 
 
 def plot_clients(
     runs: Sequence[RunMetrics], width: float | None = None, metric: MetricName = "accuracy"
 ) -> CaptionedFigure:
-    """Plot a metric of every client by method, and its gain over training alone, as boxes and dots.
-
-    Raises:
-        RunError: no client was evaluated.
-    """
+    """Plot a metric of every client by method, and its gain over training alone, as boxes and dots."""
     groups = group_by_algorithm(runs)
     measure = METRICS[metric]
     label = f"Test {measure.label} of a client" + " (%)" * measure.is_percent
@@ -236,16 +221,12 @@ def plot_clients(
     points = {name: measure.scale * gain for name, gain in gains.items() if gain is not None}
     width = width or COLUMN_INCHES
     is_wide = bool(points) and width >= 5
-    height = 0.5 + 0.24 * len(accuracy)
-    if points and not is_wide:
-        height = 0.9 + 0.24 * (len(accuracy) + len(points))
+    is_tall = bool(points) and not is_wide
+    height = 0.9 + 0.24 * (len(accuracy) + len(points)) if is_tall else 0.5 + 0.24 * len(accuracy)
     figure = new_figure(width, height)
-    heights = [len(accuracy), len(points)] if points else [1]
-    axes = (
-        figure.subplots(1, 2, squeeze=False)
-        if is_wide
-        else figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)
-    ).flat
+    heights = [len(accuracy), len(points)] if is_tall else [1]
+    shape = (1, 2) if is_wide else (len(heights), 1)
+    axes = figure.subplots(*shape, squeeze=False, height_ratios=heights).flat
     styles = choose_line_styles(list(groups))
     _draw_boxes(axes[0], accuracy, styles, list(accuracy))
     axes[0].set_xlabel(label)
@@ -284,11 +265,7 @@ def _draw_boxes(
 
 
 def plot_traffic(runs: Sequence[RunMetrics], width: float | None = None) -> CaptionedFigure:
-    """Plot the bytes that all clients sent and were sent, by layer, a pair of bars for each method.
-
-    Raises:
-        RunError: nothing was sent.
-    """
+    """Plot the bytes that all clients sent and were sent, by layer, a pair of bars for each method."""
     groups = group_by_algorithm(runs)
     traffic = {name: _average_traffic(group) for name, group in groups.items()}
     sent = {name: ways for name, ways in traffic.items() if any(sum(parts.values()) for parts in ways.values())}
@@ -333,14 +310,9 @@ def _average_traffic(runs: Sequence[RunMetrics]) -> dict[str, dict[str, float]]:
 
 def _pick_layers(bars: Sequence[dict[str, float]]) -> list[str]:
     """Pick the layers that get a colour: all, or of many the largest; in the order in which they are stored."""
-    largest: dict[str, float] = {}
-    for parts in bars:
-        for part, size in parts.items():
-            largest[part] = max(largest.get(part, 0.0), size)
-    if len(largest) <= MAX_LAYERS:
-        return list(largest)
-    top = sorted(largest, key=lambda part: -largest[part])[: MAX_LAYERS - 1]
-    return [part for part in largest if part in top]
+    layers = list(dict.fromkeys(part for parts in bars for part in parts))
+    top = sorted(layers, key=lambda part: -max(parts.get(part, 0.0) for parts in bars))[: MAX_LAYERS - 1]
+    return layers if len(layers) <= MAX_LAYERS else [part for part in layers if part in top]
 
 
 def plot_label_counts(federation: "Federation") -> "Figure":
@@ -372,12 +344,8 @@ def _choose_byte_unit(largest: float) -> tuple[float, str]:
     return next((unit for unit in BYTE_UNITS if largest >= unit[0]), BYTE_UNITS[-1])
 
 
-def _count_seeds(groups: dict[str, list[RunMetrics]]) -> int:
-    return max(len(group) for group in groups.values())
-
-
 def _describe_seeds(groups: dict[str, list[RunMetrics]]) -> str:
-    seeds = _count_seeds(groups)
+    seeds = max(map(len, groups.values()))
     return f"mean over {seeds} seeds" if seeds > 1 else "one seed"
 
 
@@ -407,10 +375,8 @@ OUTLIER_RATIO = 2.0
 class Scale(NamedTuple):
     """The scale of a heat map; `look.js` of the report has the same.
 
-    Attributes:
-        low: the weight of the first colour, 0 or a negative weight.
-        end: the weight at which the colours of all but the outliers end.
-        largest: the weight of the last colour; equal to `end` if the scale is not broken.
+    The first colour is of the weight `low`, 0 or negative. At `end`, the colours of all but the outliers end. The last
+    colour is of `largest`, which is `end` if the scale is not broken.
     """
 
     low: float
@@ -419,7 +385,6 @@ class Scale(NamedTuple):
 
     @property
     def is_broken(self) -> bool:
-        """True if outliers have their own colours."""
         return self.largest > self.end
 
     def make_norm(self) -> "Normalize":
@@ -433,17 +398,13 @@ class Scale(NamedTuple):
         def forward(values: FloatArray) -> FloatArray:
             return np.ma.masked_array(np.interp(values, weights, shares), np.ma.getmask(values))
 
-        def invert(values: FloatArray) -> FloatArray:
-            return np.interp(values, shares, weights)
-
-        return FuncNorm((forward, invert), self.low, self.largest)
+        return FuncNorm((forward, lambda values: np.interp(values, shares, weights)), self.low, self.largest)
 
 
 def choose_scale(weights: FloatArray, n_clients: int) -> Scale:
     """Choose a scale on which a few weights far above all others do not make the others look alike.
 
-    Args:
-        weights: for other clients, of whole rows in any order; NaN where not known.
+    The weights are for other clients, of whole rows in any order; NaN where not known.
     """
     known = np.sort(weights[np.isfinite(weights)])[::-1]
     if not len(known) or known[0] <= 0:
@@ -466,12 +427,9 @@ def plot_heatmap(
     all others. Marked clients are there too, and their names have the mark.
 
     Args:
-        round_: the round; default: the last one stored.
-        component: the component; default: all.
+        round_: default: the last one stored.
+        component: default: all.
         width: inches; default: by the number of matrices and clients.
-
-    Raises:
-        RunError: there are no mixing matrices, or none of this round or component.
     """
     from matplotlib.colors import Normalize
 
@@ -503,15 +461,9 @@ def plot_heatmap(
     for k, (name, matrix) in enumerate(matrices.items()):
         mappable = _draw_matrix(axes[k], matrix[np.ix_(order, order)], "Blues", scale.make_norm())
         axes[k].set_title(name)
-    bar = figure.colorbar(
-        mappable,
-        ax=axes[:panels],
-        extend="max" if largest > scale.largest * 1.001 else "neither",
-        label="Weight",
-        fraction=0.05,
-        aspect=25 * down,
-        pad=0.02,
-    )
+    extend: Any = "max" if largest > scale.largest * 1.001 else "neither"
+    look: Any = {"fraction": 0.05, "aspect": 25 * down, "pad": 0.02}
+    bar = figure.colorbar(mappable, ax=axes[:panels], extend=extend, label="Weight", **look)
     if scale.is_broken:
         ticks = sorted({scale.low, 0.0, scale.end / 2, scale.end, scale.largest})
         bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])

@@ -1,6 +1,5 @@
 """Tables and numbers as text, for a terminal and for a pipe: tables are never cut, and a pipe gets plain lines."""
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
@@ -146,9 +145,10 @@ def _make_spread_column(name: str, legend: str = "", *, is_metric: bool = False,
         if spread is None:
             return "-"
         measure = METRICS[row.metric]
-        if not (measure.is_percent if is_metric else measure.is_for_classes):
-            return format_number(spread.mean) + (f" ±{format_number(spread.std, 2)}" if row.n_seeds > 1 else "")
-        return format_points(spread.mean) + (f" ±{format_points(spread.std, 1)}" if row.n_seeds > 1 else "")
+        is_share = measure.is_percent if is_metric else measure.is_for_classes
+        mean = format_points(spread.mean) if is_share else format_number(spread.mean)
+        std = format_points(spread.std, 1) if is_share else format_number(spread.std, 2)
+        return f"{mean} ±{std}" if row.n_seeds > 1 else mean
 
     return Column(cell, legend, pick if has_best else None, is_metric)
 
@@ -170,9 +170,7 @@ def _format_effect(value: float) -> str:
 
 
 def _format_p(row: "MethodRow") -> str:
-    if row.p_value is None:
-        return "-"
-    return "<0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}"
+    return "-" if row.p_value is None else "<0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}"
 
 
 def get_metric_title(lines: Sequence["MethodRow"]) -> str:
@@ -238,9 +236,8 @@ def choose_columns(lines: Sequence["MethodRow"], rounds_to: float | None = None)
         get_metric_title(lines): _make_spread_column("mean", is_metric=True),
     }
     extra = {title: one for title, one in EXTRA_COLUMNS.items() if any(one.format(row) != "-" for row in lines)}
-    history = ROUND_COLUMNS
-    if lines and not METRICS[lines[0].metric].is_for_classes:  # they are accuracies
-        history = {}
+    are_accuracies = not lines or METRICS[lines[0].metric].is_for_classes
+    history = ROUND_COLUMNS if are_accuracies else {}
     rounds = {} if rounds_to is None else {f"rounds to {100 * rounds_to:g}%": Column(_format_rounds)}
     groups = [quality | QUALITY_COLUMNS, extra | history | rounds, COST_COLUMNS]
     return [group for group in groups if group]
@@ -249,25 +246,14 @@ def choose_columns(lines: Sequence["MethodRow"], rounds_to: float | None = None)
 def select_columns(
     lines: Sequence["MethodRow"], rounds_to: float | None = None, names: str | None = None
 ) -> list[Columns]:
-    """Select columns, in groups.
-
-    Args:
-        names: `all`, or titles with commas between; without it, the columns that fit 80 characters.
-
-    Raises:
-        ConfigError: there is no such column.
-    """
+    """Select columns, in groups: `all`, or titles with commas between; by default, those that fit 80 characters."""
     groups = choose_columns(lines, rounds_to)
     if names == "all":
         return groups
     columns = {title: cell for group in groups for title, cell in group.items()}
     if names is None:
-        wanted = [
-            get_metric_title(lines),
-            *DEFAULT_COLUMNS,
-            *(title for title in columns if title == "epsilon"),
-            *(title for title in columns if title.startswith("rounds")),
-        ]
+        extra = [title for title in columns if title == "epsilon" or title.startswith("rounds")]
+        wanted = [get_metric_title(lines), *DEFAULT_COLUMNS, *extra]
     else:
         known = {title.removesuffix(" %"): title for title in columns} | {title: title for title in columns}
         wanted = []
@@ -294,27 +280,22 @@ def write_legend(
 
 def find_best_row(lines: Sequence["MethodRow"]) -> "MethodRow | None":
     """Return the method with the best mean, baselines left out; None if no row has one."""
-    known = [row for row in lines if row.mean is not None and (row.point != "-" or len(lines) == 1)]
-    if not known:
-        return None
-    sign = METRICS[known[0].metric].sign
-    return max(known, key=lambda row: sign * row.mean.mean if row.mean else -math.inf)
+    means = {
+        i: METRICS[row.metric].sign * row.mean.mean for i, row in enumerate(lines) if row.mean and row.point != "-"
+    }
+    return lines[max(means, key=means.__getitem__)] if means else None
 
 
 def print_methods(
     lines: Sequence["MethodRow"], console: "Console", rounds_to: float | None = None, columns: str | None = None
 ) -> None:
-    """Print methods side by side without cutting a number: in several tables if one does not fit the width.
-
-    Raises:
-        ConfigError: there is no such column; see `select_columns`.
-    """
-    best = find_best_row(lines)
+    """Print methods side by side without cutting a number: in several tables if one does not fit the width."""
+    best = find_best_row(lines) if len(lines) > 1 else None
     method = {"method": Column(lambda row: row.algorithm)}
 
     def make(columns: Columns) -> "Table":
         def style(row: "MethodRow") -> str | None:
-            return "bold" if row == best and len(lines) > 1 else None
+            return "bold" if row == best else None
 
         cells = {title: one.format for title, one in (method | columns).items()}
         return fill_table(lines, cells, ("method", "model", "effect"), style)

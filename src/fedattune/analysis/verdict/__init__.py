@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ...core.metrics import METRICS, Metric, MetricName, compute_row_losses, format_number
+from ...core.metrics import METRICS, Metric, MetricName, format_number
 from ...data.splits import validation_weights
 from ..compare import (
     BASELINE,
@@ -35,6 +35,7 @@ from .statistics import (
 
 if TYPE_CHECKING:
     from ...runs.metrics import RunMetrics
+    from ...runs.predictions import RowPredictions
     from ..compare import Baseline
 
 MIN_DEFINED_SHARE = 0.5
@@ -48,13 +49,11 @@ class Choice:
     Attributes:
         scores: name -> score, the larger the better.
         criterion: what the scores are, as a phrase after `by`.
-        is_validated: whether validation data, not test data, gave them.
-        n_validated: number of clients that have validation rows.
+        n_validated: number of clients that have validation rows; 0 if test data gave the scores.
     """
 
     scores: Mapping[str, float]
     criterion: str
-    is_validated: bool
     n_validated: int
 
     def find_best(self, names: Sequence[str]) -> str:
@@ -83,16 +82,14 @@ def score_methods(
     weights = {run.split: weigh_clients(run) for run in runs}
     shared = {split: np.ones(len(one), dtype=bool) for split, one in weights.items()}
     n_validated = min(int((one > 0).sum()) for one in weights.values())
-    has_rows = all(
-        (~np.isnan(one.measure_for_choice(metric)[weights[one.split] > 0])).any()
-        for group in groups.values()
-        for one in group
-    )
-    if not n_validated or not has_rows:
-        scores = {name: measure.sign * _mean(average_clients(group, metric)) for name, group in groups.items()}
-        reason = f"test {measure.label}, there being no validation data, which favours the method chosen"
-        return Choice(scores, reason, False, 0)
     every = [one for group in groups.values() for one in group]
+    has_rows = all((~np.isnan(one.measure_for_choice(metric)[weights[one.split] > 0])).any() for one in every)
+    if not n_validated or not has_rows:
+        tested = {name: average_clients(group, metric) for name, group in groups.items()}
+        means = {name: np.nanmean(one) if np.isfinite(one).any() else np.nan for name, one in tested.items()}
+        scores = {name: measure.sign * float(mean) for name, mean in means.items()}
+        reason = f"test {measure.label}, there being no validation data, which favours the method chosen"
+        return Choice(scores, reason, 0)
     # A client on which one method has no value counts for no method; an infinite loss is a value.
     for one in every:
         is_defined = ~np.isnan(one.measure_for_choice(metric))
@@ -100,22 +97,13 @@ def score_methods(
             shared[one.split] = shared[one.split] & is_defined
     shared = {split: one if (one & (weights[split] > 0)).any() else np.ones_like(one) for split, one in shared.items()}
     is_own = all(_is_defined(one, metric, weights[one.split]) for one in every)
-    scores = {
-        name: measure.sign
-        * float(
-            np.mean(
-                [
-                    _measure_validation(
-                        one, metric, np.where(shared[one.split], weights[one.split], 0.0), is_own=is_own
-                    )
-                    for one in group
-                ]
-            )
-        )
-        for name, group in groups.items()
-    }
+    weights = {split: np.where(shared[split], one, 0.0) for split, one in weights.items()}
+    scores = {}
+    for name, group in groups.items():
+        values = [_measure_validation(one, metric, weights[one.split], is_own=is_own) for one in group]
+        scores[name] = measure.sign * float(np.mean(values))
     criterion = f"validation {measure.label}" + ("" if is_own else " of all rows together")
-    return Choice(scores, criterion, True, n_validated)
+    return Choice(scores, criterion, n_validated)
 
 
 def _is_defined(one: Contestant, metric: MetricName, weights: FloatArray) -> bool:
@@ -130,10 +118,6 @@ def _measure_validation(one: Contestant, metric: MetricName, weights: FloatArray
     values = one.measure_for_choice(metric)
     known = ~np.isnan(values) & (weights > 0)
     return float(np.average(values[known], weights=weights[known])) if known.any() else float("nan")
-
-
-def _mean(values: FloatArray) -> float:
-    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
 def find_excluded(groups: "Mapping[str, Sequence[RunMetrics]]") -> dict[str, str]:
@@ -206,14 +190,19 @@ class Harm:
         return f" (by chance 1 in {n:,} clients would look so)" if n <= 1000 else " (hardly by chance)"
 
 
+def list_row_pairs(pairs: Sequence[tuple[Contestant, Contestant]]) -> "list[tuple[RowPredictions, RowPredictions]]":
+    """List the predictions of test rows of some pairs of runs; none if one of them has none."""
+    if not all("test" in one.predictions for pair in pairs for one in pair):
+        return []
+    return [(a.predictions["test"], b.predictions["test"]) for a, b in pairs]
+
+
 def measure_harm(
     pairs: Sequence[tuple[Contestant, Contestant]], gains: FloatArray, metric: Metric, ids: Sequence[str]
 ) -> Harm:
-    """Find the clients that lose.
+    """Find the clients that lose, by their gains (N,) in points or in the unit of the metric; NaN where not known.
 
-    Args:
-        pairs: runs of the method and of its reference with the same seed and split.
-        gains: of each client (N,), in points or in the unit of the metric; NaN where not known.
+    Each pair is of a run of the method and one of its reference with the same seed and split.
     """
     losing = np.flatnonzero(gains < 0)
     n_clients = int(np.isfinite(gains).sum())
@@ -223,12 +212,8 @@ def measure_harm(
     loss = f"{gains[worst]:.2f} points" if metric.is_percent else metric.format_gap(gains[worst], signed=True)
     if not metric.is_higher_better:
         loss = f"{metric.label} higher by {format_number(-gains[worst], 3)}"
-    with_rows = [
-        (a.predictions["test"], b.predictions["test"])
-        for a, b in pairs
-        if "test" in a.predictions and "test" in b.predictions
-    ]
-    if not with_rows or len(with_rows) < len(pairs):
+    with_rows = list_row_pairs(pairs)
+    if not with_rows:
         return Harm(n_clients, len(losing), None, ids[worst], loss)
     # Splits and seeds share rows, so each test takes one of them; the median is what a typical one shows.
     chance = {
@@ -240,14 +225,10 @@ def measure_harm(
     if metric.name == "accuracy":
         rows = with_rows[0][0].rows(worst)
         n = rows.stop - rows.start
-        wrong = [
-            int(compute_row_losses(one.y[rows], one.outputs[rows].astype(np.float64), "accuracy").sum())
-            for one in with_rows[0]
-        ]
-        is_one = len(with_rows) == 1
-        loss = (
-            f"{wrong[0] - wrong[1]} of {n} test rows more wrong" if is_one else f"{loss} on {n} test row{'s' * (n > 1)}"
-        )
+        loss += f" on {n} test row{'s' * (n > 1)}"
+        if len(with_rows) == 1:
+            mine, others = (int((one.outputs[rows].argmax(axis=1) != one.y[rows]).sum()) for one in with_rows[0])
+            loss = f"{mine - others} of {n} test rows more wrong"
     return Harm(n_clients, len(losing), n_sure, ids[worst], loss, chance[worst])
 
 
@@ -367,7 +348,7 @@ class Comparison:
         is_sure_gain = min(low, split_low) > 0 and is_tested
         is_sure_loss = max(high, split_high) < 0 and is_tested
         is_alone_better = self.choice.scores[self.reference] >= self.choice.scores[method]
-        rivals = self._find_rivals(method, methods) if self.choice.is_validated else {}
+        rivals = self._find_rivals(method, methods) if self.choice.n_validated else {}
         reasons: list[str] = []
         answer: Answer = "undecided"
         if rivals:
@@ -379,8 +360,10 @@ class Comparison:
             reasons.append(f"{method} is better than {self.reference} on validation data, but worse on test data")
         if is_alone_better and is_sure_loss:
             answer = "no"
-        elif is_sure_gain and not is_alone_better and not (rivals and not self._all_gain(rivals)):
-            answer = "yes"
+        elif is_sure_gain and not is_alone_better:
+            others = [self._measure(name, self.reference).interval for name in rivals]
+            if all(one is not None and one[0] > 0 for one in others):
+                answer = "yes"
         if answer != "yes" and (gap := self._describe_pooled_gain()):
             answer = "undecided"
             reasons.append(gap)
@@ -398,8 +381,8 @@ class Comparison:
         verdict = Verdict("", method=method, reference=other, metric=name, gains=gains, by_run=by_run)
         if len(known) >= MIN_CLIENTS:
             verdict = replace(verdict, interval=bootstrap_interval(known), p_value=compute_wilcoxon_p(known))
-        elif len(known) and all("test" in one.predictions for pair in pairs for one in pair) and pairs:
-            low, high = resample_rows([(a.predictions["test"], b.predictions["test"]) for a, b in pairs], name)
+        elif len(known) and (with_rows := list_row_pairs(pairs)):
+            low, high = resample_rows(with_rows, name)
             verdict = replace(verdict, interval=(scale * low, scale * high), interval_over="rows")
         by_split: dict[int, list[float]] = {}
         for split, mean in means:
@@ -443,21 +426,16 @@ class Comparison:
             "rounds, another --lr or --tune may let a method use them"
         )
 
-    def _all_gain(self, rivals: Mapping[str, float]) -> bool:
-        verdicts = [self._measure(name, self.reference) for name in rivals]
-        return all(one.interval is not None and one.interval[0] > 0 for one in verdicts)
-
     def _phrase(self, verdict: Verdict, is_alone_better: bool, rivals: Mapping[str, float]) -> Verdict:
         method, other, by = str(verdict.method), verdict.reference, f"by {self.choice.criterion}"
-        scores = self.choice.scores
-        numbers = f"{method} is {self._describe_numbers(verdict)}"
+        scores, numbers = self.choice.scores, self._describe_numbers(verdict)
         n = int(np.isfinite(verdict.gains).sum()) if verdict.gains is not None else 0
         of_these = f"For these {n} clients: " if verdict.interval_over == "rows" else ""
         if verdict.answer == "yes":
             conclusion = f"{of_these}Collaborating helps here"
-            reason = f"use {method} (chosen {by}), which is {self._describe_numbers(verdict)}"
+            reason = f"use {method} (chosen {by}), which is {numbers}"
             if rivals:
-                reason = f"use {method} or {' or '.join(rivals)}: {verdict.reasons[0]}; {numbers}"
+                reason = f"use {method} or {' or '.join(rivals)}: {verdict.reasons[0]}; {method} is {numbers}"
         else:
             conclusion = "Collaborating does not help here"
             if verdict.answer == "undecided":
@@ -468,12 +446,11 @@ class Comparison:
                     conclusion = "Sums over all clients do not say whether collaborating helps"
             conclusion = of_these + conclusion
             if scores[other] == scores[method]:
-                reason = f"{other} and {method} are equally good {by}; {numbers}"
+                reason = f"{other} and {method} are equally good {by}; {method} is {numbers}"
             elif is_alone_better:
-                numbers = self._describe_numbers(verdict)
                 reason = f"{other} is the best method {by}; the next one, {method}, is {numbers}"
             else:
-                reason = f"{method}, the best method {by}, is {self._describe_numbers(verdict)}"
+                reason = f"{method}, the best method {by}, is {numbers}"
             reason = "; ".join([*verdict.reasons, reason])
         harm = None if self.is_merged else verdict.harm
         losers = harm.describe() if harm else "nobody's loss is known"
@@ -497,10 +474,8 @@ class Comparison:
             parts.append(f"Wilcoxon p {_format_p(verdict.p_value)}")
         mean = float(gains[known].mean())
         alone = "training alone" if verdict.reference == BASELINE else f"{verdict.reference}, the best alone,"
-        side = "better than" if not metric.is_percent else "above"
-        if mean < 0:
-            side = "worse than" if not metric.is_percent else "below"
-        gap = metric.format_gap(abs(mean) / metric.scale)
+        sides = ("above", "below") if metric.is_percent else ("better than", "worse than")
+        side, gap = sides[mean < 0], metric.format_gap(abs(mean) / metric.scale)
         return f"{gap} {side} {alone} on test data ({'; '.join(parts)})"
 
 

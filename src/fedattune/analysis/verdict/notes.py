@@ -61,12 +61,11 @@ def _note_imbalance(results: "Sequence[RunMetrics]", metric: MetricName | None) 
 def _note_constant(name: str, predictions: "RowPredictions", classes: Sequence[str]) -> list[str]:
     if predictions.is_regression:
         spread = float(predictions.outputs.std()) / max(float(predictions.y.std()), 1e-12)
-        if spread >= CONSTANT_SPREAD:
-            return []
-        return [
+        text = (
             f"{name} predicts nearly the same number everywhere: its predictions spread {100 * spread:.1g}% as far as "
             "the target"
-        ]
+        )
+        return [text] * (spread < CONSTANT_SPREAD)
     predicted = predictions.outputs.argmax(axis=1)
     counts = np.bincount(predicted, minlength=len(classes))
     top = int(counts.argmax())
@@ -87,11 +86,9 @@ def _note_below_constant(
         return []
     measure = METRICS[metric]
     bar = float(np.nanmean(average_clients(constant, metric)))
-    below = []
-    for name, runs in group_by_algorithm(results).items():
-        value = float(np.nanmean(average_clients(runs, metric)))
-        if measure.sign * value < measure.sign * bar:
-            below.append(f"{name} {measure.format(value)}")
+    groups = group_by_algorithm(results)
+    values = {name: float(np.nanmean(average_clients(runs, metric))) for name, runs in groups.items()}
+    below = [f"{k} {measure.format(v)}" for k, v in values.items() if measure.sign * v < measure.sign * bar]
     if not below:
         return []
     what = "the most frequent class" if measure.is_for_classes else "the mean"
@@ -125,19 +122,16 @@ def _note_moving(results: "Sequence[RunMetrics]") -> list[str]:
         changes = [change for run in runs if (change := _measure_drift(run)) is not None]
         if not changes:
             continue
-        drift, label, rises = float(np.mean(changes)), "accuracy", ("still rises", "falls")
-        unit = "points"
-        if runs[0].is_regression:
-            label, rises, unit = "RMSE", ("rises", "still falls"), "%"
-        if abs(drift) < (MOVING_SHARE if runs[0].is_regression else MOVING_POINTS):
+        drift, is_error = float(np.mean(changes)), runs[0].is_regression
+        if abs(drift) < (MOVING_SHARE if is_error else MOVING_POINTS):
             continue
-        is_better = (drift > 0) != runs[0].is_regression
-        way = rises[0 if drift > 0 else 1] + (
-            ": more rounds may be better" if is_better else ": fewer rounds are enough"
-        )
+        label, unit = ("RMSE", "%") if is_error else ("accuracy", " points")
+        is_better = (drift > 0) != is_error
+        way = f"{'still ' * is_better}{'rises' if drift > 0 else 'falls'}"
+        advice = "more rounds may be better" if is_better else "fewer rounds are enough"
         n = min(sum(bool(e.get("validation")) for e in run.history) for run in runs)
         over = "over the last fifth of the rounds" if n >= 10 else "from the evaluation before to the last one"
-        notes.append(f"{name}: validation {label} {way} ({100 * drift:+.1f}{' ' * (unit == 'points')}{unit} {over})")
+        notes.append(f"{name}: validation {label} {way}: {advice} ({100 * drift:+.1f}{unit} {over})")
     return notes
 
 
@@ -197,9 +191,9 @@ def write_fairness_notes(results: Sequence["RunMetrics"]) -> list[str]:
     counts = {name: f"{count:,.0f}" for name, count in steps.items()}
     differs = max(steps.values()) - min(steps.values()) > 0.005 * max(steps.values())
     if differs and len(set(counts.values())) > 1:
-        settings = results[0].settings
+        settings, n = results[0].settings, results[0].n_clients
         reasons = []
-        if settings.participation.cohort_size(results[0].n_clients) < results[0].n_clients:
+        if settings.participation.cohort_size(n) < n:
             reasons.append("some train only the clients asked in a round (--train all or --train cohort: all alike)")
         if settings.training.epochs:
             reasons.append("with --epochs, a step of several batches is counted once")
@@ -217,13 +211,8 @@ def find_equal_methods(groups: Mapping[str, Sequence["RunMetrics"]]) -> list[lis
     """Group methods with equal losses, up to rounding, at every evaluation and seed; only groups of several."""
     found: list[tuple[FloatArray, list[str]]] = []
     for name, runs in groups.items():
-        losses = np.array(
-            [
-                (run.settings.seed, e["round"], e[run.evaluation_point]["loss_uniform"])
-                for run in runs
-                for e in run.history
-            ]
-        )
+        points = [(run.settings.seed, e["round"], e[run.evaluation_point]) for run in runs for e in run.history]
+        losses = np.array([(seed, round_, point["loss_uniform"]) for seed, round_, point in points])
         for like, names in found:
             if losses.shape == like.shape and np.allclose(losses, like, rtol=EQUAL_LOSSES, atol=0):
                 names.append(name)

@@ -39,13 +39,10 @@ def bootstrap_interval(gains: FloatArray) -> tuple[float, float]:
 
 
 def compute_split_interval(gains: Sequence[float], test_share: float) -> tuple[float, float] | None:
-    """Compute the 95% interval of the mean gain over random splits of the same rows.
+    """Compute the 95% interval of the mean gain over random splits of the same rows; None for fewer than two splits.
 
     The splits share rows, so their gains vary less than gains on new rows would. The variance is corrected for that:
     Nadeau and Bengio, Inference for the Generalization Error, Machine Learning 52, 2003, equation 7.
-
-    Returns:
-        The interval; None for fewer than two splits.
     """
     from scipy.stats import t
 
@@ -83,15 +80,11 @@ def resample_rows(pairs: "Sequence[tuple[RowPredictions, RowPredictions]]", metr
     """Compute the 95% bootstrap interval of the mean gain of *these* clients over new test rows.
 
     Rows are drawn within each client. A row that is in the test part of several splits counts in all of them as often
-    as it is drawn.
-
-    Args:
-        pairs: for each seed and split, the predictions of the method and of its reference for the same rows.
+    as it is drawn. Each pair is of one seed and split: the method and its reference for the same rows.
     """
-    measure = METRICS[metric]
     is_mean = metric in ("accuracy", "log_loss", "mae", "rmse")
     draws, max_rows = (N_ROW_RESAMPLES, MAX_DRAWN_ROWS) if is_mean else (N_ROW_RESAMPLES // 5, MAX_DRAWN_ROWS // 5)
-    n_rows = max(int(np.bincount(one.client).max(initial=1)) for pair in pairs for one in pair[:1])
+    n_rows = max(int(np.bincount(mine.client).max(initial=1)) for mine, _ in pairs)
     draws = max(100, min(draws, max_rows // n_rows))  # many rows need few draws for their interval
     gap = _measure_means if is_mean else _measure_whole
     per_client = [
@@ -99,7 +92,7 @@ def resample_rows(pairs: "Sequence[tuple[RowPredictions, RowPredictions]]", metr
         for client in range(pairs[0][0].n_clients)
         if (gains := _resample_client(pairs, client, metric, draws, gap)) is not None
     ]
-    means = measure.sign * np.nanmean(per_client, axis=0)
+    means = METRICS[metric].sign * np.nanmean(per_client, axis=0)
     low, high = np.nanpercentile(means, [2.5, 97.5])
     return float(low), float(high)
 

@@ -52,11 +52,7 @@ def write_report(path: Path | str, runs: Runs) -> None:
 
 
 def render_report(runs: Runs) -> str:
-    """Render the page as text.
-
-    Raises:
-        RunError: no run has finished a round.
-    """
+    """Render the page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -86,11 +82,8 @@ def render_report(runs: Runs) -> str:
         reference=runs.verdict.reference,
         warnings=list_warnings(runs),
         tables=[
-            {
-                "columns": list(group),
-                "rows": [(row.algorithm, [one.format(row) for one in group.values()]) for row in table],
-            }
-            for group in choose_columns(table, rounds_to)
+            {"columns": list(one), "rows": [(row.algorithm, [c.format(row) for c in one.values()]) for row in table]}
+            for one in choose_columns(table, rounds_to)
         ],
         legend=write_legend(table, rounds_to),
         metric=data["metric"],
@@ -149,14 +142,15 @@ def _collect_notes(runs: Runs) -> list[str]:
 
 
 def _collect_environments(runs: Runs) -> list[dict[str, str]]:
-    environments: dict[str, dict[str, str]] = {}
+    environments: list[dict[str, str]] = []
     for folder in map(RunFolder, runs.folders):
         if values := folder.read_environment():
             packages = values.pop("packages", {})
             text = {key: str(value) for key, value in values.items() if value is not None}
             text["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
-            environments.setdefault(str(text), text)
-    return list(environments.values())
+            if text not in environments:
+                environments.append(text)
+    return environments
 
 
 MAX_LEVEL, UNKNOWN_LEVEL = 254, 255
@@ -196,12 +190,10 @@ def build_curves(groups: Groups) -> list[dict[str, Any]]:
 
 def describe_metric(metric: Metric) -> dict[str, Any]:
     """Describe a metric for the page: name, unit, the word behind differences, and what it counts."""
-    unit = "%" if metric.is_percent else ""
-    title = f"Test {metric.label}" + (" in percent" if unit else "")
     return {
         "label": metric.label,
-        "title": title,
-        "unit": unit,
+        "title": f"Test {metric.label}" + " in percent" * metric.is_percent,
+        "unit": "%" * metric.is_percent,
         "word": metric.points,
         "samples": metric.name == "accuracy",
         "higher": metric.is_higher_better,
@@ -253,10 +245,9 @@ def _mean_accuracies(runs: Sequence[RunMetrics], point: str) -> list[float | Non
 
 
 def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict[str, Any], bytes]:
-    """Build who learns from whom with every method that mixes client by client, from at most `n_bytes` of matrices.
+    """Build who learns from whom with every method that mixes client by client: data of the pictures, packed matrices.
 
-    Returns:
-        The data of the pictures, and the packed matrices.
+    The matrices have at most `n_bytes`.
     """
     honest = {name: one for name, one in mixings.items() if one.has_mixtures}
     if not honest:
@@ -274,6 +265,7 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
         rounds = thin_out(one.rounds, n_rounds)
         components, packed = pack_matrices(one, clients, rounds)
         arrangement = arrange_clients(one.mean[square], one.last.offered[square])
+        summaries = honest[name].components
         methods[name] = {
             "components": components,
             "rounds": rounds,
@@ -281,12 +273,8 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
             "order": arrangement.order,
             "clusters": _number_clusters(arrangement),
             "all_rounds": len(one.rounds),
-            "own": {component.name: component.own for component in honest[name].components},
-            "agreement": {
-                component.name: vars(component.agreement)
-                for component in honest[name].components
-                if component.agreement
-            },
+            "own": {each.name: each.own for each in summaries},
+            "agreement": {each.name: vars(each.agreement) for each in summaries if each.agreement},
         }
         content += packed
     similarity = first.similarity
@@ -302,20 +290,18 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
 
 
 def _number_clusters(arrangement: Arrangement) -> list[int]:
-    sizes = Counter(arrangement.clusters)
-    several = [c for c in dict.fromkeys(arrangement.clusters[i] for i in arrangement.order) if sizes[c] > 1]
     if arrangement.share is None:
         return [0] * len(arrangement.clusters)
+    sizes = Counter(arrangement.clusters)
+    several = [c for c in dict.fromkeys(arrangement.clusters[i] for i in arrangement.order) if sizes[c] > 1]
     return [several.index(c) + 1 if c in several else 0 for c in arrangement.clusters]
 
 
 def pack_matrices(
     mixing: MixingAnalysis, clients: Sequence[int], rounds: Sequence[int]
 ) -> tuple[list[dict[str, Any]], bytes]:
-    """Pack the matrices among some clients; where a client was given nothing, its last row stands.
-
-    Returns:
-        Name and scale of each component, and its matrices of all rounds, one component after the other.
+    """Pack the matrices among some clients: name and scale of each component, and its matrices of all rounds, one
+    component after the other. Where a client was given nothing, its last row stands.
     """
     square = np.ix_(clients, clients)
     stack = [{name: m[square] for name, m in mixing.read_last_rows(r).weights.items()} for r in rounds]
@@ -352,9 +338,8 @@ def build_traffic(groups: Groups) -> dict[str, Any]:
         traffic[name] = {
             "parts": parts,
             "rounds": runs[0].rounds,
-            "up": [float(np.mean([one["up"].get(part, 0) for one in stored])) for part in parts],
-            "down": [float(np.mean([one["down"].get(part, 0) for one in stored])) for part in parts],
-            "total": [float(np.mean([run.bytes_up for run in runs])), float(np.mean([run.bytes_down for run in runs]))],
+            **{way: [float(np.mean([one[way].get(p, 0) for one in stored])) for p in parts] for way in ("up", "down")},
+            "total": np.mean([(run.bytes_up, run.bytes_down) for run in runs], axis=0).tolist(),
         }
     return traffic
 
@@ -395,27 +380,24 @@ def build_answer(runs: Runs) -> dict[str, Any]:
 
     facts: list[tuple[str, str, str]] = []
     if verdict.gains is not None and verdict.method:
-        known = verdict.gains[np.isfinite(verdict.gains)]
+        is_known = np.isfinite(verdict.gains)
+        known = verdict.gains[is_known]
         over_clients = ""
         if verdict.interval:
             low, high = verdict.interval
             over_clients = f"95% over {verdict.interval_over}: {signed(low)} to {signed(high)}"
-        runs_text = ", ".join(map(signed, verdict.by_run))
         over_runs = ("one seed and split" if verdict.by_run else "no common seed", "spread is not known")
         if len(verdict.by_run) > 1:
-            over_runs = (f"±{np.std(verdict.by_run):.3g}", f"mean gain of each: {runs_text}")
+            mean_gains = ", ".join(map(signed, verdict.by_run))
+            over_runs = (f"±{np.std(verdict.by_run):.3g}", f"mean gain of each: {mean_gains}")
         better, worse = int((known > 0).sum()), int((known < 0).sum())
         same = len(known) - better - worse
         everybody: list[Contestant] = [*runs.results, *runs.baselines]
         groups = group_by_algorithm(everybody)
-        pairs = pair_runs(groups[verdict.method], groups[verdict.reference])
-        is_known = np.isfinite(verdict.gains)  # both means are of the same clients
-        best, alone = (
-            metric.format(float(average_clients([pair[k] for pair in pairs], verdict.metric)[is_known].mean()))
-            if pairs
-            else "-"
-            for k in (0, 1)
-        )
+        best = alone = "-"
+        if pairs := pair_runs(groups[verdict.method], groups[verdict.reference]):  # both means are of the same clients
+            means = (average_clients(one, verdict.metric)[is_known].mean() for one in zip(*pairs, strict=True))
+            best, alone = (metric.format(float(mean)) for mean in means)
         facts = [
             (
                 f"Mean gain over {verdict.reference}{'' if metric.is_higher_better else ' (lower is a gain)'}",
@@ -443,14 +425,12 @@ def list_warnings(runs: Runs) -> list[str]:
     warnings += _describe_harm(runs)
     for name, group in group_by_algorithm(runs.results).items():
         records = [record for run in group for record in run.store.rounds()]
-        diverged = sum(len(record.diverged) for record in records)
-        lost = sum(len(record.absent) for record in records)
-        faults = sum(len(run.store.faults()) for run in group)
-        if diverged:
+        if diverged := sum(len(record.diverged) for record in records):
             warnings.append(
                 f"{name}: training diverged {diverged:,} times (a client in a round); nothing of it was used."
             )
-        if lost:
+        if lost := sum(len(record.absent) for record in records):
+            faults = sum(len(run.store.faults()) for run in group)
             refused = f", {faults:,} of them with a recorded reason" if faults else ""
             warnings.append(
                 f"{name}: {lost:,} uploads were lost (the clients did not answer, or the server refused{refused})."
@@ -489,35 +469,28 @@ def summarize_newcomers(results: Sequence[RunMetrics]) -> list[dict[str, Any]]:
             by_id.setdefault(newcomer.id, []).append(newcomer)
         for id_, same in by_id.items():
             sizes = {"id": id_, "n_train": same[0].n_train, "n_test": same[0].n_test, "methods": []}
-            points = ("received", "trained", "local")
-            means = {point: float(np.mean([getattr(one, point) for one in same])) for point in points}
-            curve = runs[0].curve_metric
-            words = {
-                point: format_points(value, 1) if curve.is_percent else curve.format(value)
-                for point, value in means.items()
-            }
-            entries.setdefault(id_, sizes)["methods"].append({"name": name, **words})
+            words, curve = {"name": name}, runs[0].curve_metric
+            for point in ("received", "trained", "local"):
+                mean = float(np.mean([getattr(one, point) for one in same]))
+                words[point] = format_points(mean, 1) if curve.is_percent else curve.format(mean)
+            entries.setdefault(id_, sizes)["methods"].append(words)
     return list(entries.values())
 
 
 def describe_configuration(results: Sequence[RunMetrics]) -> dict[str, dict[str, str]]:
     """Describe the settings that all runs share, and the settings of each method besides."""
     configs = {name: runs[0].config for name, runs in group_by_algorithm(results).items()}
-    hidden = {"algorithm", "definition", "split", "seed"}
-    keys = [key for key in next(iter(configs.values())) if key not in hidden]
-    common = {key for key in keys if len({str(config.get(key)) for config in configs.values()}) == 1}
-    common -= {"options"}
+    first = next(iter(configs.values()))
+    keys = [key for key in first if key not in {"algorithm", "definition", "split", "seed"}]
+    own = [key for key in keys if key == "options" or len({str(config.get(key)) for config in configs.values()}) > 1]
 
     def describe(config: Mapping[str, Any], config_keys: Sequence[str]) -> dict[str, str]:
         return {key: _format_setting(config[key]) for key in config_keys if config.get(key) not in ({}, None)}
 
-    shared = describe(next(iter(configs.values())), [key for key in keys if key in common])
+    shared = describe(first, [key for key in keys if key not in own])
     shared["seeds"] = ", ".join(map(str, sorted({run.settings.seed for run in results})))
-    own = [key for key in keys if key not in common]
-    return {
-        "all": shared,
-        **{name: describe(config, own) | {"as": str(config["definition"])} for name, config in configs.items()},
-    }
+    each = {name: describe(config, own) | {"as": str(config["definition"])} for name, config in configs.items()}
+    return {"all": shared, **each}
 
 
 def _format_setting(value: Any) -> str:
