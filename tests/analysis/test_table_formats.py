@@ -52,9 +52,9 @@ def test_the_best_is_the_lowest_of_an_error_and_baselines_are_never_bold() -> No
         for row, value, point in ((first, 3.0, "trained"), (second, 2.0, "trained"), (second, 1.0, "-"))
     ]
     (columns,) = select_columns(lines, None, "RMSE")
-    assert [cells[0].is_best for _, cells in fill_cells(lines, columns)] == [False, True, False]
+    assert [cells[0][1] for _, cells in fill_cells(lines, columns)] == [False, True, False]
     equal = [replace(row, mean=MeanStd(2.0, 0.0)) for row in lines]
-    assert not any(cells[0].is_best for _, cells in fill_cells(equal, columns))
+    assert not any(cells[0][1] for _, cells in fill_cells(equal, columns))
 
 
 def test_a_tidy_table_has_one_row_per_method_seed_and_split(comparison: Path) -> None:

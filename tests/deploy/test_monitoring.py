@@ -1,7 +1,9 @@
 """The state of a deployment while it runs: health, faults by kind, and the nodes for `fedattune watch`."""
 
 import time
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,8 +32,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunMonitor, list[Any]]]:
         record(self, progress, absent, **options)
         if not monitors or monitors[-1][0] is not self:
             monitors.append((self, []))
+        now = SimpleNamespace(names=self._names, faults=dict(self._faults), runs=deepcopy(self._runs))
         nodes, statuses = read_nodes(self._folder), read_statuses(self._folder)
-        monitors[-1][1].append((self.take_snapshot(), nodes, statuses))
+        monitors[-1][1].append((now, nodes, statuses))
 
     monkeypatch.setattr(RunMonitor, "record_progress", record_and_look)
     return monitors

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fedattune import Federation
 from fedattune.deploy.config import DeploymentOptions
 from fedattune.deploy.operate.kit import write_kit
-from fedattune.deploy.server.monitoring import MetricsCollector, RunMonitor, serve_metrics
+from fedattune.deploy.server.monitoring import RunMonitor, serve_metrics
 from fedattune.runs.context import Progress
 from flower.harness import free_ports
 from flower.runs import read_log, run_deployed
@@ -101,7 +101,7 @@ def test_a_run_without_nodes_or_progress_answers_503(tmp_path: Path) -> None:
 
 def known_names(folder: Path) -> set[str]:
     """Names of all metrics, as queries write them."""
-    families = MetricsCollector(RunMonitor(DeploymentOptions(), folder)).collect()
+    families = RunMonitor(DeploymentOptions(), folder).collect()
     return {one.name + ("_total" if one.type == "counter" else "") for one in families}
 
 

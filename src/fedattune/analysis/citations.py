@@ -7,7 +7,7 @@ functions: `core.citing.cite`.
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +17,8 @@ from ..core.citing import ENTRY, find_sources
 from ..core.errors import RunError
 
 Keys = tuple[str, ...]
-
 FEDATTUNE = "fedattune"
 """Key of the entry of FedAttune itself."""
-
 FEDATTUNE_ENTRY = """@software{fedattune,
   author = {{The FedAttune developers}},
   title = {{FedAttune}: Personalized Federated Learning},
@@ -109,35 +107,29 @@ def _find_table(config: Path) -> str | None:
     from ..data import is_table
     from .folder import EXPERIMENT_FILE
 
-    comparison = config.resolve().parent.parent.parent
-    experiment = comparison / EXPERIMENT_FILE
-    if not experiment.is_file():
-        return None
-    data = str(read_yaml(experiment).get("data"))
-    return Path(data).name if is_table(data) else None
+    experiment = config.resolve().parent.parent.parent / EXPERIMENT_FILE
+    data = str(read_yaml(experiment).get("data")) if experiment.is_file() else ""
+    return Path(data).name if data and is_table(data) else None
 
 
-def _list_config_items(config: Mapping[str, Any], table: str | None) -> list[UsedItem]:
-    names = {
-        "data": table or config["data"],
-        "partition": config.get("partition", {}).get("name"),
-        "model": config.get("model"),
-    }
-    # A federation of ready clients has no partition.
-    ready_clients = ("partition", "given")
-    rest = [UsedItem(kind, name) for kind, name in names.items() if name and (kind, name) != ready_clients]
-    return [*_list_method_items(config["algorithm"], config.get("options", {})), *rest]
-
-
-def _list_method_items(name: str, options: Mapping[str, Any]) -> list[UsedItem]:
-    if name != "combined":
-        return [UsedItem("method", name)]
+def _list_config_items(config: Mapping[str, Any], table: str | None) -> Iterator[UsedItem]:
     from ..algorithms import combined
     from ..core.options import list_options
 
-    values = {option.name: options.get(option.name, option.default) for option in list_options(combined)}
-    parts = [values[key] for key in ("server", "client", "personal")]
-    return [UsedItem("part", part) for part in parts if part != "none"]
+    options, partition = config.get("options", {}), config.get("partition", {}).get("name")
+    if config["algorithm"] == "combined":
+        values = {option.name: options.get(option.name, option.default) for option in list_options(combined)}
+        yield from (
+            UsedItem("part", part) for key in ("server", "client", "personal") if (part := values[key]) != "none"
+        )
+    else:
+        yield UsedItem("method", config["algorithm"])
+    if data := table or config["data"]:
+        yield UsedItem("data", data)
+    if partition and partition != "given":  # of ready clients
+        yield UsedItem("partition", partition)
+    if model := config.get("model"):
+        yield UsedItem("model", model)
 
 
 def format_bibtex(items: Iterable[UsedItem], version: str = __version__) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,59 +12,31 @@ from numpy.typing import NDArray
 from ..core.errors import ConfigError
 from ..core.io import read_json, write_json
 from ..core.metrics import METRICS, MetricName
-from ..runs.metrics import MERGED_NAME
+from ..runs.metrics import MERGED_NAME, Part, Point, RunMetrics
+from ..runs.predictions import RowPredictions, load_predictions, save_predictions
 from .folder import list_parts, verify_experiment
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from ..runs.metrics import Part, Point, RunMetrics
-    from ..runs.predictions import RowPredictions
-
 BASELINE = "local"
 """The method that every other one is compared with: each client trains alone."""
-
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 
-class Contestant(Protocol):
-    """A run of a method, or a baseline: what can be measured on every client of one split.
-
-    A baseline has no seed, and goes with all seeds. Predictions are by part: test or validation.
-    """
-
-    @property
-    def algorithm(self) -> str: ...
-
-    @property
-    def seed(self) -> int | None: ...
-
-    @property
-    def split(self) -> int: ...
-
-    @property
-    def predictions(self) -> "Mapping[str, RowPredictions]": ...
-
-    def measure_clients(self, metric: MetricName, part: "Part" = "test") -> FloatArray:
-        """Measure one part: a value for each client (E,), NaN where it is not defined."""
-
-    def measure_for_choice(self, metric: MetricName) -> FloatArray:
-        """Measure validation rows for the choice between methods: a value for each client (E,)."""
-
-
 BASELINE_FOLDER = "baselines"
 """Folder of the baselines in the folder of an experiment: baselines/NAME/split-0."""
-
 Kind = Literal["alone", "pooled"]
 
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """One baseline on one split, with the digest of the split that runs on it have, too.
+    """One baseline on one split, with the digest of the split that runs on it have, too, and predictions by part.
 
     A baseline of kind `alone` uses the rows of one client at a time; `pooled` uses everybody's rows, as no client can.
+    It has no seed, and goes with runs of all seeds.
     """
 
     name: str
@@ -72,7 +44,7 @@ class Baseline:
     split: int
     split_digest: str
     seconds: float
-    predictions: "Mapping[str, RowPredictions]"
+    predictions: Mapping[str, RowPredictions]
     notes: tuple[str, ...] = ()
 
     @property
@@ -83,7 +55,7 @@ class Baseline:
     def seed(self) -> None:
         return None
 
-    def measure_clients(self, metric: MetricName, part: "Part" = "test") -> FloatArray:
+    def measure_clients(self, metric: MetricName, part: Part = "test") -> FloatArray:
         if part not in self.predictions:
             return np.full(next(iter(self.predictions.values())).n_clients, np.nan)
         return self.predictions[part].by_client[metric]
@@ -93,8 +65,6 @@ class Baseline:
 
     def save(self, experiment: Path) -> None:
         """Write the baseline into the folder of an experiment; the last file says that it is whole."""
-        from ..runs.predictions import save_predictions
-
         folder = experiment / BASELINE_FOLDER / self.name.replace(" ", "-") / f"split-{self.split}"
         folder.mkdir(parents=True, exist_ok=True)
         save_predictions(folder / "predictions.safetensors", self.predictions)
@@ -104,8 +74,6 @@ class Baseline:
 
 def read_baselines(experiments: Sequence[Path]) -> list[Baseline]:
     """Read the baselines in folders of experiments, in the order in which they were trained."""
-    from ..runs.predictions import load_predictions
-
     files = []
     for path in experiments:
         parts = [file for file in list_parts(path) if file.relative_to(path).parts[0] == BASELINE_FOLDER]
@@ -120,6 +88,8 @@ def read_baselines(experiments: Sequence[Path]) -> list[Baseline]:
     return list(found.values())
 
 
+Contestant = RunMetrics | Baseline
+"""What can be measured on every client of one split."""
 AnyRun = TypeVar("AnyRun", bound=Contestant)
 
 
@@ -140,7 +110,6 @@ class MethodRow:
     """One method, or one baseline, in the table; numbers are over the seeds and splits.
 
     Attributes:
-        algorithm: the name.
         kind: `together` for methods that share, `alone`, or `pooled` for everybody's rows in one place.
         point: the evaluation point, received or trained; a dash for a baseline.
         metric: name of the metric of `mean`, `pooled`, `std` and `worst10`; of a metric in percent these are fractions.
@@ -159,7 +128,7 @@ class MethodRow:
         epsilon: largest epsilon of a run with differential privacy, of clients or of rows; None without it.
         effects: part -> distance of the mechanism's values from the nearest reference; see `Effect`.
         bytes_up, bytes_down, seconds, local_steps: cost, the steps per client.
-        n_seeds: runs.
+        n_seeds: number of runs.
     """
 
     algorithm: str
@@ -199,13 +168,19 @@ def group_by_algorithm(results: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:
     return groups
 
 
-def average_clients(runs: Sequence[Contestant], metric: MetricName = "accuracy", part: "Part" = "test") -> FloatArray:
+def average_clients(runs: Sequence[Contestant], metric: MetricName = "accuracy", part: Part = "test") -> FloatArray:
     """Average a metric of each client (N,) over runs; NaN for a client for whom no run defines it."""
     values = np.array([run.measure_clients(metric, part) for run in runs], dtype=np.float64)
     n = np.isfinite(values).sum(axis=0)
     total: FloatArray = np.where(np.isfinite(values), values, 0.0).sum(axis=0)
     with np.errstate(invalid="ignore"):
         return total / np.where(n > 0, n, np.nan)
+
+
+def align_runs(mine: Sequence[AnyRun], others: Sequence[Contestant]) -> tuple[Sequence[AnyRun], Sequence[Contestant]]:
+    """Return the runs of `pair_runs` as two sequences; all runs if they have no seed and split in common."""
+    pairs = pair_runs(mine, others)
+    return ([one for one, _ in pairs], [other for _, other in pairs]) if pairs else (mine, others)
 
 
 def pair_runs(mine: Sequence[AnyRun], others: Sequence[Contestant]) -> list[tuple[AnyRun, Contestant]]:
@@ -227,8 +202,7 @@ def compute_gains(
 
     Larger is better for every metric. Runs that have no seed and split in common are compared in their means.
     """
-    pairs = pair_runs(mine, others)
-    first, second = ([one for one, _ in pairs], [other for _, other in pairs]) if pairs else (mine, others)
+    first, second = align_runs(mine, others)
     return METRICS[metric].sign * compute_gap(average_clients(first, metric), average_clients(second, metric))
 
 
@@ -247,11 +221,11 @@ def compute_mean_std(values: Sequence[float]) -> MeanStd:
 
 
 def build_rows(
-    results: "Sequence[RunMetrics]",
+    results: Sequence[RunMetrics],
     rounds_to: float | None = None,
     *,
     metric: MetricName | None = None,
-    baselines: "Sequence[Baseline]" = (),
+    baselines: Sequence[Baseline] = (),
 ) -> list[MethodRow]:
     """Build one row per method and baseline, in the order given.
 
@@ -280,12 +254,12 @@ def build_rows(
     return rows
 
 
-def is_merged(run: "RunMetrics") -> bool:
+def is_merged(run: RunMetrics) -> bool:
     """Return whether one client stands for all, because the server learned sums only."""
     return [client["id"] for client in run.facts["clients"]] == [MERGED_NAME]
 
 
-def get_default_metric(results: "Sequence[RunMetrics]") -> MetricName:
+def get_default_metric(results: Sequence[RunMetrics]) -> MetricName:
     """Return RMSE for runs whose target is a number, else accuracy."""
     return "rmse" if results and results[0].is_regression else "accuracy"
 
@@ -310,7 +284,7 @@ def _summarise_metric(runs: Sequence[Contestant], metric: MetricName) -> dict[st
 
 
 def _build_row(
-    name: str, groups: "Mapping[str, list[RunMetrics]]", rounds_to: float | None, metric: MetricName
+    name: str, groups: Mapping[str, list[RunMetrics]], rounds_to: float | None, metric: MetricName
 ) -> MethodRow:
     runs = groups[name]
     numbers = [_pick_numbers(run) for run in runs]
@@ -330,9 +304,7 @@ def _build_row(
     )
 
 
-def _summarise(
-    name: str, groups: "Mapping[str, Sequence[RunMetrics | Baseline]]", metric: MetricName
-) -> dict[str, Any]:
+def _summarise(name: str, groups: Mapping[str, Sequence[Contestant]], metric: MetricName) -> dict[str, Any]:
     """Return the columns that methods and baselines have in common."""
     runs = groups[name]
     gains = None if name == BASELINE else compute_gains_over_local(groups, name, metric)
@@ -354,7 +326,7 @@ def _summarise(
     }
 
 
-def _average_effects(runs: "Sequence[RunMetrics]") -> dict[str, float]:
+def _average_effects(runs: Sequence[RunMetrics]) -> dict[str, float]:
     """Average the smallest effect of each part over the runs: a run is another method if it is near any reference."""
     values: dict[str, list[float]] = {}
     for run in runs:
@@ -367,8 +339,8 @@ def _average_effects(runs: "Sequence[RunMetrics]") -> dict[str, float]:
     return {part: float(np.mean(each)) for part, each in values.items()}
 
 
-def _pick_numbers(run: "RunMetrics") -> dict[str, float | None]:
-    def average_newcomers(point: "Point") -> float | None:
+def _pick_numbers(run: RunMetrics) -> dict[str, float | None]:
+    def average_newcomers(point: Point) -> float | None:
         accuracies = [getattr(newcomer, point) for newcomer in run.newcomers]
         return float(np.mean(accuracies)) if accuracies else None
 
@@ -400,13 +372,12 @@ SPREADS = (
     "global_accuracy", "arrived", "newcomers",
 )  # fmt: skip
 """Columns that `MethodRow` has as mean and deviation; of a single run, the mean is its number."""
-
 NUMBERS = ("better_than_local", "bytes_up", "bytes_down", "seconds", "local_steps")
 
 
 def build_run_table(
-    results: "Sequence[RunMetrics]",
-    baselines: "Sequence[Baseline]" = (),
+    results: Sequence[RunMetrics],
+    baselines: Sequence[Baseline] = (),
     *,
     metric: MetricName | None = None,
     rounds_to: float | None = None,
@@ -414,22 +385,19 @@ def build_run_table(
     """Build a table with one row for each method, seed and split, and one for each baseline and split."""
     metric = metric or get_default_metric(results)
     runs = {(run.algorithm, run.split, run.seed): run for run in results}
-    keys = list(dict.fromkeys((run.split, run.seed) for run in results))
     rows: dict[tuple[str, int, int | None], dict[str, Any]] = {}
-    for split, seed in keys:
+    for split, seed in dict.fromkeys((run.split, run.seed) for run in results):
         here = [run for run in results if (run.split, run.seed) == (split, seed)]
         alone = [one for one in baselines if one.split == split]
         for line in build_rows(here, rounds_to, metric=metric, baselines=alone):
             run = runs.get((line.algorithm, split, seed))
             key = (line.algorithm, split, None if run is None else seed)
             rows.setdefault(key, _describe_run(line, run, split, rounds_to))
-    names = [run.algorithm for run in results] + [one.name for one in baselines]
-    order = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    ordered = sorted(rows.items(), key=lambda item: (order[item[0][0]], item[0][1], item[0][2] or 0))
-    return _make_table([row for _, row in ordered])
+    order = list(dict.fromkeys([*(run.algorithm for run in results), *(one.name for one in baselines)]))
+    return _make_table([rows[key] for key in sorted(rows, key=lambda key: (order.index(key[0]), key[1], key[2] or 0))])
 
 
-def _describe_run(line: MethodRow, run: "RunMetrics | None", split: int, rounds_to: float | None) -> dict[str, Any]:
+def _describe_run(line: MethodRow, run: RunMetrics | None, split: int, rounds_to: float | None) -> dict[str, Any]:
     row: dict[str, Any] = {"method": line.algorithm, "kind": line.kind, "seed": None, "split": split}
     row |= dict.fromkeys(("model", "clients", "rounds")) | {"finished": True, "lr": None, "metric": line.metric}
     if run is not None:
@@ -445,7 +413,7 @@ def _describe_run(line: MethodRow, run: "RunMetrics | None", split: int, rounds_
 
 
 def build_client_table(
-    results: "Sequence[RunMetrics]", baselines: "Sequence[Baseline]" = (), *, metric: MetricName | None = None
+    results: Sequence[RunMetrics], baselines: Sequence[Baseline] = (), *, metric: MetricName | None = None
 ) -> "pa.Table":
     """Build a table with one row for each client of each run and baseline; arguments as for `build_run_table`.
 
@@ -464,7 +432,7 @@ def build_client_table(
     return _make_table(rows)
 
 
-def _describe_clients(run: "RunMetrics", metric: MetricName, local: NDArray[np.float64] | None) -> list[dict[str, Any]]:
+def _describe_clients(run: RunMetrics, metric: MetricName, local: NDArray[np.float64] | None) -> list[dict[str, Any]]:
     values = _measure_all(run)
     gains = None
     if local is not None and run.algorithm != BASELINE:

@@ -10,7 +10,7 @@ from ..core.errors import RunError, did_you_mean
 from ..core.io import natural_key, read_yaml
 from ..core.metrics import METRICS, MetricName
 from ..core.own_code import get_short_name
-from ..runs.folder import CONFIG_FILE, RESUMABLE_SETTINGS, RunFolder
+from ..runs.folder import CHECKSUM_FILE, CONFIG_FILE, RESUMABLE_SETTINGS, RunFolder
 from ..runs.metrics import RunMetrics
 from ..runs.predictions import RowPredictions, load_predictions
 from ..runs.store import RunStore
@@ -27,7 +27,6 @@ from .compare import (
     to_pandas,
 )
 from .folder import (
-    CHECKSUM_FILE,
     EXPERIMENT_FILE,
     MARKS,
     NOTES_FILE,
@@ -174,10 +173,8 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
     """
     runs: dict[tuple[str, int, int], tuple[RunMetrics, Path]] = {}
     config_of: dict[str, dict[str, Any]] = {}  # name -> configuration of its runs
-    identities: list[tuple[object, ...]] = []
-    failed: list[str] = []
-    waiting: list[Path] = []
-    read_folders: set[Path] = set()
+    identities, read_folders = list[tuple[object, ...]](), set[Path]()
+    failed, waiting = list[str](), list[Path]()
     folders = [Path(path) for path in paths]
     for path in folders:
         failures = read_failures(path)
@@ -217,16 +214,9 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
             f"so {get_default_metric(results)} is shown; in Python, import its file before reading the runs"
         )
         metric = get_default_metric(results)
-    return Runs(
-        results,
-        [folder for _, folder in ordered],
-        list(dict.fromkeys(failed)),
-        list(dict.fromkeys(waiting)),
-        experiment.get("rounds_to"),
-        metric,
-        read_baselines(folders),
-        notes,
-    )
+    failed, waiting = list(dict.fromkeys(failed)), list(dict.fromkeys(waiting))
+    rounds_to, baselines = experiment.get("rounds_to"), read_baselines(folders)
+    return Runs(results, [folder for _, folder in ordered], failed, waiting, rounds_to, metric, baselines, notes)
 
 
 def _strip_config(run: RunMetrics) -> dict[str, Any]:

@@ -16,15 +16,12 @@ from .compare import BASELINE
 from .load import find_run_folders, list_planned_runs, read_failures, read_run
 
 RunState = Literal["running", "waiting", "stopped?", "finished", "failed"]
-
 QUIET_S, QUIET_ROUNDS = 60.0, 10.0
 """Seconds, and rounds' worth of seconds, without anything new after which a run is taken for stopped."""
 FIRST_ROUND_S = 600.0
 """Seconds without a first round, whose length nobody knows, after which a run is taken for stopped."""
-
 FEDERATION_FILE = "federation.json"
-"""The file that makes a folder the run folder of a deployment."""
-
+"""The server's file in a deployment's run folder: nodes, clients, and the token of the run's state on the nodes."""
 NODES_FILE = "nodes.json"
 """The state of the nodes of a deployment, which the server writes into the run folder while it works."""
 
@@ -77,7 +74,6 @@ class RunStatus:
 
     @property
     def has_ended(self) -> bool:
-        """True if the run has finished or failed."""
         return self.state in ("finished", "failed")
 
 

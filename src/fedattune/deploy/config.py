@@ -98,15 +98,8 @@ class DeploymentPlan:
     """The configuration of a run, checked.
 
     Args:
-        run_config: flat values, by keys with hyphens.
+        run_config: flat values, by keys with hyphens; the message of an error names all that are wrong.
         custom_algorithms: your own methods by name, in addition to FedAttune's.
-
-    Attributes:
-        options: algorithm -> its given options.
-        model_options: the given options of the model.
-
-    Raises:
-        ConfigError: keys are unknown or values are impossible; one message names them all.
     """
 
     def __init__(

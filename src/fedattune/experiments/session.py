@@ -12,7 +12,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..analysis.folder import (
-    CHECKSUM_FILE,
     COMMAND_FILE,
     EXPERIMENT_FILE,
     FROM_THE_START,
@@ -30,6 +29,7 @@ from ..core.lock import lock_folder
 from ..core.metrics import MetricName
 from ..core.own_code import find_file, get_short_name, is_reference
 from ..core.settings import RAY_DEFAULTS
+from ..runs.folder import CHECKSUM_FILE
 from .config import Experiment
 from .load import load_experiment
 from .output import OutputOptions

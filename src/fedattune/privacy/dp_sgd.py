@@ -6,7 +6,7 @@ node draws them from the operating system: whoever knows the seed could take the
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
 from typing import Any
@@ -86,12 +86,10 @@ class ClientNoise:
     """The noise of one client's gradients in one round, step by step.
 
     Attributes:
-        calls: gradients of one step.
-        n_values: numbers of one gradient.
+        calls, n_values: gradients of one step, and numbers of one gradient.
         weight: weight of a sample: one over the expected size of a batch.
         deviation: standard deviation of the noise on a gradient, after this weight.
-        key: the random stream.
-        is_secret: whether the operating system gives the random numbers.
+        key, is_secret: the random stream, or whether the operating system gives the random numbers.
     """
 
     calls: int
@@ -100,9 +98,7 @@ class ClientNoise:
     deviation: float
     key: tuple[int, ...]
     is_secret: bool
-
-    def __post_init__(self) -> None:
-        self._rng: np.random.Generator | None = None
+    _rng: np.random.Generator | None = field(default=None, init=False)
 
     def draw(self, steps: int, dtype: torch.dtype) -> Tensor:
         """Draw the noise (steps, calls, values) of the next steps."""

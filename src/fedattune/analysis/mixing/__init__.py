@@ -49,11 +49,10 @@ class LabelAgreement:
 def measure_agreement(
     weights: FloatArray, similarity: FloatArray, rows: Sequence[int] | None = None, offered: BoolArray | None = None
 ) -> LabelAgreement:
-    """Compare weights with label similarity, without the diagonal.
+    """Compare weights with label similarity (N, N), without the diagonal.
 
     Args:
         weights: (N, N), rows receive; NaN rows are skipped.
-        similarity: label similarity (N, N).
         rows: the receiving clients to look at; default: all.
         offered: (N, N), whose models there were to give to each client; default: everybody's.
     """
@@ -61,10 +60,8 @@ def measure_agreement(
 
     n = len(weights)
     offered = np.ones((n, n), dtype=bool) if offered is None else offered
-    all_weights: list[FloatArray] = []
-    all_similarities: list[FloatArray] = []
-    shares: list[float] = []
-    chances: list[float] = []
+    all_weights, all_similarities = list[FloatArray](), list[FloatArray]()
+    shares, chances = list[float](), list[float]()
     for i in range(n) if rows is None else rows:
         others = np.flatnonzero(offered[i] & (np.arange(n) != i))
         row, alike = weights[i, others], similarity[i, others]
@@ -205,8 +202,8 @@ class Clusters:
         clients: names of the clients of each cluster.
         share: part of the weights of others that came from the client's own cluster, mean over clients.
         chance: the same part if all others had equal weights. Clients that are alone in their cluster do not count.
-        similarity_inside: mean label similarity (0 to 1) of two clients of one cluster; None without labels.
-        similarity_between: the same of two clients of different clusters.
+        similarity_inside, similarity_between: mean label similarity (0 to 1) of two clients of one cluster, and of
+            different ones; None without labels.
     """
 
     clients: list[list[str]]
@@ -240,8 +237,8 @@ def find_clusters(
     if arrangement.share is None or arrangement.chance is None:
         return None
     numbers = np.array(arrangement.clusters)
-    same = (numbers[:, None] == numbers) & ~np.eye(len(numbers), dtype=bool)
     different = numbers[:, None] != numbers
+    same = ~different & ~np.eye(len(numbers), dtype=bool)
     in_order = dict.fromkeys(arrangement.clusters[i] for i in arrangement.order)
     clients = [[names[i] for i in np.flatnonzero(numbers == number).tolist()] for number in in_order]
     means = [None if similarity is None else float(similarity[pairs].mean()) for pairs in (same, different)]
@@ -411,7 +408,6 @@ class MixingAnalysis:
     """The mixing matrices of one run among its evaluated clients.
 
     Args:
-        run: the run.
         always: positions, among the evaluated clients, that are looked at even if there are too many clients.
         with_marked: whether the marked clients are looked at too, after the evaluated clients.
 

@@ -85,9 +85,8 @@ class Decisions:
 
     def _list_weights(self, clients: Sequence[str]) -> str:
         shares = self.list_shares()
-        shown = [(name, shares[name]) for name in clients[:MAX_LISTED]]
-        words = [f"{name} {format_percent(share, 0)}" for name, share in shown]
-        rest = len(clients) - len(shown)
+        words = [f"{name} {format_percent(shares[name], 0)}" for name in clients[:MAX_LISTED]]
+        rest = len(clients) - len(words)
         return ", ".join(words) + (f", and {rest:,} more" if rest else "")
 
     def list_shares(self) -> dict[str, float | None]:

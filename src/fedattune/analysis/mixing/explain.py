@@ -25,8 +25,7 @@ class ClientGain:
         points: the gain in points, or in the unit of the metric; above 0 if the method is better.
         local, method: the metric of training alone and of the method, in percent if it is a share, mean over the seeds.
         samples: the gain in test samples; None unless the metric is accuracy.
-        by_run: the gain with every common seed and split.
-        std: population standard deviation over the seeds; None with one seed.
+        by_run, std: the gain with every common seed and split, and its population standard deviation, if several.
     """
 
     points: float
@@ -44,7 +43,6 @@ class ClientSummary:
 
     Attributes:
         value: the metric, in percent if it is a share, mean over the seeds; None if the client's rows do not define it.
-        gain: over training alone, where it is known.
         shares: its last mixture, averaged over the components, if it has one.
         agreement: of that mixture with label similarity, where labels are known.
     """
@@ -126,11 +124,9 @@ class RunExplanation:
 
     @cached_property
     def clients(self) -> list[ClientSummary]:
-        """All clients looked at, in short."""
         return [self.summarize_client(i) for i in range(len(self.mixing.names))]
 
     def summarize_client(self, i: int) -> ClientSummary:
-        """Summarise the client at position `i` of the clients looked at."""
         mixing, position = self.mixing, self.mixing.positions[i]
         client, shares = self.run.clients[position], mixing.shares[i]
         value = float(np.mean([*self._measure_by_run(self.groups[self.method], position).values()]))

@@ -11,7 +11,7 @@ from ...core.metrics import METRICS
 from ...core.own_code import check_new_name, is_reference, load_registered
 from ...core.text import guard_cell
 from ..compare import MethodRow
-from .tables import Columns, make_console, print_methods, select_columns, write_legend
+from .tables import Columns, make_console, pick_columns, print_methods, select_columns, write_legend
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,20 +20,11 @@ if TYPE_CHECKING:
 
 WriteTable = Callable[..., str | bytes]
 """Write a table of `Runs`; takes the columns, too: `all`, or names with commas between, or None for its own choice."""
-
 AnyWriter = TypeVar("AnyWriter", bound=WriteTable)
 
 
 class TableFormat(NamedTuple):
-    """A format of the table of runs.
-
-    Attributes:
-        name: its name on the command line.
-        write: the function that writes the table, as text or bytes.
-        ending: ending of its files, such as ".csv".
-        has_clients: whether it has a table with one row per client.
-        is_binary: whether it needs a file.
-    """
+    """A format of the table of runs; see `register_format`."""
 
     name: str
     write: WriteTable
@@ -96,19 +87,11 @@ LATEX_ESCAPES = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "±": r"$\pm$",
 }  # fmt: skip
-
 NUMBER = re.compile(r"(?P<mean>-?\d[\d.,]*(?:e[+-]?\d+)?)(?: ±(?P<std>[\d.]+(?:e[+-]?\d+)?))?(?P<unit>%?)")
 
 
-class TableCell(NamedTuple):
-    """The text of a cell, and whether its number is the best of its column."""
-
-    text: str
-    is_best: bool
-
-
-def fill_cells(rows: Sequence[MethodRow], columns: Columns) -> list[tuple[MethodRow, list[TableCell]]]:
-    """Format the cells of all rows, and mark the best numbers of methods; baselines stay unmarked.
+def fill_cells(rows: Sequence[MethodRow], columns: Columns) -> list[tuple[MethodRow, list[tuple[str, bool]]]]:
+    """Format the cells of all rows, and tell which are the best of their columns; baselines are not.
 
     Numbers that look equal are all best, unless all methods have the same.
     """
@@ -121,12 +104,11 @@ def fill_cells(rows: Sequence[MethodRow], columns: Columns) -> list[tuple[Method
             shown = {i: texts[title][i].partition(" ±")[0] for i in values}
             if len(set(shown.values())) > 1:  # else none is better than another
                 best[title] = shown[max(values, key=lambda i: sign * values[i])]
-
-    def make_cell(i: int, title: str) -> TableCell:
-        text = texts[title][i]
-        return TableCell(text, rows[i].point != "-" and text.partition(" ±")[0] == best.get(title))
-
-    return [(row, [make_cell(i, title) for title in columns]) for i, row in enumerate(rows)]
+    filled = []
+    for i, row in enumerate(rows):
+        cells = [(texts[title][i], best.get(title)) for title in columns]
+        filled.append((row, [(cell, row.point != "-" and cell.partition(" ±")[0] == top) for cell, top in cells]))
+    return filled
 
 
 def _join_columns(runs: "Runs", columns: str | None) -> Columns:
@@ -149,7 +131,7 @@ def latex(runs: "Runs", columns: str | None) -> str:
         r"\midrule",
     ]
     for row, cells in fill_cells(rows, chosen):
-        texts = [_format_latex_cell(cell) for cell in cells]
+        texts = [_format_latex_cell(*cell) for cell in cells]
         lines.append(" & ".join([escape_latex(row.algorithm), *texts]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
@@ -164,15 +146,15 @@ def escape_latex(text: str) -> str:
     return "".join(LATEX_ESCAPES.get(letter, letter) for letter in text)
 
 
-def _format_latex_cell(cell: TableCell) -> str:
-    if cell.text == "-":
+def _format_latex_cell(text: str, is_best: bool) -> str:
+    if text == "-":
         return "--"
-    match = NUMBER.fullmatch(cell.text)
+    match = NUMBER.fullmatch(text)
     if match and (match["std"] or match["mean"].startswith("-")):
-        mean = rf"\mathbf{{{match['mean']}}}" if cell.is_best else match["mean"]
+        mean = rf"\mathbf{{{match['mean']}}}" if is_best else match["mean"]
         std = rf" \pm {match['std']}" if match["std"] else ""
         return f"${mean}{std}${escape_latex(match['unit'])}"
-    return rf"\textbf{{{escape_latex(cell.text)}}}" if cell.is_best else escape_latex(cell.text)
+    return rf"\textbf{{{escape_latex(text)}}}" if is_best else escape_latex(text)
 
 
 @register_format(".md")
@@ -182,8 +164,7 @@ def markdown(runs: "Runs", columns: str | None) -> str:
     lines = ["| " + " | ".join(["method", *(_escape_markdown(title) for title in chosen)]) + " |"]
     lines.append("|---|" + "".join("---|" if title in ("model", "effect") else "---:|" for title in chosen))
     for row, cells in fill_cells(rows, chosen):
-        texts = [_escape_markdown(cell.text) for cell in cells]
-        texts = [f"**{text}**" if cell.is_best else text for text, cell in zip(texts, cells, strict=True)]
+        texts = [f"**{_escape_markdown(text)}**" if is_best else _escape_markdown(text) for text, is_best in cells]
         lines.append("| " + " | ".join([_escape_markdown(row.algorithm), *texts]) + " |")
     legend = _escape_markdown(write_legend(rows, runs.rounds_to, [chosen]))
     return "\n".join([*lines, "", f"{legend}. Bold: best method."]) + "\n"
@@ -195,13 +176,7 @@ def _escape_markdown(text: str) -> str:
 
 def select_table_columns(table: "pa.Table", names: str | None) -> "pa.Table":
     """Select columns of a tidy table by their names, with commas between; None or `all` keeps all."""
-    if names in (None, "all"):
-        return table
-    wanted = [name.strip() for name in str(names).split(",") if name.strip()]
-    for name in wanted:
-        if name not in table.column_names:
-            raise ConfigError(f"--columns {name}: no such column; {did_you_mean(name, table.column_names)}, or all")
-    return table.select(wanted)
+    return table if names in (None, "all") else table.select(pick_columns(str(names), table.column_names))
 
 
 @register_format(".csv", has_clients=True)

@@ -143,7 +143,6 @@ OTHER_LAYERS = "other layers"
 MAX_NAMED = 40
 """Clients, or labels, up to which the axis names each."""
 BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
-
 CurveAxis = Literal["rounds", "bytes", "seconds"]
 
 
@@ -388,7 +387,6 @@ class Scale(NamedTuple):
         return self.largest > self.end
 
     def make_norm(self) -> "Normalize":
-        """Make Matplotlib's map from weights to colours."""
         from matplotlib.colors import FuncNorm, Normalize
 
         if not self.is_broken:
@@ -420,16 +418,11 @@ def choose_scale(weights: FloatArray, n_clients: int) -> Scale:
 def plot_heatmap(
     mixing: MixingAnalysis, round_: int | None = None, component: str | None = None, width: float | None = None
 ) -> CaptionedFigure:
-    """Plot the last weights of every client at a round, receiving clients in rows.
+    """Plot the last weights of every client at a round (default: the last one), receiving clients in rows.
 
     Clients with like labels are neighbours; where labels are not known, clients with like weights. All components
     share one scale, which ends at the largest weight for another client. It is broken where few weights are far above
     all others. Marked clients are there too, and their names have the mark.
-
-    Args:
-        round_: default: the last one stored.
-        component: default: all.
-        width: inches; default: by the number of matrices and clients.
     """
     from matplotlib.colors import Normalize
 
@@ -476,11 +469,9 @@ def plot_heatmap(
 
 
 def _read_rows(mixing: MixingAnalysis, round_: int | None) -> tuple[int, LastRows]:
-    stored = mixing.rounds
+    stored, method = mixing.rounds, mixing.run.algorithm
     if not stored:
-        raise RunError(
-            f"{mixing.run.algorithm} has no mixing matrices, so there is no heatmap of it; name one that mixes models"
-        )
+        raise RunError(f"{method} has no mixing matrices, so there is no heatmap of it; name one that mixes models")
     round_ = stored[-1] if round_ is None else round_
     if round_ not in stored:
         near = sorted(sorted(stored, key=lambda r: (abs(r - round_), r))[:5])
@@ -543,8 +534,7 @@ def _label_axes(axes: "Sequence[Axes]", names: Sequence[str], across: int, lette
             one.set_xticks(np.arange(n) + 0.5, names, fontsize=letters, rotation=rotation)
             one.set_yticks(np.arange(n) + 0.5, names, fontsize=letters)
         else:
-            one.set_xticks([])
-            one.set_yticks([])
+            one.set(xticks=[], yticks=[])
         one.tick_params(length=0, pad=1.5, labelbottom=is_lowest, labelleft=is_leftmost)
         if is_lowest:
             one.set_xlabel("from client")

@@ -113,15 +113,10 @@ def print_indented(text: "Text", by: int, console: "Console") -> None:
         console.print(Text(" " * by) + text)
 
 
-# --- methods side by side ------------------------------------------------------------------------------
-
-
 class Column(NamedTuple):
     """A column of the table of methods.
 
     Attributes:
-        format: formats the cell of a row.
-        legend: what the column shows.
         pick: the number of a row; the best is the largest, or the smallest of an error. None: no row is the best.
         is_metric: whether the numbers are of the row's metric, not accuracies or shares.
     """
@@ -255,13 +250,18 @@ def select_columns(
         extra = [title for title in columns if title == "epsilon" or title.startswith("rounds")]
         wanted = [get_metric_title(lines), *DEFAULT_COLUMNS, *extra]
     else:
-        known = {title.removesuffix(" %"): title for title in columns} | {title: title for title in columns}
-        wanted = []
-        for name in (part.strip() for part in names.split(",") if part.strip()):
-            if name not in known:
-                raise ConfigError(f"--columns {name}: no such column; {did_you_mean(name, list(columns))}, or all")
-            wanted.append(known[name])
+        wanted = pick_columns(names, list(columns))
     return [{title: columns[title] for title in wanted}]
+
+
+def pick_columns(names: str, titles: Sequence[str]) -> list[str]:
+    """Pick columns by their titles, with commas between; a percent sign at the end may be left out."""
+    known = {title.removesuffix(" %"): title for title in titles} | {title: title for title in titles}
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(f"--columns {name}: no such column; {did_you_mean(name, titles)}, or all")
+    return [known[name] for name in wanted]
 
 
 def write_legend(
@@ -278,19 +278,13 @@ def write_legend(
     return "; ".join(parts)
 
 
-def find_best_row(lines: Sequence["MethodRow"]) -> "MethodRow | None":
-    """Return the method with the best mean, baselines left out; None if no row has one."""
-    means = {
-        i: METRICS[row.metric].sign * row.mean.mean for i, row in enumerate(lines) if row.mean and row.point != "-"
-    }
-    return lines[max(means, key=means.__getitem__)] if means else None
-
-
 def print_methods(
     lines: Sequence["MethodRow"], console: "Console", rounds_to: float | None = None, columns: str | None = None
 ) -> None:
     """Print methods side by side without cutting a number: in several tables if one does not fit the width."""
-    best = find_best_row(lines) if len(lines) > 1 else None
+    methods = {i: row.mean.mean for i, row in enumerate(lines) if row.mean and row.point != "-"}  # no baselines
+    sign = METRICS[lines[0].metric].sign if lines else 1
+    best = lines[max(methods, key=lambda i: sign * methods[i])] if methods and len(lines) > 1 else None
     method = {"method": Column(lambda row: row.algorithm)}
 
     def make(columns: Columns) -> "Table":

@@ -15,6 +15,7 @@ from ..compare import (
     BASELINE,
     Contestant,
     FloatArray,
+    align_runs,
     average_clients,
     compute_gains,
     get_default_metric,
@@ -155,11 +156,9 @@ class Harm:
     """The clients that are worse with a method than with its reference.
 
     Attributes:
-        n_clients: clients whose gain is known.
-        n_losing: of these, the clients with a loss.
+        n_clients, n_losing: clients whose gain is known; of these, the clients with a loss.
         n_sure: of these, the clients whose test rows show more than chance explains; None if rows are not known.
-        worst: name of the client with the largest loss.
-        worst_loss: its loss in words: rows, or the unit of the metric.
+        worst, worst_loss: the client with the largest loss, and its loss in words: rows, or the unit of the metric.
         worst_chance: the probability that chance alone makes a client lose so much; None if rows are not known.
     """
 
@@ -171,7 +170,6 @@ class Harm:
     worst_chance: float | None = None
 
     def describe(self) -> str:
-        """Say how many clients would lose, and which one has the largest loss."""
         if not self.n_losing:
             return f"none of the {self.n_clients} clients would lose"
         text = f"{self.n_losing} of {self.n_clients} clients would lose"
@@ -233,7 +231,6 @@ def measure_harm(
 
 
 SIGNIFICANCE = 0.05
-
 Answer = Literal["yes", "no", "undecided", "nothing"]
 
 
@@ -395,17 +392,18 @@ class Comparison:
 
     def _find_rivals(self, method: str, methods: Sequence[str]) -> dict[str, float]:
         """Find the methods that are surely better than the chosen one on test data: name -> mean gain over it."""
-        others = [name for name in methods if name != method]
-        gaps = {name: compute_gains(self.groups[name], self.groups[method], self.metric.name) for name in others}
-        known = {name: gap[np.isfinite(gap)] for name, gap in gaps.items()}
-        tested = [name for name in others if len(known[name]) >= MIN_CLIENTS]
+        known, rivals = {}, {}
+        for name in methods:
+            if name != method:
+                gap = compute_gains(self.groups[name], self.groups[method], self.metric.name)
+                known[name] = gap[np.isfinite(gap)]
+        tested = [name for name, gains in known.items() if len(gains) >= MIN_CLIENTS]
         p_values = adjust_by_holm([compute_wilcoxon_p(known[name]) for name in tested])
         p_of = dict(zip(tested, p_values, strict=True))
-        rivals = {}
-        for name in others:
+        for name, gains in known.items():
             low, _ = self._measure(name, method).interval or (-np.inf, np.inf)
             if low > 0 and p_of.get(name, 0.0) <= SIGNIFICANCE:  # of few clients, test rows alone say it
-                rivals[name] = float(known[name].mean())
+                rivals[name] = float(gains.mean())
         return rivals
 
     def _describe_pooled_gain(self) -> str:
@@ -459,11 +457,9 @@ class Comparison:
     def _describe_numbers(self, verdict: Verdict) -> str:
         metric, gains = self.metric, verdict.gains
         assert gains is not None
-        mine, others = (self.groups[name] for name in (str(verdict.method), verdict.reference))
-        pairs = pair_runs(mine, others)
-        first, second = ([a for a, _ in pairs], [b for _, b in pairs]) if pairs else (mine, others)
+        both = align_runs(self.groups[str(verdict.method)], self.groups[verdict.reference])
         known = np.isfinite(gains)
-        values = [metric.format(float(average_clients(runs, metric.name)[known].mean())) for runs in (first, second)]
+        values = [metric.format(float(average_clients(runs, metric.name)[known].mean())) for runs in both]
         what = "" if metric.name == "accuracy" else f"{metric.label} "
         parts = [f"{what}{values[0]} against {values[1]}"]
         if verdict.interval:

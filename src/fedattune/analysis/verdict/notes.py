@@ -39,8 +39,8 @@ def write_prediction_notes(
     for name, runs in group_by_algorithm(results).items():
         if (predictions := runs[0].predictions.get("test")) is not None:
             notes += _note_constant(name, predictions, runs[0].facts["classes"])
-    notes += _note_below_constant(results, baselines, metric or get_default_metric(results))
-    notes += _note_units(results, metric or get_default_metric(results))
+    metric = metric or get_default_metric(results)
+    notes += _note_below_constant(results, baselines, metric) + _note_units(results, metric)
     return [*notes, *_note_moving(results)]
 
 

@@ -151,8 +151,18 @@ class NodeState:
         """
         # A client whose uploads are refused continues from an ever older round.
         self._checkpoints = replace(self._checkpoints, needed=frozenset(rounds))
-        state, last = self._load_last(max(rounds))
-        if state is None or last < max(rounds):
+        self._checkpoints.forget_after(max(rounds))
+        try:
+            newest = self._checkpoints.load() if self._checkpoints.has_any else None
+        except RunError as error:
+            log_node(str(error))
+            newest = None
+        if newest is None:
+            return None, 0
+        for sentence in newest.warnings:
+            log_node(sentence)
+        state, last = Params(newest.flat), int(newest.meta["round"])
+        if last < max(rounds):
             return state, last
         for round_ in set(rounds) - {last}:
             rows = torch.tensor([row for row, other in enumerate(rounds) if other == round_])
@@ -161,20 +171,6 @@ class NodeState:
             shared = older.keys() & state.keys()
             state.only(shared).put_rows(rows, older.only(shared).rows(rows))
         return state, last
-
-    def _load_last(self, round_: int) -> tuple[Params | None, int]:
-        """Load the state after a round, or else the newest older one; return it with its round."""
-        self._checkpoints.forget_after(round_)
-        try:
-            saved = self._checkpoints.load() if self._checkpoints.has_any else None
-        except RunError as error:
-            log_node(str(error))
-            saved = None
-        if saved is None:
-            return None, 0
-        for sentence in saved.warnings:
-            log_node(sentence)
-        return Params(saved.flat), int(saved.meta["round"])
 
     def save(self, round_: int, state: Mapping[str, Any]) -> None:
         self._checkpoints.save(round_, state, {"round": str(round_)})

@@ -46,11 +46,8 @@ TASKS = ("train", "evaluate")
 class NodeRuntime:
     """A node with its clients. Flower makes a new one for every message; only its folder survives.
 
-    Args:
-        node_config: configuration of the node: its data (see `fedattune.data.load_node`), and the folder `state`, by
-            default the environment's FEDATTUNE_STATE.
-        run_config: configuration of the run, the same for all nodes.
-        custom_algorithms: your own methods by name.
+    Its configuration names its data (see `fedattune.data.load_node`) and the folder `state`, by default the
+    environment's FEDATTUNE_STATE. The configuration of the run is the same for all nodes.
     """
 
     def __init__(
@@ -102,13 +99,12 @@ class NodeRuntime:
         self.schema = schema or infer_schema(data.federation)
 
     def _introduce(self) -> WorkerMessage:
-        """Tell the server the names and sizes of the clients and the schema of their data, but no data."""
         self.policy.check_run(self.plan.algorithms, self.plan.experiment.rounds)
         self.policy.check_privacy(self.plan.settings(0))
         return WorkerMessage(self._describe_data())
 
     def _describe_data(self) -> dict[str, Any]:
-        """Describe the data for the server, if the node's operator has approved it."""
+        """Describe names and sizes of the clients and the schema of their data, if the node's operator approved it."""
         sizes = [self.federation.sizes(part).tolist() for part in PARTS]
         clients = [
             {"name": name, "number": number, "sizes": list(mine)}
@@ -218,7 +214,6 @@ class NodeRuntime:
             self.policy.count_trained(folder / "fine-tuned", tuned, backend.planned_evaluations)
 
     def _save_models(self, backend: LocalBackend, names: Mapping[int, str], folder: Path, card: dict[str, Any]) -> None:
-        """Save the model of each client that was evaluated now, for predictions."""
         models, buffers = (load_rows(stack) for stack in backend.evaluated_models)
         if not models:
             return

@@ -244,7 +244,6 @@ def _read_line(line: bytes) -> dict[str, Any]:
 
 
 def _read_end(file: Path) -> dict[str, Any] | None:
-    """Read the end of the log; None if the file is missing."""
     if not file.exists():
         return None
     end = _read_line(file.read_bytes())

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..._version import __version__
 from ...core.checks import (
@@ -125,7 +125,6 @@ def check_node(
 
 
 def _check_run(app: dict[str, Any]) -> Iterator[Finding]:
-    """Check the configuration of the run, and its schema."""
     try:
         config = find_run_config(app, Path(APP_FILE))
         if not config:
@@ -157,7 +156,6 @@ def _check_node_files(folder: Path) -> Iterator[Finding]:
 
 
 def _check_certificates(folder: Path) -> Iterator[Finding]:
-    """Check the server's certificate: dates, names, authority and key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 
@@ -315,7 +313,6 @@ def _check_superlink(folder: Path, statuses: list[str] | None) -> Iterator[Findi
 
 
 def _check_pin(app: dict[str, Any]) -> Iterator[Finding]:
-    """Compare the installed Flower with the pinned one."""
     project = app.get("project")
     needed = project.get("dependencies") if isinstance(project, dict) else None
     pins = [str(one) for one in needed] if isinstance(needed, list) else []
@@ -431,8 +428,8 @@ def _check_key(file: Path) -> Iterator[Finding]:
         return
     if found := _find_open_mode(file):
         yield broken("key", found, f"chmod 600 {file}")
-        return
-    yield ok("key", f"{file} is a key for Flower ({key.curve.name}) that only its owner can read")
+    else:
+        yield ok("key", f"{file} is a key for Flower ({key.curve.name}) that only its owner can read")
 
 
 def _check_authority(file: Path) -> Iterator[Finding]:
@@ -443,32 +440,21 @@ def _check_authority(file: Path) -> Iterator[Finding]:
         found = x509.load_pem_x509_certificates(file.read_bytes())
     except OSError as error:
         yield broken("authority", f"cannot read {file}: {error.strerror or error}", advice)
-        return
     except ValueError:
         yield broken("authority", f"{file} holds no certificate in PEM format", advice)
-        return
-    # An expired authority beside a valid one does no harm, and both are there while the authority changes.
-    end = max(one.not_valid_after_utc for one in found)
-    yield _judge_end("authority", str(file), end, "get the new one from the server's operators")
+    else:
+        # An expired authority beside a valid one does no harm, and both are there while the authority changes.
+        end = max(one.not_valid_after_utc for one in found)
+        yield _judge_end("authority", str(file), end, "get the new one from the server's operators")
 
 
-class ServerAnswer(NamedTuple):
-    """Report of the server about itself.
+def _ask_server(superlink: str, authority: Path) -> tuple[datetime | None, datetime, float, float]:
+    """Connect as the node does: TCP, and TLS that trusts the authority alone.
 
-    Attributes:
-        date: its clock, if it tells it; whole seconds.
-        certificate_end: end of its certificate.
-        sent, received: this machine's clock when the question left and when the answer came, seconds since 1970.
+    Returns:
+        The server's clock in whole seconds, if it tells it; the end of its certificate; and this machine's clock when
+        the question left and when the answer came, seconds since 1970.
     """
-
-    date: datetime | None
-    certificate_end: datetime
-    sent: float
-    received: float
-
-
-def _ask_server(superlink: str, authority: Path) -> ServerAnswer:
-    """Connect as the node does: TCP, and TLS that trusts the authority alone."""
     import httpx
 
     context = ssl.create_default_context(cafile=str(authority))
@@ -481,7 +467,7 @@ def _ask_server(superlink: str, authority: Path) -> ServerAnswer:
         certificate = answer.extensions["network_stream"].get_extra_info("ssl_object").getpeercert()
         date = parsedate_to_datetime(answer.headers["date"]) if "date" in answer.headers else None
     end = datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate["notAfter"]), UTC)
-    return ServerAnswer(date, end, sent, received)
+    return date, end, sent, received
 
 
 def _check_server(superlink: str | None, authority: Path) -> Iterator[Finding]:
@@ -489,7 +475,7 @@ def _check_server(superlink: str | None, authority: Path) -> Iterator[Finding]:
         yield note("server", "not checked", "give --superlink HOST:PORT")
         return
     try:
-        answer = _ask_server(superlink, authority)
+        date, end, sent, received = _ask_server(superlink, authority)
     except Exception as error:  # the network and TLS fail in many ways
         text = str(error) or type(error).__name__
         if "CERTIFICATE_VERIFY_FAILED" in text:
@@ -501,14 +487,13 @@ def _check_server(superlink: str | None, authority: Path) -> Iterator[Finding]:
         yield broken("server", f"{superlink} cannot be reached: {summarize_error(error)}", advice)
         return
     yield ok("server", f"{superlink} answers over TLS, and the node trusts it")
-    advice = "the server's operators must renew it"
-    yield _judge_end("certificate", "the server's certificate", answer.certificate_end, advice)
-    if answer.date is None:
+    yield _judge_end("certificate", "the server's certificate", end, "the server's operators must renew it")
+    if date is None:
         yield note("clock", f"the server does not tell its time; {CLOCK_RULE}", "compare by hand")
         return
-    server = answer.date.timestamp()
+    server = date.timestamp()
     # The header was right at some moment while the question was under way, or up to DATE_LAG_S earlier.
-    least, most = answer.sent - (server + DATE_LAG_S), answer.received - server
+    least, most = sent - (server + DATE_LAG_S), received - server
     if least > MAX_AHEAD_S or most < -MAX_BEHIND_S:
         side, seconds = ("ahead of", least) if least > 0 else ("behind", -most)
         found = f"this machine's clock is {seconds:.0f} s or more {side} the server's; {CLOCK_RULE}"
@@ -521,6 +506,6 @@ def _check_state(folder: Path) -> Iterator[Finding]:
     if reason := find_write_error(folder):
         advice = "make the folder writable for the user of the node"
         yield broken("state", f"cannot write into {find_nearest(folder)}: {reason}", advice)
-        return
-    advice = "free some space; states and models are kept there"
-    yield check_free_space("state", folder, f" for {folder}", "broken", advice)
+    else:
+        advice = "free some space; states and models are kept there"
+        yield check_free_space("state", folder, f" for {folder}", "broken", advice)

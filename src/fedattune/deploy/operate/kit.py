@@ -60,7 +60,6 @@ def write_kit(
         proxy_port: port of the proxy, without the control API, for nodes on other machines.
         node_port: node `n` talks to its own client processes at `node_port + n`, on loopback.
         results: the server's folder of results, relative to `folder`, to name it to the user.
-        server_app: the ServerApp, as `module:attribute`; the module must be installed where the app runs.
     """
     if not nodes:
         raise ConfigError("a deployment needs at least one node")
@@ -104,9 +103,9 @@ def write_kit(
             f"{folder} holds a deployment already ({existing[0]} is there); choose another folder or remove it"
         )
     # Neither nginx nor systemd makes its folders, and Docker would make them for root only.
-    (folder / _find_top(results)).mkdir(mode=0o700, parents=True, exist_ok=True)
-    for state in ("superlink", "superexec", "cli", *(f"node-{n}" for n in range(len(nodes)))):
-        (folder / "state" / state).mkdir(mode=0o700, parents=True, exist_ok=True)
+    states = ("superlink", "superexec", "cli", *(f"node-{n}" for n in range(len(nodes))))
+    for inner in (_find_top(results), *(f"state/{state}" for state in states)):
+        (folder / inner).mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, text in texts.items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)

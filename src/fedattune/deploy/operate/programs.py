@@ -3,8 +3,7 @@
 In Flower, a node asks for work every three seconds and starts a process for each message, which imports PyTorch again.
 Here the same code runs: only its pauses are shorter, and the process is a fork. A fork ends after its message, so it
 returns all its memory. A server waits three minutes for the rest of an upload; here it waits one. Flower has no setting
-for any of these; the names that this module replaces belong to the version of
-Flower that `fedattune[flower]` installs.
+for any of these; the names that this module replaces are of the version of Flower that `fedattune[flower]` installs.
 
     python -m fedattune.deploy.operate.programs flower-supernode ARGUMENTS
 
@@ -180,7 +179,6 @@ def _limit_sleeps(module: ModuleType, most: float) -> SimpleNamespace:
 
 
 def _start_program(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a command of Flower by this module."""
     return subprocess.Popen([sys.executable, "-m", __spec__.name, *command])  # noqa: S603 (Flower made the command)
 
 

@@ -167,6 +167,12 @@ def unpack_scores(total: Fixed, kind: str, number: int) -> list[PointScores]:
     return scores
 
 
+def list_uploading(message: WorkerMessage) -> set[int]:
+    """List the clients of a node that upload in answer to a training."""
+    head = message.head
+    return set(head["ids"]) & set(head["cohort"]) - set(head["dropouts"])
+
+
 def plan_part(message: WorkerMessage) -> SessionPart:
     """Describe a message as a part of a session."""
     return SessionPart(kind=message.head["kind"], round=message.head["round"], digest=digest_model(message))

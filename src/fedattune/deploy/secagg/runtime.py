@@ -18,7 +18,7 @@ from ...training.backends.message import WorkerMessage, split_message
 from ..node.policy import NodePolicy
 from ..operate.audit import PURPOSES
 from . import AlreadySummedError, SecureAggregationError, SessionMismatchError, keys
-from .layout import COMMON_KEYS, digest_model, pack_scores, pack_upload
+from .layout import COMMON_KEYS, digest_model, list_uploading, pack_scores, pack_upload
 from .ring import Fixed
 from .session import STEPS, NodeSession, Session, SumRules
 
@@ -144,7 +144,9 @@ class SecureSteps:
         pieces: list[Fixed] = []
         for block, contributes in zip(session.blocks, flags, strict=True):
             mine, answer = parts.get(block.part), replies.get(block.part)
-            if contributes != (mine is not None and _has_clients(mine, block.what, backend)):
+            is_evaluated = len(backend.evaluation.eval_ids) > 0
+            is_in = mine is not None and (is_evaluated if block.what == "scores" else bool(list_uploading(mine)))
+            if contributes != is_in:
                 raise SessionMismatchError("the server counted the node's clients in another sum")
             if answer is None or not contributes:
                 pieces.append(np.zeros(block.length, dtype=np.int64))
@@ -199,11 +201,3 @@ class SecureSteps:
 
     def _delete(self) -> None:
         (self._folder / STATE_NAME).unlink(missing_ok=True)
-
-
-def _has_clients(part: WorkerMessage, what: str, backend: LocalBackend) -> bool:
-    """Return whether clients of this node are in the sum of uploads or of scores of a part."""
-    head = part.head
-    if what == "scores":
-        return bool(len(backend.evaluation.eval_ids))
-    return bool(set(head["ids"]) & set(head["cohort"]) - set(head["dropouts"]))

@@ -76,7 +76,6 @@ class Session(_Part):
 
     @classmethod
     def read(cls, values: object) -> "Session":
-        """Read a session as it came in a message."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -118,7 +117,6 @@ class Advert:
     signature: str = ""
 
     def content(self, session: Session) -> bytes:
-        """Return what is signed."""
         return canonical(["keys", session.digest, {**self.to_json(), "signature": ""}])
 
     def to_json(self) -> dict[str, Any]:
@@ -127,7 +125,6 @@ class Advert:
 
     @classmethod
     def read(cls, values: object, session: Session) -> "Advert":
-        """Read an advert as it came in a message."""
         names = {"id", "channel", "mask", "commitment", "contributes", "signature"}
         if not isinstance(values, Mapping) or values.keys() != names:
             raise SessionMismatchError("a node's keys came without all their parts")
@@ -189,15 +186,12 @@ class SumRules:
 
 @dataclass
 class NodeSession:
-    """A node in a session.
+    """A node in a session, with the step that comes next.
 
     Attributes:
-        step: the step that comes next.
-        channel, mask: the ephemeral private keys.
-        seed: seed of the node's own mask.
+        channel, mask, seed: the ephemeral private keys, and the seed of the node's own mask.
         adverts: id -> what each node said at the beginning.
-        own_shares: the node's shares of its own secrets: seed, mask key.
-        shares: id -> the shares of the seed and of the mask key of each other node.
+        own_shares, shares: the node's shares of its own seed and mask key, and id -> those of each other node.
         survivors: the nodes whose masked numbers arrived, once the node has signed that.
     """
 
@@ -227,8 +221,7 @@ class NodeSession:
     def share(self, values: object, rules: SumRules) -> dict[str, Any]:
         """Round 1: check all nodes' keys, and encrypt shares of the own secrets for them.
 
-        Returns:
-            `threshold`, the number of shares that are enough, and `shares`: id -> encrypted shares.
+        `threshold` is the number of shares that are enough; `shares` are by the id of the receiver.
         """
         self._expect("shares")
         if not isinstance(values, list) or len(values) > MAX_NODES:
@@ -303,11 +296,7 @@ class NodeSession:
         return keys.sign(rules.key, self._survivors_content())
 
     def reveal(self, signatures: object, rules: SumRules) -> dict[str, dict[str, str]]:
-        """Round 4: give the shares that take off masks; of each node either that of the seed or that of the mask key.
-
-        Returns:
-            `seeds`: survivor -> share of its seed; `keys`: dropped node -> share of its mask key.
-        """
+        """Round 4: give the shares that take off masks: those of survivors' seeds, and of dropped nodes' mask keys."""
         self._expect("unmask")
         if not isinstance(signatures, Mapping):
             raise SurvivorsError("the signatures of the survivors are none")
@@ -360,7 +349,6 @@ class NodeSession:
 
     @classmethod
     def from_json(cls, text: str) -> "NodeSession":
-        """Read what `to_json` wrote."""
         values = json.loads(text)
         session = Session.read(values["session"])
         channel, mask, seed, own_seed, own_key = map(keys.decode, values["secrets"])
@@ -410,7 +398,6 @@ class ServerSession:
         return advert.id
 
     def add_shares(self, id_: str, threshold: object, shares: object) -> None:
-        """Take the encrypted shares of a node."""
         others = self.adverts.keys() - {id_}
         if type(threshold) is not int or not 1 < threshold <= len(self.adverts):
             raise SessionMismatchError(f"sent the threshold {threshold!r:.40}")
@@ -425,7 +412,6 @@ class ServerSession:
         return {sender: text for sender, text in self.encrypted.get(id_, {}).items() if sender in self.thresholds}
 
     def add_masked(self, id_: str, numbers: Ring) -> None:
-        """Take the masked numbers of a node."""
         if numbers.dtype != np.uint64 or numbers.shape != (self.session.length,):
             raise SessionMismatchError(
                 f"sent {numbers.size} numbers of type {numbers.dtype}, expected {self.session.length} of uint64"

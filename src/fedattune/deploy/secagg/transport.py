@@ -17,7 +17,7 @@ from ..grid import NodeGrid
 from ..operate.audit import count_bytes
 from ..server.backend import NodeTransport, count_rounds
 from . import MIN_NODES
-from .layout import find_weighting, list_tensors, plan_blocks, plan_part, unpack_scores, unpack_upload
+from .layout import find_weighting, list_tensors, list_uploading, plan_blocks, plan_part, unpack_scores, unpack_upload
 from .methods import require_sums
 from .ring import Fixed
 from .session import Block, ServerSession, Session, SessionPart
@@ -29,12 +29,8 @@ STEP_TIMEOUT_S = 60.0
 
 
 class SessionMember(NamedTuple):
-    """A node that is asked to take part in a session.
-
-    Attributes:
-        number: Flower's number of the node.
-        contributes: for each block, whether numbers of its clients are in it.
-        work: what its clients do.
+    """A node that is asked to take part in a session: Flower's number of it; for each block, whether numbers of its
+    clients are in it; and what its clients do.
     """
 
     number: int
@@ -160,21 +156,15 @@ class SessionExchange:
         has_work: bool = False,
     ) -> dict[int, WorkerMessage]:
         """Send a step to the nodes that are left; return the replies that belong to it."""
-        head = {
-            **self._head,
-            "kind": f"secure-{step}",
-            "number": number or self._next_number(),
-            "session": self._session.digest,
-        }
+        number = number or self._next_number()
+        head = {**self._head, "kind": f"secure-{step}", "number": number, "session": self._session.digest}
         messages = {
             i: WorkerMessage({**head, **content}, self._members[i].work.tensors if has_work else {})
             for i, content in contents.items()
         }
-        outcomes = self._grid.exchange(
-            {self._members[i].number: message for i, message in messages.items()},
-            str(self._session.round),
-            None if has_work else self._step_timeout,
-        )
+        requests = {self._members[i].number: message for i, message in messages.items()}
+        timeout = None if has_work else self._step_timeout
+        outcomes = self._grid.exchange(requests, str(self._session.round), timeout)
         replies: dict[int, WorkerMessage] = {}
         for i, message in messages.items():
             self.sent += count_bytes(message)
@@ -211,7 +201,6 @@ class SecureTransport(NodeTransport):
             find_weighting(name, self._sums)  # a client rule whose upload has no sum is refused here
 
     def exchange(self, groups: Sequence[Group], *, is_long: bool = False) -> list[Outcome]:
-        """Sum what nodes answer to groups of messages, in one session; see `NodeTransport.exchange`."""
         outcomes = self._sum(groups)
         if is_long and count_rounds(groups) > 1 and not any(outcome.replies for outcome in outcomes):
             outcomes = self._sum(groups)
@@ -276,7 +265,7 @@ class SecureTransport(NodeTransport):
         is_evaluated = bool(torch.isin(self.context.eval_ids, self.worker_clients[i]).any())
         return [
             (message := groups[block.part].get(i)) is not None
-            and (is_evaluated if block.what == "scores" else bool(_list_uploading(message)))
+            and (is_evaluated if block.what == "scores" else bool(list_uploading(message)))
             for block in session.blocks
         ]
 
@@ -305,7 +294,7 @@ class SecureTransport(NodeTransport):
                     f"{', '.join(missing)}, so they are of other rows than those of other methods"
                 )
         if "upload" in sums:
-            ids = sorted(i for node in survivors for i in _list_uploading(group[node]))
+            ids = sorted(i for node in survivors for i in list_uploading(group[node]))
             self._put_upload(reply, planned.round, ids, sums["upload"])
         return {survivors[0]: reply}
 
@@ -324,14 +313,7 @@ class SecureTransport(NodeTransport):
             reply.put("buffers", buffers.rows(0).repeat(len(ids)))
 
 
-def _list_uploading(message: WorkerMessage) -> set[int]:
-    """List the clients of a node that upload in answer to a training."""
-    head = message.head
-    return set(head["ids"]) & set(head["cohort"]) - set(head["dropouts"])
-
-
 def _slice_blocks(total: Fixed | None, blocks: Sequence[Block], part: int) -> dict[str, Fixed]:
-    """Return the sums of one part of a session."""
     found: dict[str, Fixed] = {}
     start = 0
     for block in blocks:

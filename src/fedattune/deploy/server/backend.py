@@ -46,8 +46,7 @@ class NodeTransport:
         last: (N,) the round of each client's last accepted reply; the client continues from there.
         bytes_sent, bytes_received: bytes of all tensors in messages, with those for evaluation.
         seconds: time that the last messages took.
-        notes: sentences about the run.
-        common_notes: sentences about all runs alike.
+        notes, common_notes: sentences about the run, and about all runs alike.
         merges_clients: whether replies are of all clients together.
     """
 
@@ -100,7 +99,6 @@ class NodeTransport:
         return outcomes
 
     def forget(self, clients: Iterable[int]) -> None:
-        """Let clients forget the round of the last messages."""
         for client in clients:
             self.last[client] = self._last_before[client]
 
@@ -203,12 +201,8 @@ class NodeBackend(RemoteBackend):
     def __init__(self, context: RunContext, make_payload: PayloadFactory, transport: NodeTransport) -> None:
         super().__init__(context, make_payload, transport)
         self._nodes, self._deployment, self.notes = transport, transport.registry.deployment, transport.notes
-        self.traits = BackendTraits(
-            context.n_clients,
-            is_deployed=True,
-            merges_clients=transport.merges_clients,
-            largest_update=self._deployment.largest_update,
-        )
+        merges, largest = transport.merges_clients, self._deployment.largest_update
+        self.traits = BackendTraits(context.n_clients, is_deployed=True, merges_clients=merges, largest_update=largest)
         self._delivered = self.pending  # the clients whose pending answers the last messages carried
         self._late: tuple[int, Group] = 0, {}  # round and messages of the deferred evaluation
         self._late_scores: tuple[int, list[PointScores]] = 0, []
@@ -221,7 +215,6 @@ class NodeBackend(RemoteBackend):
 
     @property
     def can_save(self) -> bool:  # type: ignore[override]
-        """Tell whether the nodes stand at the server's round."""
         return not self._ahead
 
     @property

@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Literal
 
+from ...analysis.monitor import FEDERATION_FILE
 from ...core.errors import RunError
 from ...core.io import read_json, write_json
 
 CONTROL_FILE = "control.json"
 """The request to a run, in its run folder."""
-
-FEDERATION_FILE = "federation.json"
-"""The server's file of the federation: its nodes and clients, and the token of the run's state on the nodes."""
 
 ControlRequest = Literal["pause", "abort"]
 

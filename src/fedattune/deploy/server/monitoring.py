@@ -6,11 +6,11 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from ...analysis.monitor import NODES_FILE
@@ -23,7 +23,6 @@ from .registration import NodeRegistry
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-
 STALL_FACTOR = 3.0
 """Times the allowed time of the current messages, after which a run without a finished round is stalled."""
 
@@ -31,12 +30,8 @@ FaultLabel = Literal["offline", "late", "failed", "refused", "dropped"]
 """Label of a fault in metrics: `refused` is of a reply, `dropped` of the upload of one client."""
 
 LABELS: Mapping[FaultKind, FaultLabel] = {
-    "offline": "offline",
-    "late": "late",
-    "failed": "failed",
-    "lost_state": "failed",
-    "refused": "refused",
-}
+    "offline": "offline", "late": "late", "failed": "failed", "lost_state": "failed", "refused": "refused"
+}  # fmt: skip
 """Kind of a node's fault -> its label; faults of other kinds are of single uploads."""
 
 
@@ -55,21 +50,24 @@ class RunNumbers:
     finished_at: float | None = None
 
 
-class Snapshot(NamedTuple):
-    """The numbers of a deployment at one moment: runs by method and seed; nodes by their index in the registry.
+METRICS_HOST = "127.0.0.1"
+"""Address of the metrics: they have no login, so only this machine reaches them."""
 
-    The last fault of a node is that of its last message, or None after a reply that counts.
-    """
+RUN_GAUGES: Mapping[str, tuple[str, Callable[[RunNumbers], float | None]]] = {
+    "rounds_done": ("Finished rounds.", lambda run: run.done),
+    "rounds_planned": ("Rounds in all.", lambda run: run.planned),
+    "accuracy": ("Mean test accuracy over clients, a fraction.", lambda run: run.accuracy),
+    "rmse": ("Mean test RMSE over clients.", lambda run: run.rmse),
+    "round_seconds": ("Seconds of the last round.", lambda run: run.seconds),
+    "last_round_timestamp_seconds": ("Time of the last finished round.", lambda run: run.finished_at),
+    "clients_without_reply": ("Clients of the last round's cohort without part in it.", lambda run: run.absent),
+}
+"""Metrics by method and seed; a run without the value has no sample."""
 
-    runs: Mapping[tuple[str, int], RunNumbers]
-    names: Sequence[str]
-    online: Set[int]
-    last_faults: Mapping[int, FaultLabel | None]
-    faults: Mapping[tuple[int, FaultLabel], int]
-    is_healthy: bool
-
-    def count_last(self, fault: FaultLabel) -> int:
-        return list(self.last_faults.values()).count(fault)
+RUN_COUNTERS: Mapping[str, tuple[str, Callable[[RunNumbers], float]]] = {
+    "sent_bytes": ("Bytes of tensors sent to nodes.", lambda run: run.sent),
+    "received_bytes": ("Bytes of tensors received from nodes.", lambda run: run.received),
+}
 
 
 class RunMonitor:
@@ -154,7 +152,6 @@ class RunMonitor:
             (self._folder / NODES_FILE).unlink(missing_ok=True)
 
     def get_fields(self, sentence: str) -> dict[str, Any]:
-        """Return what is known about a sentence of the log."""
         with self._lock:
             method, seed = self._current or (None, None)
             found = re.search(r"\bround (\d+)", sentence)
@@ -191,17 +188,39 @@ class RunMonitor:
             }
             return not reason, {**facts, "reason": reason} if reason else facts
 
-    def take_snapshot(self) -> Snapshot:
-        """Copy the numbers, so that a request sees all of them at one moment."""
+    def collect(self) -> "list[Metric]":
+        """List the metrics at one moment, for Prometheus's registry. They name methods and nodes, but no clients."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        metrics: list[Metric] = []
         with self._lock:
-            return Snapshot(
-                {key: replace(run) for key, run in self._runs.items()},
-                tuple(self._names),
-                frozenset(self._online),
-                dict(self._last_faults),
-                Counter(self._faults),
-                self.describe_health()[0],
+            for columns, family in ((RUN_GAUGES, GaugeMetricFamily), (RUN_COUNTERS, CounterMetricFamily)):
+                for name, (text, read) in columns.items():
+                    metric = family(f"fedattune_{name}", text, labels=("method", "seed"))
+                    for (method, seed), run in self._runs.items():
+                        value = read(run)
+                        if value is not None and not math.isnan(value):
+                            metric.add_metric((method, str(seed)), value)
+                    metrics.append(metric)
+            last = Counter(self._last_faults.values())
+            gauges = {
+                "healthy": ("1 while the run makes progress, as /healthz says.", self.describe_health()[0]),
+                "nodes_known": ("Nodes of the federation.", len(self._names)),
+                "nodes_online": ("Nodes that are online.", len(self._online)),
+                "nodes_late": ("Nodes that sent no reply in time to their last message.", last["late"]),
+                "nodes_refused": ("Nodes whose last reply the server refused.", last["refused"]),
+                "nodes_failed": ("Nodes that could not answer their last message.", last["failed"]),
+            }
+            metrics += [GaugeMetricFamily(f"fedattune_{name}", text, float(n)) for name, (text, n) in gauges.items()]
+            online = GaugeMetricFamily("fedattune_node_online", "1 if the node is online.", labels=("node",))
+            faults = CounterMetricFamily(
+                "fedattune_faults", "Faults since the server's start.", labels=("node", "kind")
             )
+            for i, node in enumerate(self._names):
+                online.add_metric((node,), float(i in self._online))
+                for kind in get_args(FaultLabel):
+                    faults.add_metric((node, kind), self._faults[i, kind])
+            return [*metrics, online, faults]
 
     def _write(self) -> None:
         """Write the state of the nodes for `fedattune watch`; a full disk must not end the run here."""
@@ -212,65 +231,6 @@ class RunMonitor:
                     for i, name in enumerate(self._names)
                 ]
                 write_json(self._folder / NODES_FILE, {"nodes": nodes})
-
-
-METRICS_HOST = "127.0.0.1"
-"""Address of the metrics: they have no login, so only this machine reaches them."""
-
-RUN_GAUGES: Mapping[str, tuple[str, Callable[[RunNumbers], float | None]]] = {
-    "rounds_done": ("Finished rounds.", lambda run: run.done),
-    "rounds_planned": ("Rounds in all.", lambda run: run.planned),
-    "accuracy": ("Mean test accuracy over clients, a fraction.", lambda run: run.accuracy),
-    "rmse": ("Mean test RMSE over clients.", lambda run: run.rmse),
-    "round_seconds": ("Seconds of the last round.", lambda run: run.seconds),
-    "last_round_timestamp_seconds": ("Time of the last finished round.", lambda run: run.finished_at),
-    "clients_without_reply": ("Clients of the last round's cohort without part in it.", lambda run: run.absent),
-}
-"""Metrics by method and seed; a run without the value has no sample."""
-
-RUN_COUNTERS: Mapping[str, tuple[str, Callable[[RunNumbers], float]]] = {
-    "sent_bytes": ("Bytes of tensors sent to nodes.", lambda run: run.sent),
-    "received_bytes": ("Bytes of tensors received from nodes.", lambda run: run.received),
-}
-
-NODE_GAUGES: Mapping[str, tuple[str, Callable[[Snapshot], float]]] = {
-    "healthy": ("1 while the run makes progress, as /healthz says.", lambda now: now.is_healthy),
-    "nodes_known": ("Nodes of the federation.", lambda now: len(now.names)),
-    "nodes_online": ("Nodes that are online.", lambda now: len(now.online)),
-    "nodes_late": ("Nodes that sent no reply in time to their last message.", lambda now: now.count_last("late")),
-    "nodes_refused": ("Nodes whose last reply the server refused.", lambda now: now.count_last("refused")),
-    "nodes_failed": ("Nodes that could not answer their last message.", lambda now: now.count_last("failed")),
-}
-
-
-class MetricsCollector:
-    """The metrics of a deployment, for Prometheus's registry. They name methods and nodes, but no clients."""
-
-    def __init__(self, monitor: RunMonitor) -> None:
-        self._monitor = monitor
-
-    def collect(self) -> "Iterator[Metric]":
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        now = self._monitor.take_snapshot()
-        for columns, family in ((RUN_GAUGES, GaugeMetricFamily), (RUN_COUNTERS, CounterMetricFamily)):
-            for name, (text, read) in columns.items():
-                metric = family(f"fedattune_{name}", text, labels=("method", "seed"))
-                for (method, seed), run in now.runs.items():
-                    value = read(run)
-                    if value is not None and not math.isnan(value):
-                        metric.add_metric((method, str(seed)), value)
-                yield metric
-        for name, (text, count) in NODE_GAUGES.items():
-            yield GaugeMetricFamily(f"fedattune_{name}", text, float(count(now)))
-        online = GaugeMetricFamily("fedattune_node_online", "1 if the node is online.", labels=("node",))
-        faults = CounterMetricFamily("fedattune_faults", "Faults since the server's start.", labels=("node", "kind"))
-        for i, node in enumerate(now.names):
-            online.add_metric((node,), float(i in now.online))
-            for kind in get_args(FaultLabel):
-                faults.add_metric((node, kind), now.faults.get((i, kind), 0))
-        yield online
-        yield faults
 
 
 @contextmanager
@@ -311,7 +271,7 @@ def _start_server(monitor: RunMonitor, port: int) -> Any:
     from prometheus_client.exposition import ThreadingWSGIServer
 
     registry = CollectorRegistry()
-    registry.register(MetricsCollector(monitor))
+    registry.register(monitor)
     answer_metrics = make_wsgi_app(registry)
 
     def answer(environ: dict[str, Any], start: Any) -> Any:

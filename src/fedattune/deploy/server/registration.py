@@ -230,7 +230,6 @@ class NodeRegistry:
 
     @property
     def n_newcomers(self) -> int:
-        """Number of clients of the nodes that wait to join."""
         return sum(len(hello.clients) for hello in self._newcomers.values())
 
     def refuse_newcomers(self, grid: NodeGrid, reason: str) -> None:
@@ -315,8 +314,7 @@ class NodeRegistry:
             if number in online and (not rivals or rivals & online)
         }
         self._newcomers = {number: hello for number, hello in self._newcomers.items() if number in online}
-        now = time.monotonic()
-        resting = {number for number, since in self._silent.items() if now - since < SILENCE_S}
+        resting = {number for number, since in self._silent.items() if time.monotonic() - since < SILENCE_S}
         new = online - self._index.keys() - self._foreign.keys() - self._newcomers.keys() - resting
         timeout = min(HELLO_TIMEOUT_S, self.deployment.round_timeout)
         for number, hello in (ask_hello(grid, new, timeout) if new else {}).items():

@@ -11,6 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ...analysis.folder import EXPERIMENT_FILE, seal_experiment
+from ...analysis.monitor import FEDERATION_FILE
 from ...core.algorithm import Algorithm
 from ...core.errors import DivergedError, FedAttuneError, RunError, summarize_error
 from ...core.hardware import check_device
@@ -30,7 +31,7 @@ from ..logs import log_errors, make_server_log
 from ..node.node import build_initial_model, hash_model
 from ..secagg.transport import SecureTransport
 from .backend import NodeBackend, NodeTransport
-from .control import FEDERATION_FILE, ControlRequest, open_requests, read_request, write_request
+from .control import ControlRequest, open_requests, read_request, write_request
 from .monitoring import RunMonitor, serve_metrics
 from .registration import NodeRegistry
 
@@ -196,7 +197,7 @@ class _Server:
 
         Nodes may have joined the federation since the folder was made.
         """
-        settings, path, splits = (self.plan.settings(seed), self.folder / name / f"seed-{seed}", self.registry.splits)
+        settings, path, splits = self.plan.settings(seed), self.folder / name / f"seed-{seed}", self.registry.splits
         settings.participation.cohort_size(self.registry.info.n_clients)
         check_device(settings)
         check_clients(settings, self.registry.info)
@@ -243,7 +244,6 @@ class _Server:
 
 
 def _write_results(folder: Path, results: list[Result], log: Log, *, has_table: bool) -> None:
-    """Write the comparison of the results, and log its verdict."""
     from ...analysis.compare import BASELINE
     from ...analysis.output.tables import make_console, print_methods
     from ...experiments.session import write_summary
