@@ -74,7 +74,6 @@ class Scores(NamedTuple):
 
     @classmethod
     def zeros(cls, sizes: Tensor) -> "Scores":
-        """Return the scores of models before any of their samples (E,) is scored."""
         return cls(sizes, torch.zeros_like(sizes), torch.zeros_like(sizes, dtype=torch.float64))
 
     def split(self, n: int) -> "list[Scores]":

@@ -44,7 +44,6 @@ class LocalTraining:
     privacy: GradientNoise | None = None
 
     def rng_seed(self, client: int = 0) -> int:
-        """Derive the seed for random layers (dropout) in this round."""
         return int(np.random.SeedSequence([self.seed, self.stream, self.round, client]).generate_state(1)[0])
 
     def make_round_context(self, n_steps: Tensor, is_uploaded: Tensor, round_: Tensor) -> RoundContext:
@@ -55,12 +54,10 @@ class LocalTraining:
         return torch.tensor(float(self.round), dtype=like.dtype, device=like.device)
 
     def compiler_key(self, rule: ClientUpdate) -> tuple[Hashable, ...]:
-        """Return everything that a local step depends on besides its tensors."""
         privacy = self.privacy and (self.privacy.clip, self.privacy.calls)
         return (_hashable_rule(rule), self.lr, self.weight_decay, self.cohort_size, self.personal_names, privacy)
 
     def make_noise(self, client: int, n: int, n_values: int) -> ClientNoise | None:
-        """Return the noise of a client's gradients; None for plain gradients."""
         if self.privacy is None:
             return None
         weight = 1 / max(1, min(self.batch_size, n))

@@ -57,7 +57,6 @@ class Evaluator:
         self._compiler = compiler
 
     def evaluate(self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:
-        """Evaluate models (E, ...) of clients `ids` (E,), each on its own parts."""
         samples = self._gather(tuple(parts), ids.tolist(), params, buffers)
         return self._evaluate_samples(params, buffers, samples).split(len(ids))
 
@@ -106,7 +105,6 @@ class Evaluator:
         scores: Scores,
         should_compile: bool = False,
     ) -> None:
-        """Evaluate clients with small parts: clients with similar numbers of samples form one batch of models."""
         names, states = [*params], [*buffers]
 
         def predict(x: Tensor, *tensors: Tensor) -> Tensor:

@@ -286,7 +286,6 @@ class SerialRunner:
         return list(self._steps.values())
 
     def run(self, start: Sequence[Tensor], out: Sequence[Tensor]) -> None:
-        """Run all steps from `start` (C, ...), and write the moving leaves to the clients' rows of `out`."""
         for client, batches in self._batches.items():
             current = [leaf[client] for leaf in out]
             for first, last in batches.uniform_spans():

@@ -208,7 +208,6 @@ class VectorizedEngine(Engine):
         return out
 
     def _count_threads(self, groups: Sequence[BatchedRunner | SerialRunner]) -> int:
-        """Count the threads of PyTorch for a group that runs alone; of several groups, each gets one."""
         group = groups[0]
         if self._cores == 1 or len(groups) > 1 or not isinstance(group, BatchedRunner):
             return self._cores

@@ -107,7 +107,7 @@ class UploadStore(Joinable[StoreT], Measurable, Discardable):
         return state["in_pool"]
 
     def forget(self, state: StoreT, ids: Tensor) -> StoreT:
-        """Evict clients `ids`, and put the mean model of the others in place of their uploads.
+        """Discard the uploads of clients `ids`, and put the mean model of the others in their place.
 
         It is for rules that compare all stored models, whoever may receive them.
         """

@@ -51,7 +51,6 @@ class PreparedRun:
 
     @property
     def config(self) -> dict[str, Any]:
-        """All that defines the run, as it is stored with the result."""
         return {
             "algorithm": self.name,
             **({SOURCE_KEY: self.source} if self.source else {}),

@@ -146,7 +146,6 @@ class RoundLoop:
         self._record_scores(0, self.backend.evaluate_received(0, self.server.make_payload, self.server.global_model))
 
     def run_round(self, r: int, *, should_evaluate: bool) -> None:
-        """Sample, broadcast, train, aggregate, record."""
         backend, server = self.backend, self.server
         request = TrainRequest.draw(
             self.context, r, update_server=server.rule.traits.should_update, should_evaluate=should_evaluate
@@ -229,7 +228,6 @@ class RoundLoop:
         return reply, mixing
 
     def _count_down(self, ids: Tensor, sent: Payload) -> None:
-        """Count the bytes of payloads, and of the statistics that come with them."""
         if len(ids):
             self.status.traffic["down"] += self.server.rule.bytes_down(self.server.state, ids, sent)
             self.status.traffic["down"] += count_traffic(self.backend.statistics, len(ids))

@@ -70,7 +70,6 @@ class Server:
 
     @property
     def global_model(self) -> Params | None:
-        """The one model for everybody, if the method has one."""
         return self.rule.global_model(self.state)
 
     def broadcast(self, ids: Tensor) -> Broadcast:
@@ -82,7 +81,6 @@ class Server:
             return self.rule.broadcast(self.state, ids)
 
     def make_payload(self, ids: Tensor) -> Payload:
-        """Return the payload for clients `ids` (R,), one row each."""
         return self.broadcast(ids).payload
 
     def make_eval_payload(self, ids: Tensor) -> Payload:
@@ -106,7 +104,6 @@ class Server:
         return self.broadcast(ids).mixing
 
     def aggregate(self, uploads: RoundUploads) -> None:
-        """Make the new state from the uploads of one round."""
         self._last = None
         with self.storage.share_cores():
             self.state = self.rule.aggregate(self.state, uploads.ids, uploads.sent, uploads.upload, uploads.n)
@@ -124,6 +121,5 @@ class Server:
         self.state = self.rule.quarantine(self.state, clients)
 
     def skip_round(self) -> None:
-        """Make the new state after a round in which no upload arrived."""
         self._last = None
         self.state = self.rule.skip_round(self.state)

@@ -78,7 +78,6 @@ class TrainReply(NamedTuple):
 
     @classmethod
     def merge(cls, replies: Sequence["TrainReply"]) -> "TrainReply":
-        """Put the replies to the parts of one request after each other."""
         if len(replies) == 1:
             return replies[0]
         uploaded = [reply for reply in replies if len(reply.ids)] or replies[:1]

@@ -237,7 +237,6 @@ class LocalBackend(Backend):
         return federation.features(index.to(federation.y.device), self.engine.dtype)
 
     def plan_training(self, r: int, stream: int) -> LocalTraining:
-        """Return the local training of a client in round r, whose batches come from a random stream."""
         settings, plan = self.context.settings, self._record_plan
         privacy = None
         if plan:

@@ -192,7 +192,6 @@ class RemoteBackend(Backend):
         return [measured.get(client, []) for client in ids.tolist()]
 
     def pending_tree(self) -> dict[str, Any]:
-        """Return the payloads of clients, and which of them are pending, as a nest of dicts."""
         return {
             "sent": {} if self.sent is None else self.sent._asdict(),
             "pending": self.pending,
@@ -254,7 +253,6 @@ class RemoteBackend(Backend):
         return message
 
     def send_to_evaluated(self, **head: Any) -> list[WorkerMessage]:
-        """Send the workers that have evaluated clients the same head; return their replies."""
         eval_ids, members = self.context.eval_ids, self.worker_clients
         return self._send_head([w for w, ids in enumerate(members) if bool(torch.isin(eval_ids, ids).any())], head)
 

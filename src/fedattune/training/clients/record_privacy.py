@@ -146,7 +146,6 @@ class RecordPlan:
         return count_gradients(self.context)
 
     def training(self) -> GradientNoise:
-        """Return the privacy of the local steps."""
         return GradientNoise(self.noise.clip, self.calls, self.multiplier, self.is_secret)
 
     def fine_tuning(self) -> GradientNoise:
@@ -168,7 +167,6 @@ class RecordPlan:
         )
 
     def epsilon(self, client: int, rounds: int, evaluations: int) -> float:
-        """Return the epsilon that a client has spent."""
         n = int(self.context.n_train[client])
         if not n:
             return 0.0

@@ -118,7 +118,6 @@ class ClientStates:
         return int(self.client_ids[-1]) == len(self.client_ids) - 1
 
     def store_payload(self, ids: Tensor, payload: Payload) -> None:
-        """Keep the payload of clients `ids` until another one replaces it."""
         if self.sent is None:
             self.sent = _allocate_payloads(payload.rows(0), self.storage)
         put_payload_rows(self.sent, self.rows_of(ids), payload)
@@ -133,7 +132,6 @@ class ClientStates:
             self.buffers.only(self.statistics).put_rows(rows, statistics or self.statistics.repeat(len(ids)))
 
     def held_buffers(self, ids: Tensor) -> Params:
-        """Return the buffers (E, ...) that clients `ids` hold."""
         return pick_rows(self.buffers, self.rows_of(ids), len(self.fresh))
 
     def received_buffers(self, ids: Tensor) -> Params:
@@ -167,7 +165,6 @@ class ClientStates:
         return payload._replace(params=Params({k: own[k] if k in own else payload.params[k] for k in self.names}))
 
     def store_trained(self, ids: Tensor, trained: ClientOutputs) -> None:
-        """Keep the local state, personal tensors and buffers that training left on clients `ids`."""
         rows = self.rows_of(ids)
         for k, v in self.local_state.items():
             v.put_rows(rows, trained.local_state[k])
@@ -206,7 +203,6 @@ class KeptModels:
 
     @classmethod
     def start(cls, context: RunContext, storage: RowStorage) -> "KeptModels":
-        """Make room for a model of every client if the run stops early."""
         is_kept = torch.zeros(storage.n, dtype=torch.bool, device=context.device)
         if context.early_stopping == "off":
             return cls(Params(), Params(), is_kept)

@@ -109,7 +109,6 @@ class Compression(UploadStep[None]):
         return state, replace(uploads, upload=uploads.upload._replace(params=params))
 
     def encode(self, update: Tensor) -> dict[str, Tensor]:
-        """Return the code of updates (C, ...) of one tensor."""
         rows = update.reshape(len(update), -1)
         if self.method == "int8":
             scale = rows.abs().amax(1) / LEVELS

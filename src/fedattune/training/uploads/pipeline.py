@@ -154,7 +154,6 @@ class UploadPipeline:
         return any(step.adds_noise for step in self.steps)
 
     def receive(self, uploads: RoundUploads) -> RoundUploads:
-        """Take the uploads of a round through all steps."""
         for i, step in enumerate(self.steps):
             if not len(uploads.ids):
                 break
@@ -172,7 +171,6 @@ class UploadPipeline:
         return traffic
 
     def collect_facts(self) -> dict[str, Any]:
-        """Collect the facts about a run that steps know before its first round."""
         return {key: value for step in self.steps for key, value in step.collect_facts().items()}
 
     def report(self, past: PastRounds) -> tuple[dict[str, Any], list[str], list[str]]:
@@ -188,13 +186,11 @@ class UploadPipeline:
         )
 
     def measure(self, models: RowStack, buffers: RowStack) -> tuple[dict[str, Any], list[str]]:
-        """Collect what steps measure on the judged models (E, ...) of a finished run."""
         found = [(step.name, step.measure(models, buffers, self._context)) for step in self.steps]
         facts = {name: dict(report.facts) for name, report in found if report.facts}
         return facts, [note for _, report in found for note in report.notes]
 
     def dump(self) -> dict[str, Any]:
-        """Return the states of all steps as JSON values, for a checkpoint."""
         return {str(i): dump_state(state) for i, state in enumerate(self._states) if state is not None}
 
     def load(self, values: Mapping[str, Any]) -> None:

@@ -135,7 +135,6 @@ class Screening(UploadStep[ScreenState]):
     def on_server(
         self, state: ScreenState, uploads: RoundUploads, context: StepContext
     ) -> tuple[ScreenState, RoundUploads]:
-        """Screen the uploads of a round; its `rejected` and `quarantined` say what was found."""
         if not len(uploads.ids):
             return state, uploads
         uploads = self._bound_counts(state, uploads)
@@ -181,7 +180,6 @@ class Screening(UploadStep[ScreenState]):
         return replace(uploads, quarantined=new)
 
     def _bound_counts(self, state: ScreenState, uploads: RoundUploads) -> RoundUploads:
-        """Bound the counts by `max_weight` times the median over all clients of the run."""
         if float(uploads.n.max()) <= self._max_count:
             return uploads
         state.bounded.update(uploads.ids[uploads.n > self._max_count].tolist())

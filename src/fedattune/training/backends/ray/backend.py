@@ -56,7 +56,6 @@ class RayTransport:
         return replies
 
     def _start(self, members: Tensor) -> Any:
-        """Start an actor with its clients, and return the pending call."""
         context, settings = self.context, self.context.settings
         assert isinstance(context.federation, Federation)
         data = select_samples(context.federation, members.cpu().numpy()).to(torch.device("cpu"))

@@ -178,7 +178,6 @@ class RayCluster:
             self.ray.kill(actor)
 
     def close(self) -> None:
-        """End all actors, and Ray if this connection started it."""
         for actor in [*self._lent, *self._idle]:
             self.kill(actor)
         self._idle.clear()
