@@ -24,12 +24,8 @@ from torch.func import vmap
 
 from ...client import ClientWrapper
 from ...core.algorithm import Finished, StepChanges
-from ...core.errors import ConfigError
 from ...core.params import Params, choose
 from ...core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
-from ...core.settings import Settings
-from ...data import Federation
-from ...data.federated import FederationInfo
 from ...engine.base import ClientInputs, Engine
 from ...engine.batches import LocalTraining
 from ...runs.context import RunContext
@@ -199,12 +195,3 @@ class Refusals:
         if n_without:
             notes.append(f"{n_without} clients have no validation rows and accept everything (--accept better)")
         return notes
-
-
-def check_acceptance(settings: Settings, federation: Federation | FederationInfo) -> None:
-    """Check that clients have rows to judge received models by, if they are to accept better ones only."""
-    if settings.defence.accept == "better" and not bool(federation.sizes("validation").any()):
-        raise ConfigError(
-            "accept: better judges received models by validation rows, and no client has any; "
-            "give --validation 0.1 or more"
-        )

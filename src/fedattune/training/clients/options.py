@@ -9,18 +9,23 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...core.algorithm import Algorithm
+from ...core.errors import ConfigError
 from ...core.settings import Settings
 from ...data import Federation
 from ...data.federated import FederationInfo
 from ...runs.context import RunContext
 from ..backends.base import TrainReply, TrainRequest
-from .acceptance import Refusals, check_acceptance
+from .acceptance import Refusals
 from .record_privacy import RecordLedger, check_record_privacy
 
 
 def check_clients(settings: Settings, federation: Federation | FederationInfo) -> None:
     """Check that the clients have the data that the settings need."""
-    check_acceptance(settings, federation)
+    if settings.defence.accept == "better" and not bool(federation.sizes("validation").any()):
+        raise ConfigError(
+            "accept: better judges received models by validation rows, and no client has any; "
+            "give --validation 0.1 or more"
+        )
 
 
 def check_method(algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation) -> None:

@@ -46,12 +46,6 @@ class View(NamedTuple):
     def n_attackers(self) -> int:
         return len(next(iter(self.trained.values())))
 
-    def negate_head(self, models: Params) -> Params:
-        return Params({k: -v if k in self.head else v for k, v in models.items()})
-
-    def repeat_victim(self) -> Params:
-        return self.honest.rows(self.victim).repeat(self.n_attackers)
-
 
 ModelAttack = Callable[[View], Params]
 """Maps the view of a round to the uploads (A, ...) of the attackers."""
@@ -89,7 +83,8 @@ def copy_victims(view: View) -> Params:
     """
     n = len(next(iter(view.honest.values())))
     rows = (torch.arange(view.n_attackers) + view.victim) % n
-    return view.negate_head(view.honest.rows(rows.to(next(iter(view.honest.values())).device)))
+    victims = view.honest.rows(rows.to(next(iter(view.honest.values())).device))
+    return Params({k: -v if k in view.head else v for k, v in victims.items()})
 
 
 def collude(view: View) -> Params:
@@ -98,7 +93,7 @@ def collude(view: View) -> Params:
     Copies are like each other and, in the copied layer, equal to the victim's. They draw the attention of layer-wise
     similarity, and outvote rules that look for the densest group.
     """
-    victim = view.repeat_victim()
+    victim = view.honest.rows(view.victim).repeat(view.n_attackers)
     first = find_layer(next(iter(victim)))
     return Params({k: v if find_layer(k) == first else -v for k, v in victim.items()})
 
