@@ -5,11 +5,13 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from ..core.errors import ConfigError, did_you_mean
 from ..core.io import read_yaml
@@ -126,7 +128,8 @@ class Cell(NamedTuple):
         return f"{self.column} / {self.row}"
 
 
-class CellRun(NamedTuple):
+@dataclass(frozen=True)
+class CellRun:
     """One training run of a cell: its experiment, and the chosen values of the grid."""
 
     cell: Cell
@@ -144,7 +147,7 @@ class CellRun(NamedTuple):
         values = {k: v for k, v in own.items() if k in option_names}  # a partition can have the name of a method
         return check_options(name, ALGORITHMS[name], values)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Twelve hex digits. Runs with equal results have equal ids in all studies."""
         excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS | {"early_stopping", "small_clients"}
@@ -210,6 +213,7 @@ class Study(StudyPart):
     reasons: list[DifferenceReason] = []
     figure: FigureSpec = FigureSpec()
     mixing: bool = False  # whether to keep the mixing matrices
+    _runs: dict[str, CellRun] = PrivateAttr(default_factory=dict)  # tables ask for the same ones again and again
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "Study":
@@ -329,6 +333,12 @@ class Study(StudyPart):
         self, cell: Cell, choice: Mapping[str, Any], seed: int, extent: Extent = WHOLE, *, tuning: bool = False
     ) -> CellRun:
         """Make one run of a cell with a combination of its grid; with `tuning`, a run of the search."""
+        key = repr((cell, choice, seed, extent, tuning))
+        if key not in self._runs:
+            self._runs[key] = self._make_run(cell, choice, seed, extent, tuning=tuning)
+        return self._runs[key]
+
+    def _make_run(self, cell: Cell, choice: Mapping[str, Any], seed: int, extent: Extent, *, tuning: bool) -> CellRun:
         row = self.source_row(cell)
         values = {"small_clients": "error", **self.settings, **row.settings, **self.columns[cell.column]}
         if own := values.keys() & {"algorithms", "seed", "seeds"}:
