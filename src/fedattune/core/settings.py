@@ -324,6 +324,11 @@ class Defence(Group):
         None, description="largest share of any one other client in a client's mixture (default: no limit)"
     )
 
+    @property
+    def clip_rows(self) -> bool:
+        """Whether clients' mixtures are limited to models near their own."""
+        return self.robust == "rows"
+
     @field_validator("trusted")
     @classmethod
     def _needs_trust(cls, names: str | None, info: ValidationInfo) -> str | None:

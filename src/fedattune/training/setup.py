@@ -2,12 +2,13 @@
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.algorithm import Algorithm
+from ..core.algorithm import Algorithm, ServerUpdate
 from ..core.errors import ConfigError
 from ..core.hardware import resolve_device
 from ..core.params import Params
@@ -20,10 +21,11 @@ from ..data.federated import FederationInfo
 from ..models.files import wrap_model
 from ..runs.context import RunContext
 from ..runs.rows import LazyModel, drop_laziness
+from ..server.mixing import Mixing, MixtureLimits
+from ..server.wrapper import ServerWrapper
 from .clients.acceptance import AcceptBetter
 from .sampling import sample_eval_ids, sample_newcomers
 from .uploads.pipeline import find_excluded
-from .uploads.robust import limit_mixtures
 
 
 def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
@@ -32,11 +34,18 @@ def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
     if settings.training.bn_affine == "local" and personal != BatchNorms():
         personal = AnyOf((personal, BatchNorms()))
     return replace(
-        limit_mixtures(algorithm, settings),
+        algorithm,
+        server=_limit_mixtures(algorithm.server, MixtureLimits(settings.defence.max_share, settings.defence.clip_rows)),
         participation=algorithm.participation.override(settings.participation.train),
         personal=personal,
         bn_buffers=algorithm.bn_buffers or settings.training.bn_buffers,
     )
+
+
+def _limit_mixtures(rule: ServerUpdate[Any], limits: MixtureLimits) -> ServerUpdate[Any]:
+    if isinstance(rule, ServerWrapper):
+        return replace(rule, inner=_limit_mixtures(rule.inner, limits))
+    return replace(rule, limits=limits) if isinstance(rule, Mixing) and limits != MixtureLimits() else rule
 
 
 def make_run_context(

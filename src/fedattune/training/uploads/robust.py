@@ -3,11 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ...core.algorithm import Algorithm, ServerUpdate, find_needed_sums
+from ...core.algorithm import ServerUpdate, find_needed_sums
 from ...core.errors import ConfigError, list_some
-from ...core.settings import Settings
 from ...runs.context import RunContext
-from ...server.mixing import Mixing, MixtureLimits
+from ...server.mixing import Mixing
 from ...server.robust import ROBUST_RULES, RobustInputs, RobustRule, aggregate_robustly, find_robust_rule
 from ...server.wrapper import ServerWrapper
 from .step import PastRounds, Report, RoundUploads, StepContext, UploadStep
@@ -21,18 +20,6 @@ KEEPS_UPLOADS = ("off", "rows")
 def is_mixing(rule: ServerUpdate[Any]) -> bool:
     """Tell whether a server rule mixes a model for every client by a matrix."""
     return is_mixing(rule.inner) if isinstance(rule, ServerWrapper) else isinstance(rule, Mixing)
-
-
-def limit_mixtures(algorithm: Algorithm, settings: Settings) -> Algorithm:
-    """Return the method with the user's limits of what enters a client's mixture, if its rule mixes models."""
-    limits = MixtureLimits(settings.defence.max_share, settings.defence.robust == "rows")
-    return algorithm if limits == MixtureLimits() else replace(algorithm, server=_limit(algorithm.server, limits))
-
-
-def _limit(rule: ServerUpdate[Any], limits: MixtureLimits) -> ServerUpdate[Any]:
-    if isinstance(rule, ServerWrapper):
-        return replace(rule, inner=_limit(rule.inner, limits))
-    return replace(rule, limits=limits) if isinstance(rule, Mixing) else rule
 
 
 def find_trusted(context: RunContext) -> list[int]:
