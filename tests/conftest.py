@@ -146,11 +146,13 @@ TOGETHER = ("test_ray.py", "test_ray_nodes.py", "test_report_browser.py")
 
 
 class Together(LoadScopeScheduling):
-    """Tests go to whoever is free, but for those of a few files."""
+    """Tests go to whoever is free, but for those of a few files, and those of one method."""
 
     def _split_scope(self, nodeid: str) -> str:
         # pytest-xdist's own groups are lost on the way to the scheduler with this pytest.
-        file = nodeid.partition("::")[0]
+        file, _, test = nodeid.partition("::")
+        if file.endswith("test_conformance.py") and "[" in test:
+            return test.rpartition("[")[2].rpartition("-")[2]  # tests of a method share its runs
         return ("ray" if "test_ray" in file else file) if file.endswith(TOGETHER) else nodeid
 
 

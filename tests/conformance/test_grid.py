@@ -57,7 +57,7 @@ def combined(client: str, server: str, personal: str) -> Algorithm:
 
 
 def run(algorithm: Algorithm, federation: Federation, engine: str, **settings: Any) -> Result:
-    given = RUN | {"steps": 2, "model_options": {"hidden": 4}, "engine": engine} | settings
+    given = RUN | {"rounds": 2, "model_options": {"hidden": 4}, "engine": engine} | settings
     return fedattune.fit(federation, algorithm, "dnn", **given)
 
 
@@ -77,7 +77,7 @@ def test_any_server_rule_composes_with_any_client_rule(
     reference, together = (run(algorithm, ragged, engine) for engine in ("sequential", "vectorized"))
     assert distance(reference, together) < 1e-12
     assert all(v.isfinite().all() for v in reference.models.values())
-    assert len(reference.mixing) == RUN["rounds"]
+    assert len(reference.mixing) == 2
     mixed = {component.partition(".")[0] for component in reference.mixing.last()}
     layers = {"1", "3"} - {"own head": {"3"}, "own body": {"1"}}.get(personal, set())
     assert mixed - {"attention"} in (layers, {"model"})

@@ -173,8 +173,10 @@ def same_models(one: Result, other: Result, tolerance: float) -> None:
         torch.testing.assert_close(other.models[name], values, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize(
+    ("name", "attack"),
+    [("fedavg", a) for a in ATTACKS] + [(n, a) for n in SOME[1:] for a in ("collusion", "label_flip_count")],
+)
 def test_engines_agree(name: str, attack: str, ragged: Federation) -> None:
     one, other = (
         fit(ragged, name, attack=attack, attackers=2, rounds=2, engine=engine, options=BY_NAME[name].same)
@@ -183,8 +185,9 @@ def test_engines_agree(name: str, attack: str, ragged: Federation) -> None:
     same_models(one, other, 1e-8)  # sums in another order, in float64
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("name", ["fedavg", "pfedla"])
+@pytest.mark.parametrize(
+    ("name", "attack"), [*(("fedavg", a) for a in ATTACKS), ("pfedla", "alie"), ("pfedla", "victim_head")]
+)
 def test_remote_clients_give_the_same(name: str, attack: str, ragged: Federation) -> None:
     runs = [trained(BY_NAME[name], ragged, make_backend, attack=attack, attackers=2) for make_backend in (None, Here)]
     for run in runs:  # where the models are with the workers, nobody can measure a back door
@@ -235,4 +238,4 @@ def test_a_false_count_outweighs_all_others(ragged: Federation) -> None:
     same_models(models["uniform", "label_flip"], models["uniform", "label_flip_count"], 0.0)
 
 
-assert RUN["rounds"] == 4  # tests above stop after round 2 of a run
+assert RUN["rounds"] > 2  # tests above stop after round 2 of a run

@@ -59,7 +59,7 @@ def same_models(one: Result, other: Result) -> None:
             torch.testing.assert_close(there[k], v, atol=1e-12, rtol=0)
 
 
-KINDS = ("local", "fedavg", "fedmcsa", "fedrep", "scaffold", "pfedla", "fedfomo", "l2gd", "attune")
+KINDS = ("local", "fedmcsa", "fedrep", "scaffold", "pfedla", "attune")
 """A method of each kind: `test_remote.py` sends the same messages of all methods to workers in this process."""
 
 
@@ -94,11 +94,7 @@ def lose_an_actor(monkeypatch: pytest.MonkeyPatch, kind: str, round_: int | None
 
 @pytest.mark.parametrize(
     ("name", "kind", "round_", "at"),
-    [
-        ("fedmcsa", "train", 3, "(train, round 3)"),
-        ("apfl", "evaluate", 3, "(evaluate, round 3)"),
-        ("scaffold", "models", None, "(models)"),
-    ],
+    [("fedmcsa", "train", 3, "(train, round 3)"), ("scaffold", "models", None, "(models)")],
 )
 def test_a_lost_actor_ends_the_run_with_advice(
     name: str,
@@ -155,6 +151,13 @@ def test_a_run_goes_on_with_another_engine(
     for one, other in zip(whole.facts["newcomers"], parts.facts["newcomers"], strict=True):
         assert one == pytest.approx(other)
     assert torch.equal(parts.model(0).state_dict()["1.weight"], Result.load(tmp_path / "parts").models["1.weight"][0])
+
+
+def test_compression_remembers_on_actors(ragged: Federation, cluster: RayCluster) -> None:
+    run = RUN | {"compress": "topk:0.2"}
+    one, other = (fedattune.fit(ragged, "fedmcsa", "dnn", **(run | more)) for more in ({}, ON_RAY))
+    assert other.bytes_up == one.bytes_up
+    same_models(one, other)
 
 
 def test_settings_of_ray_go_with_ray() -> None:
