@@ -141,8 +141,8 @@ def start(work: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
             process.communicate()
 
 
-TOGETHER = ("test_ray.py", "test_ray_nodes.py", "test_report_browser.py")
-"""Files whose tests run in one process, one after the other: they share a cluster or a browser."""
+TOGETHER = ("test_ray.py", "test_ray_nodes.py", "test_report_browser.py", "test_many_schools.py")
+"""Files whose tests run in one process, one after the other: they share a cluster, a browser or a run."""
 
 
 class Together(LoadScopeScheduling):
