@@ -126,6 +126,7 @@ CASES = [
             "embedding": 5, "hidden": 9, "depth": 1, "hn_lr": 0.1, "hn_momentum": 0.0, "hn_weight_decay": 0.1,
             "hn_clip": 0.1, "momentum": 0.0, "clip": 0.1, "weight_decay": 0.1,
         },
+        learns={"rounds": 25, "steps": 3},
         helps=("groups", "fedavg", {}),
     ),
     Case("fedbn", {"weighting": "samples"}),
@@ -225,6 +226,7 @@ CASES = [
         # 6 features, 1 hidden unit: 7 values before it and 24 after.
         up=lambda sizes: sizes.d + 7 + 24,
         down=lambda sizes: sizes.d + 7 + 24,
+        learns={"rounds": 25, "steps": 3},
         helps=("heads", "fedam", {"context": "client"}),
     ),
     Case(
@@ -238,6 +240,7 @@ CASES = [
         up=lambda sizes: sizes.d + 7 * 12 + 24,
         down=lambda sizes: sizes.d + 7 * 12 + 24,
         same={"noise": False},
+        learns={"rounds": 25, "steps": 3},
         helps=("heads", "fedcp", {"context": "client"}),
     ),
     Case("fedrod", {"personal_init": "zeros", "weighting": "uniform"}, helps=("groups", "fedavg", {})),

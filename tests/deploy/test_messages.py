@@ -14,7 +14,6 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from flwr.app import Message
 
-from conformance.test_conformance import RUN
 from fedattune import Algorithm, Federation, fit
 from fedattune.client import SGD
 from fedattune.core.algorithm import ServerUpdate
@@ -24,7 +23,7 @@ from fedattune.core.selectors import AllParameters
 from fedattune.deploy.server import backend
 from fedattune.deploy.server.backend import NodeBackend, NodeTransport
 from flower.in_process import InProcessGrid
-from flower.runs import read_log, run_deployed, run_simulated
+from flower.runs import RUN, read_log, run_deployed, run_simulated
 from remote_runs import same_numbers
 
 NODE = 101

@@ -23,14 +23,8 @@ from fedattune.deploy.server import backend
 from fedattune.deploy.server.server_app import make_server_app
 from fedattune.training.backends.message import WorkerMessage, split_message
 from flower.in_process import InProcessGrid
-from flower.runs import find_models, read_log, run_deployed, run_simulated
+from flower.runs import KINDS, find_models, read_log, run_deployed, run_simulated
 from remote_runs import same_numbers
-
-KINDS = (
-    *("local", "fedavg_ft", "fedmcsa", "pfedla", "heurpfedla", "pfedhn", "fedrep", "fedbn", "fedrod", "ditto"),
-    *("scaffold", "fedfomo", "fedala", "ifca", "igfl", "mocha", "attune", "l2gd", "fedam", "feddyn"),
-)
-"""Methods of every kind of state and message: `test_remote.py` has all of them, with workers in the process."""
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in KINDS], ids=lambda case: case.name)

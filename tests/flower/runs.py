@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.test_conformance import RUN
+from conformance import test_conformance
 from fedattune import Federation, Result, fit
 from fedattune.data import export_clients, infer_schema
 from fedattune.deploy.node.client_app import make_client_app
@@ -14,6 +14,14 @@ from .certificates import write_node_keys
 from .in_process import InProcessGrid
 
 GROUPS = ([0, 3], [1, 2, 4], [5])
+
+RUN = test_conformance.RUN | {"rounds": 4, "steps": 3}
+
+KINDS = (
+    *("local", "fedavg_ft", "fedmcsa", "pfedla", "heurpfedla", "pfedhn", "fedrep", "fedbn", "fedrod", "ditto"),
+    *("scaffold", "fedfomo", "fedala", "ifca", "igfl", "mocha", "attune", "l2gd", "fedam", "feddyn"),
+)
+"""Methods of every kind of state and message: `test_remote.py` has all of them, with workers in the process."""
 
 
 def run_deployed(

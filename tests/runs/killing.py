@@ -15,9 +15,7 @@ from federations import make_federation
 CASES = [  # method, engine, where clients' rows are
     ("fedmcsa", "vectorized", "disk"),
     ("fedmcsa", "sequential", "memory"),
-    ("pfedhn", "sequential", "disk"),
     ("apfl", "vectorized", "memory"),
-    ("fedala", "vectorized", "disk"),
     ("ditto", "sequential", "disk"),
 ]
 KILLS = 2

@@ -36,7 +36,7 @@ def same_models(one: Result, other: Result, tolerance: float = 0.0) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "vrl_sgd", "pfedla"])
 def test_who_refuses_everything_trains_alone(name: str, judging: Federation) -> None:
     """Noise of a hundred times the norm is worse than anything: from round 2 on, all go on by themselves."""
-    noise: dict[str, Any] = {"attack": "gaussian:100", "attackers": 2, "early_stopping": "off"}
+    noise: dict[str, Any] = {"attack": "gaussian:100", "attackers": 2, "early_stopping": "off", "rounds": 4, "steps": 3}
     refusing = fit(judging, name, **ACCEPT, **noise)
     alone = fit(judging, "local", **noise)
     trained = [client.trained for client in refusing.clients]
@@ -45,8 +45,8 @@ def test_who_refuses_everything_trains_alone(name: str, judging: Federation) -> 
         assert one["trained"]["loss_uniform"] == pytest.approx(other["trained"]["loss_uniform"], abs=1e-9)
     refusals = refusing.facts["refusals"]
     honest = [client.id for client in refusing.clients]
-    assert all(refusals["clients"][one] == 2 for one in honest)  # of three rounds; the first model is everybody's
-    assert [r for r, _ in refusals["rounds"]] == [2, 3]
+    assert all(refusals["clients"][one] == 3 for one in honest)  # of four rounds; the first model is everybody's
+    assert [r for r, _ in refusals["rounds"]] == [2, 3, 4]
 
 
 def test_clients_without_validation_rows_accept_everything() -> None:
