@@ -97,8 +97,8 @@ def run(line: str) -> None:
 
 
 def shorten(words: Sequence[str]) -> list[str]:
-    """Train for three rounds on two splits at most."""
-    limits = {"--rounds": 3, "--splits": 2, "--eval-every": 3}
+    """Train for three rounds on two splits at most, with one seed."""
+    limits = {"--rounds": 3, "--splits": 2, "--seeds": 1, "--eval-every": 3}
     return [
         str(min(int(word), limits[before])) if before in limits else word
         for before, word in zip(["", *words], words, strict=False)

@@ -102,7 +102,7 @@ def test_what_a_client_did_before_it_dropped_out_is_lost(
 def test_clients_that_join_after_training(case: Case, ragged: Federation, tmp_path: Any) -> None:
     """A newcomer gets a model that training made good, improves it, and changes nothing for the others."""
     new = make_federation([30, 44, 25], seed=0)
-    settings = {"rounds": 8, "cohort": 6, "options": case.same, **case.learns}
+    settings = {"rounds": 6, "cohort": 6, "options": case.same, **case.learns}
     result = fit(ragged, case.name, out=tmp_path / "run", **settings)
     assert result.trained_server
     state, models = copy.deepcopy(result.trained_server.state), result.models.map(torch.clone)

@@ -134,7 +134,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("name", "after"),
     # Of messages: 3 to meet, then 3 to train and 3 to evaluate in every round.
-    [("fedavg", 4), ("scaffold", 5), ("fedmcsa", 8), ("fedrep", 11), ("pfedhn", 14)],
+    [("fedavg", 4), ("scaffold", 8), ("fedrep", 11)],
 )
 def test_a_server_that_is_killed_goes_on(name: str, after: int, ragged: Federation, tmp_path: Path) -> None:
     """Before any message of a run: nodes that trained the round already go back and train it again."""

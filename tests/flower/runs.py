@@ -18,8 +18,8 @@ GROUPS = ([0, 3], [1, 2, 4], [5])
 RUN = test_conformance.RUN | {"rounds": 4, "steps": 3}
 
 KINDS = (
-    *("local", "fedavg_ft", "fedmcsa", "pfedla", "heurpfedla", "pfedhn", "fedrep", "fedbn", "fedrod", "ditto"),
-    *("scaffold", "fedfomo", "fedala", "ifca", "igfl", "mocha", "attune", "l2gd", "fedam", "feddyn"),
+    *("local", "fedmcsa", "heurpfedla", "pfedhn", "fedrep", "fedrod", "scaffold", "fedfomo"),
+    *("ifca", "mocha", "attune", "fedam"),
 )
 """Methods of every kind of state and message: `test_remote.py` has all of them, with workers in the process."""
 

@@ -118,19 +118,22 @@ def test_the_noise_has_its_deviation_and_mean(make: Any) -> None:
         assert float(drawn.mean()) == pytest.approx(0.0, abs=0.055)
 
 
+STEPS: dict[str, Any] = {"steps": 7}
+EPOCHS: dict[str, Any] = {"steps": None, "epochs": 2}
+
+
 @pytest.mark.parametrize("name", [name for name in ENGINES if name != "sequential"])
-@pytest.mark.parametrize("work", [{"steps": 7}, {"steps": None, "epochs": 2}], ids=["steps", "epochs"])
 @pytest.mark.parametrize(
-    ("rule", "calls"),
+    ("rule", "calls", "work"),
     [
-        (SGD(momentum=0.9, clip=1.0), (1,)),
-        (PFedMeClient(0.5, 2, 0.02), (2,)),  # every further inner step is recorded like the second one
-        (PerFedAvgClient(0.1, 0.1, "hf"), (1, 1, 2)),
+        (SGD(momentum=0.9, clip=1.0), (1,), EPOCHS),
+        (PFedMeClient(0.5, 2, 0.02), (2,), STEPS),  # every further inner step is recorded like the second one
+        (PerFedAvgClient(0.1, 0.1, "hf"), (1, 1, 2), EPOCHS),
     ],
     ids=["sgd", "pfedme", "perfedavg"],
 )
 def test_engines_agree(
-    name: str, work: dict[str, Any], rule: ClientUpdate, calls: tuple[int, ...], monkeypatch: Any
+    name: str, rule: ClientUpdate, calls: tuple[int, ...], work: dict[str, Any], monkeypatch: Any
 ) -> None:
     """To rounding in float64; the recorded step too, in spans of a few steps and samples."""
     monkeypatch.setattr("fedattune.privacy.dp_sgd.NOISE_BYTES", 3 * 8 * 83 * 5 * 8)

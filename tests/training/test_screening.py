@@ -158,9 +158,7 @@ def test_claimed_counts_are_cut_and_known_counts_are_not() -> None:
         ("fedavg", 1.0),
         ("fedmcsa", 1.0),
         ("fedmcsa", 3),  # the others go on from their last answers, and come back with long updates
-        ("pfedla", 1.0),
         ("fedfomo", 1.0),
-        ("mocha", 1.0),
         ("scaffold", 0.5),
     ],
 )
@@ -178,9 +176,7 @@ def test_no_honest_upload_is_refused(name: str, cohort: float, digits: Federatio
     [
         ("fedavg", "negated_model"),
         ("ditto", "gaussian"),
-        ("pfedla", "negated_update"),
         ("fedmcsa", "negated_update"),
-        ("fedamp", "scaled_model"),
         ("fedfomo", "victim_head"),
         ("mocha", "negated_model"),  # which sends no model to compare uploads with
     ],
