@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import pytest
+
 
 class Sizes(NamedTuple):
     """Floats of the model that the conformance suite trains: all, and those of its classifier."""
@@ -301,3 +303,11 @@ CASES = [
         helps=("groups", "combined", {"sigma": 0.0}),
     ),
 ]  # fmt: skip
+
+KINDS = (
+    *("local", "fedmcsa", "pfedla", "pfedhn", "fedrep", "fedrod"),
+    *("scaffold", "fedfomo", "fedam", "ifca", "mocha", "attune"),
+)
+"""A method of each kind of state and message, for what the package does with all methods alike."""
+
+some_methods = pytest.mark.parametrize("case", [c for c in CASES if c.name in KINDS], ids=lambda case: case.name)

@@ -11,7 +11,7 @@ import torch
 
 import fedattune
 from conformance.problems import PROBLEMS, SETTINGS
-from conformance.table import CASES, Case, Sizes
+from conformance.table import CASES, KINDS, Case, Sizes, some_methods
 from fedattune import Algorithm, Broadcast, Federation, Params, Payload, Result, Settings
 from fedattune import engine as engines
 from fedattune.algorithms import ALGORITHMS
@@ -30,6 +30,9 @@ def fit(federation: Federation, name: str, model: str = "dnn", **settings: Any) 
     hidden = {"hidden": 6} if model == "dnn" else {}
     return fedattune.fit(federation, name, model, options=chosen, model_options=hidden, **(RUN | settings))
 
+
+EPOCHS: dict[str, Any] = {"steps": None, "epochs": 2, "rounds": 2}
+"""Passes over the data, whose last batch is smaller."""
 
 RESULTS: dict[tuple[Any, ...], Result] = {}
 
@@ -56,11 +59,15 @@ def test_every_algorithm_is_in_the_table() -> None:
     assert sorted(ALGORITHMS) == sorted(case.name for case in CASES)
 
 
-@every_method
 @pytest.mark.parametrize(
-    ("work", "train"),
-    [({}, "method"), ({}, "cohort"), ({}, "all"), ({"steps": None, "epochs": 2, "rounds": 2}, "method")],
-    ids=["method", "cohort", "all", "epochs"],
+    ("work", "train", "case"),
+    [pytest.param({}, "method", case, id=f"method-{case.name}") for case in CASES]
+    + [
+        pytest.param(work, train, case, id=f"{name}-{case.name}")
+        for name, work, train in (("cohort", {}, "cohort"), ("all", {}, "all"), ("epochs", EPOCHS, "method"))
+        for case in CASES
+        if case.name in KINDS
+    ],
 )
 def test_engines_agree(case: Case, work: dict[str, Any], train: str, ragged: Federation) -> None:
     """Ragged sizes, partial cohorts, and everybody training: equal to rounding in float64."""
@@ -83,7 +90,7 @@ SERIAL = ("fedavg", "fedmcsa", "pfedme", "perfedavg", "ditto", "apfl", "fedrep",
 def test_recorded_steps_agree(case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps recorded and replayed, with a client axis and without, give what the reference gives."""
     work: dict[str, Any] = {"rounds": 2, "options": case.same}
-    whole = work | {"steps": None, "epochs": 2}  # the last batch of a pass is smaller
+    whole = work | EPOCHS
     references = [fit_once(ragged, case.name, engine="sequential", **one) for one in (work, whole)]
     monkeypatch.setattr(engines, "MIN_COMPILED_STEPS", 0)
     assert distance(references[1], fit(ragged, case.name, engine="vectorized", **whole)) < 1e-12
@@ -93,7 +100,7 @@ def test_recorded_steps_agree(case: Case, ragged: Federation, monkeypatch: pytes
     assert distance(references[0], fit(ragged, case.name, engine="auto", **work)) < 1e-12
 
 
-@every_method
+@some_methods
 def test_chunks_of_clients_do_not_change_the_result(
     case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

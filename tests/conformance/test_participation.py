@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedattune
-from conformance.table import CASES, Case
+from conformance.table import CASES, KINDS, Case, some_methods
 from conformance.test_conformance import RUN, distance, every_method, fit
 from fedattune import Federation, Params, Settings
 from fedattune.algorithms import ALGORITHMS
@@ -93,6 +93,8 @@ def test_what_a_client_did_before_it_dropped_out_is_lost(
             assert same(held(run, away), {k: v.rows(rows) for k, v in before.items()})
     assert bool(gone) is run.context.has_shared_parameters  # alone, nobody is asked for anything
     monkeypatch.undo()
+    if case.name not in KINDS:
+        return
     results = [fit(ragged, case.name, drop_out=0.5, engine=e, options=case.same) for e in ("sequential", "vectorized")]
     assert distance(*results) < 1e-12
     assert any("dropped out" in note for note in results[0].notes) is run.context.has_shared_parameters
@@ -127,7 +129,7 @@ def test_clients_that_join_after_training(case: Case, ragged: Federation, tmp_pa
     assert joined.newcomers == again.newcomers
 
 
-@every_method
+@some_methods
 def test_held_out_clients_are_reported(case: Case, ragged: Federation) -> None:
     result = fit(ragged, case.name, held_out=2, join_rounds=2, cohort=3)
     ids = {client.id for client in result.clients}

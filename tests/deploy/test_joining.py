@@ -13,10 +13,10 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from flwr.app import Message
 
-from conformance.table import CASES, Case
+from conformance.table import Case, some_methods
 from fedattune import Federation, Result
 from flower.in_process import InProcessGrid
-from flower.runs import KINDS, find_models, read_log, run_deployed
+from flower.runs import find_models, read_log, run_deployed
 
 NEW = 102
 """Flower's number of the node that comes later, with client 5."""
@@ -44,7 +44,7 @@ def run(federation: Federation, folder: Path, **config: Any) -> list[Result]:
     return run_deployed(federation, folder, **{"make_grid": LateNode, "nodes": 2, "rounds": 6} | config)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in KINDS], ids=lambda case: case.name)
+@some_methods
 def test_a_node_joins_a_run(case: Case, ragged: Federation, tmp_path: Path) -> None:
     options = "; ".join(f"{case.name}.{key}={value}" for key, value in case.same.items())
     (result,) = run(ragged, tmp_path, algorithms=case.name, set=options)

@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 from filelock import FileLock
 from flwr.app import Context, Message, RecordDict
 
-from conformance.table import CASES, Case
+from conformance.table import Case, some_methods
 from fedattune import ConfigError, DataError, Federation, RunError, load_federation, predict
 from fedattune.deploy.grid import unpack_record
 from fedattune.deploy.node.client_app import make_client_app
@@ -23,11 +23,11 @@ from fedattune.deploy.server import backend
 from fedattune.deploy.server.server_app import make_server_app
 from fedattune.training.backends.message import WorkerMessage, split_message
 from flower.in_process import InProcessGrid
-from flower.runs import KINDS, find_models, read_log, run_deployed, run_simulated
+from flower.runs import find_models, read_log, run_deployed, run_simulated
 from remote_runs import same_numbers
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in KINDS], ids=lambda case: case.name)
+@some_methods
 def test_the_numbers_are_the_simulators(case: Case, ragged: Federation, tmp_path: Path) -> None:
     options = "; ".join(f"{case.name}.{key}={value}" for key, value in case.same.items())
     (result,) = run_deployed(ragged, tmp_path, algorithms=case.name, set=options)

@@ -17,12 +17,6 @@ GROUPS = ([0, 3], [1, 2, 4], [5])
 
 RUN = test_conformance.RUN | {"rounds": 4, "steps": 3}
 
-KINDS = (
-    *("local", "fedmcsa", "heurpfedla", "pfedhn", "fedrep", "fedrod", "scaffold", "fedfomo"),
-    *("ifca", "mocha", "attune", "fedam"),
-)
-"""Methods of every kind of state and message: `test_remote.py` has all of them, with workers in the process."""
-
 
 def run_deployed(
     federation: Federation,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedattune
-from conformance.table import CASES, Case
+from conformance.table import CASES, KINDS, Case
 from fedattune import ConfigError, Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build
@@ -69,14 +69,17 @@ def test_every_method_trains_with_private_gradients_or_says_why_not(case: Case, 
         with pytest.raises(ConfigError, match=REFUSED[case.name]):
             fit_case(case, ragged, dp_record_noise=0.5)
         return
-    result, again, other = (
-        fit_case(case, ragged, dp_record_noise=noise, engine=engine)
-        for noise, engine in ((0.5, "vectorized"), (0.5, "sequential"), (0.6, "vectorized"))
-    )
+    result = fit_case(case, ragged, dp_record_noise=0.5, engine="vectorized")
     facts = result.reports["record_privacy"]
     assert len(facts["epsilon"]) == len(result.clients)
     assert all(0 < epsilon < 1e3 for epsilon in facts["epsilon"])
     assert all(v.isfinite().all() for v in result.models.values())
+    if case.name not in KINDS:
+        return
+    again, other = (
+        fit_case(case, ragged, dp_record_noise=noise, engine=engine)
+        for noise, engine in ((0.5, "sequential"), (0.6, "vectorized"))
+    )
     for k, v in result.models.items():
         torch.testing.assert_close(again.models[k], v, rtol=1e-9, atol=1e-9)
     assert any(not torch.equal(other.models[k], v) for k, v in result.models.items())

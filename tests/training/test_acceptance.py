@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.table import CASES
+from conformance.table import CASES, KINDS
 from conformance.test_conformance import fit
 from fedattune import Federation, Result
 from fedattune.algorithms import ALGORITHMS
@@ -16,7 +16,7 @@ from federations import make_federation
 from remote_runs import Here, same_numbers, trained
 
 BY_NAME = {case.name: case for case in CASES}
-REMOTE = ["fedavg", "fedmcsa", "fedrep", "ditto", "fedfomo", "fedala", "pfedme", "mocha"]
+REMOTE = ["fedmcsa", "fedrep", "ditto", "fedala", "mocha"]
 ACCEPT: dict[str, Any] = {"accept": "better", "cohort": 6}
 
 
@@ -57,7 +57,7 @@ def test_clients_without_validation_rows_accept_everything() -> None:
     assert any("clients have no validation rows and accept everything" in note for note in result.notes)
 
 
-@pytest.mark.parametrize("name", [*REMOTE, "apfl", "attune", "fedam", "igfl", "pfedhn", "scaffold"])
+@pytest.mark.parametrize("name", KINDS)
 def test_both_engines_give_the_same(name: str, judging: Federation) -> None:
     attacked: dict[str, Any] = {"attack": "negated_model", "attackers": 2, "options": BY_NAME[name].same}
     one, other = (
