@@ -21,7 +21,7 @@ DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50
 help:
 	@echo "make demo      tune and compare seven methods on real data; write demo/report.html"
 	@echo "make test      check lint, types, documentation and all tests"
-	@echo "make golden    compare 371 small runs with recorded numbers, bit for bit, after a change that moves code only"
+	@echo "make golden    compare 392 small runs with recorded numbers, bit for bit, after a change that moves code only"
 	@echo "make docs      build the documentation site into the folder site; a warning is a failure"
 	@echo "make coverage  run the tests and list the lines that no test reaches"
 	@echo "make deployed  kill real servers, nodes and actors of a cluster in tests: some ten minutes"
