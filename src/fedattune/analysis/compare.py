@@ -89,7 +89,7 @@ def read_baselines(experiments: Sequence[Path]) -> list[Baseline]:
 
 
 Contestant = RunMetrics | Baseline
-"""What can be measured on every client of one split."""
+"""Values of each client of one split, by measure."""
 AnyRun = TypeVar("AnyRun", bound=Contestant)
 
 

@@ -326,7 +326,7 @@ class Defence(Group):
 
     @property
     def clip_rows(self) -> bool:
-        """Whether clients' mixtures are limited to models near their own."""
+        """Tell whether clients' mixtures are limited to models near their own."""
         return self.robust == "rows"
 
     @field_validator("trusted")
