@@ -89,7 +89,7 @@ def read_baselines(experiments: Sequence[Path]) -> list[Baseline]:
 
 
 Contestant = RunMetrics | Baseline
-"""Values of each client of one split, by measure."""
+"""A method or a baseline, with the values of each client of one split."""
 AnyRun = TypeVar("AnyRun", bound=Contestant)
 
 
