@@ -10,7 +10,8 @@ WORKERS ?= auto
 BENCH ?=
 
 # One thread per process: the tests run on all cores already, and their models are small.
-TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+# They start a hundred processes, which should not compile the package anew, as they would without byte code on disk.
+TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50 --lr 0.05 --eval-every 5 --tune 3 \
 	--algorithms local,fedavg,fedavg_ft,pfedme,heurfedamp,fedmcsa,attune

@@ -29,6 +29,7 @@ from fedattune import Federation
 from fedattune.analysis.output.formats import TABLE_FORMATS
 from fedattune.cli import main
 from fedattune.core.metrics import METRICS
+from fedattune.training import effects
 from federations import make_federation
 
 
@@ -65,6 +66,13 @@ def own_registries() -> Iterator[None]:
     for registry, before in zip(registries, known, strict=True):
         registry.clear()
         registry.update(before)
+
+
+@pytest.fixture
+def unmeasured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the round in which a run measures its mechanisms, where a test does not look at them."""
+    if "mechanism" not in request.node.name:
+        monkeypatch.setattr(effects, "MEASURED_CLIENTS", 0)
 
 
 @pytest.fixture(scope="session")

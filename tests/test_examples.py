@@ -1,6 +1,7 @@
 """Run the examples of docstrings and pages, and every command of the tutorials that need no network."""
 
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -86,10 +87,12 @@ def lines_of_bash(page: Path) -> list[str]:
 
 
 def run(line: str) -> None:
-    """Run a line of a page: our commands and Python with this interpreter, others in a shell; skip installations."""
+    """Run a line of a page: our commands and scripts in this process, others in a shell; skip installations."""
     words = shlex.split(line, comments=True)
     if words[0] == "python":
-        subprocess.run([sys.executable, *words[1:]], check=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", words[1:])
+            runpy.run_path(words[1], run_name="__main__")
     elif words[0] == "fedattune":
         fedattune(shorten(words[1:]))
     elif words[0] != "pip":
@@ -97,8 +100,8 @@ def run(line: str) -> None:
 
 
 def shorten(words: Sequence[str]) -> list[str]:
-    """Train for three rounds on two splits at most, with one seed."""
-    limits = {"--rounds": 3, "--splits": 2, "--seeds": 1, "--eval-every": 3}
+    """Train for three rounds of three steps on two splits at most, with one seed."""
+    limits = {"--rounds": 3, "--steps": 3, "--splits": 2, "--seeds": 1, "--eval-every": 3}
     return [
         str(min(int(word), limits[before])) if before in limits else word
         for before, word in zip(["", *words], words, strict=False)

@@ -33,11 +33,11 @@ def test_a_plan_for_clients_is_what_a_run_takes(cli: Cli, ragged: Federation) ->
 
 
 def test_noise_and_epsilon_are_each_others_reverse(cli: Cli) -> None:
-    words = "--level record --delta 1e-5 --samples 1000 --batch-size 20 --steps 2 --rounds 20"
-    (planned,) = plan(cli, *words.split(), "--target-epsilon", "3")
+    words = "--level record --delta 1e-5 --samples 1000 --batch-size 100 --steps 5 --rounds 10"
+    (planned,) = plan(cli, *words.split(), "--target-epsilon", "12")
     (again,) = plan(cli, *words.split(), "--noise-multiplier", str(planned["noise_multiplier"]))
-    assert again["epsilon"] == planned["epsilon"] == epsilon_of(planned["noise_multiplier"], 0.02, 40, 1e-5)
-    assert 2.9 < planned["epsilon"] <= 3
+    assert again["epsilon"] == planned["epsilon"] == epsilon_of(planned["noise_multiplier"], 0.1, 50, 1e-5)
+    assert 11.9 < planned["epsilon"] <= 12
 
 
 @pytest.mark.parametrize(

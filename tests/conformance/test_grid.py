@@ -24,6 +24,8 @@ from fedattune.core.selectors import Head, NamedParameters, NoParameters, Select
 from fedattune.server import Average, Mixing, Pool
 from federations import make_federation
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 SERVERS: dict[str, ServerUpdate] = {
     "mcsa": Attention("layer", sigma=5.0),
     "mcsa, everybody seen": Attention("tensor", pool="all", sigma=5.0),

@@ -19,6 +19,8 @@ from fedattune.training.loop import RoundLoop
 from fedattune.training.sampling import sample_cohort, sample_newcomers
 from federations import make_federation
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 
 def start(case: Case, federation: Federation, **settings: Any) -> RoundLoop:
     """A run before its first round."""
@@ -105,7 +107,8 @@ def test_clients_that_join_after_training(case: Case, ragged: Federation, tmp_pa
     """A newcomer gets a model that training made good, improves it, and changes nothing for the others."""
     new = make_federation([30, 44, 25], seed=0)
     settings = {"rounds": 6, "cohort": 6, "options": case.same, **case.learns}
-    result = fit(ragged, case.name, out=tmp_path / "run", **settings)
+    out = {"out": tmp_path / "run"} if case.name in KINDS else {}
+    result = fit(ragged, case.name, **out, **settings)
     assert result.trained_server
     state, models = copy.deepcopy(result.trained_server.state), result.models.map(torch.clone)
     joined = fedattune.personalize(result, new, rounds=3)
@@ -124,6 +127,8 @@ def test_clients_that_join_after_training(case: Case, ragged: Federation, tmp_pa
             assert isinstance(kept, torch.Tensor)
             assert torch.equal(value, kept)
     assert all(torch.equal(v, result.models[k]) for k, v in models.items())
+    if not out:
+        return
     again = fedattune.personalize(fedattune.Result.load(tmp_path / "run"), new, rounds=3)
     assert distance(joined, again) == 0
     assert joined.newcomers == again.newcomers

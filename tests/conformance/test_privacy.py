@@ -11,6 +11,8 @@ from conformance.test_participation import held, same, start
 from fedattune import Federation, OnRound, Result
 from fedattune.core.algorithm import find_needed_sums
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 NOISE: dict[str, Any] = {"dp_client_noise": 0.05, "dp_client_clip": 0.5, "dp_delta": 0.01, "rounds": 2}
 SOME = ("fedavg", "fedmcsa", "scaffold", "pfedla", "fedrep", "igfl", "attune", "mocha")
 """Methods of different states, with sums of uploads and without."""

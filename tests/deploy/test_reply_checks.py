@@ -1,8 +1,7 @@
 """Replies that are wrong: each is dropped, named, and changes nothing else."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from safetensors.torch import load_file
 from fedattune import Federation, Result
 from fedattune.training.backends.message import WorkerMessage
 from flower.runs import find_models, read_log, run_deployed
-from flower.spoiling import changed, first, head, spoiling, whole
+from flower.spoiling import Spoil, changed, first, head, spoiling, whole
 
 
 def move(parcel: WorkerMessage) -> None:
@@ -58,7 +57,7 @@ def deep(reply: Message) -> Message:
     return reply
 
 
-FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
+FAULTS: dict[str, tuple[Spoil, str]] = {
     "nan": (changed(whole(lambda v: v * float("nan"))), "uploaded values that are not finite"),
     "infinite": (changed(whole(lambda v: v / 0)), "uploaded values that are not finite"),
     "huge": (changed(whole(lambda v: v * 1e9)), "more than 5 times the usual norm"),
@@ -66,7 +65,7 @@ FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "rows": (changed(whole(lambda v: v[:1])), "expected float64 of shape"),
     "type": (changed(whole(lambda v: v.float())), "is float32 of shape"),
     "name": (changed(move), "that only one side has: 'secret'"),
-    "stale": (changed(head(round=1)), "replied for round 1, not 2"),
+    "stale": (changed(head(round=1)), "replied for round 1, not {round}"),
     "other run": (changed(head(token="0" * 16)), "replied for token"),
     "clients": (changed(head(ids=[0, 1, 2])), "uploads for clients outside the cohort"),
     "steps": (changed(head(steps=-1)), "reports steps=-1"),
@@ -83,37 +82,45 @@ FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
 }
 
 
+PER_RUN = 7
+"""Faults in a run, one in each round after the first."""
+
+
 @pytest.fixture(scope="module")
-def lost(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Federation], tuple[Result, Path]]:
-    """A run in which the node's answer does not arrive at all, by method."""
-    made: dict[str, tuple[Result, Path]] = {}
-
-    def run(name: str, federation: Federation) -> tuple[Result, Path]:
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            (result,) = run_deployed(
-                federation, folder, algorithms=name, make_grid=spoiling(lambda _: None), cohort=1.0
-            )
-            made[name] = result, folder
-        return made[name]
-
-    return run
+def lost(ragged: Federation, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """A run in which these answers of the node do not arrive at all."""
+    folder = tmp_path_factory.mktemp("lost")
+    return spoil_rounds([], ragged, folder), folder
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_bad_answer_is_dropped_and_named(fault: str, ragged: Federation, tmp_path: Path, lost: Any) -> None:
+def spoil_rounds(spoils: Sequence[Spoil], federation: Federation, folder: Path) -> Result:
+    """Train with one wrong answer in each round after the first; after these the answer does not arrive."""
+    rounds = PER_RUN + 2
+    grid = spoiling({r: lambda _: None for r in range(2, rounds)} | dict(enumerate(spoils, 2)))
+    (result,) = run_deployed(federation, folder, algorithms="fedmcsa", make_grid=grid, cohort=1.0, rounds=rounds)
+    assert result.rounds == rounds
+    return result
+
+
+@pytest.mark.parametrize(
+    "names", [tuple(FAULTS)[i : i + PER_RUN] for i in range(0, len(FAULTS), PER_RUN)], ids=", ".join
+)
+def test_a_bad_answer_is_dropped_and_named(
+    names: tuple[str, ...], ragged: Federation, tmp_path: Path, lost: tuple[Result, Path]
+) -> None:
     """It changes nothing but what would miss without it: all other clients' models are as if it had not come."""
-    spoil, reason = FAULTS[fault]
-    (result,) = run_deployed(ragged, tmp_path, algorithms="fedmcsa", make_grid=spoiling(spoil), cohort=1.0)
+    result = spoil_rounds([FAULTS[name][0] for name in names], ragged, tmp_path)
     found = result.store.faults()
-    assert [(r, client) for r, client, _ in found] == [(2, 1), (2, 2), (2, 4)]
-    assert all(reason in why for _, _, why in found)
-    assert any(reason in sentence and "round 2" in sentence for sentence in read_log(tmp_path))
-    assert any(reason in note and "1, 2, 4" in note for note in result.notes)
+    assert [(r, client) for r, client, _ in found] == [(r, i) for r in range(2, PER_RUN + 2) for i in (1, 2, 4)]
+    log = read_log(tmp_path)
+    for r, name in enumerate(names, 2):
+        reason = FAULTS[name][1].format(round=r)
+        assert all(reason in why for at, _, why in found if at == r), name
+        assert any(reason in sentence and f"round {r}" in sentence for sentence in log), name
+        assert any(reason in note and "1, 2, 4" in note for note in result.notes), name
+        assert result.history[r - 1]["absent"] == ["1", "2", "4"]
     assert "patient" not in (tmp_path / "log.txt").read_text() + str(result.notes)
-    assert result.history[1]["absent"] == ["1", "2", "4"]
-    assert result.rounds == 4
-    expected, folder = lost("fedmcsa", ragged)
+    expected, folder = lost
     for client, file in find_models(tmp_path, "fedmcsa").items():
         other = load_file(find_models(folder, "fedmcsa")[client])
         assert all(torch.equal(v, other[k]) for k, v in load_file(file).items())
@@ -124,6 +131,8 @@ def test_one_bad_client_of_a_node_is_dropped_alone(ragged: Federation, tmp_path:
     def poison(parcel: WorkerMessage) -> None:
         parcel.tensors[first(parcel)][1] = float("nan")
 
-    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", make_grid=spoiling(changed(poison)), cohort=1.0)
+    (result,) = run_deployed(
+        ragged, tmp_path, algorithms="fedavg", make_grid=spoiling({2: changed(poison)}), cohort=1.0
+    )
     assert result.store.faults() == [(2, 2, "uploaded values that are not finite")]
     assert "round 2: client '2' uploaded values that are not finite; its upload is dropped" in read_log(tmp_path)

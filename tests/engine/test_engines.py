@@ -23,6 +23,8 @@ from fedattune.engine.base import score_samples
 from fedattune.engine.sequential import SequentialEngine
 from fedattune.engine.vectorized import VectorizedEngine
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 aten = torch.ops.aten
 
 

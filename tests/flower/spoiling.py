@@ -1,7 +1,7 @@
-"""Spoil what one node of a grid replies in one round."""
+"""Spoil what one node of a grid replies in some rounds."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,14 +11,14 @@ from fedattune.deploy.grid import pack_record, unpack_record
 from fedattune.training.backends.message import WorkerMessage, join_messages, split_message
 from flower.in_process import InProcessGrid
 
-Spoil = Callable[[WorkerMessage], WorkerMessage | None]
+Spoil = Callable[[Message], Message | None]
+
+SPOILT = 101
+"""The node with clients 1, 2 and 4."""
 
 
-SPOILT, ROUND = 101, 2  # the node with clients 1, 2 and 4, in its second round
-
-
-def spoiling(spoil: Callable[[Message], Message | None]) -> type[InProcessGrid]:
-    """Make a grid that changes the reply of one node in one round on its way."""
+def spoiling(spoils: Mapping[int, Spoil]) -> type[InProcessGrid]:
+    """Make a grid that changes the replies of one node to some rounds of training on their way."""
 
     class Spoiling(InProcessGrid):
         def pull_messages(self, message_ids: Any) -> Any:
@@ -27,8 +27,8 @@ def spoiling(spoil: Callable[[Message], Message | None]) -> type[InProcessGrid]:
                 head = {} if reply.has_error() else json.loads(str(reply.content["head"]["json"]))
                 last = head.get("parts", [head])[-1]
                 mine = reply.metadata.src_node_id == SPOILT and last.get("kind") == "trained"
-                if mine and last["round"] == ROUND:
-                    reply = spoil(reply)
+                if mine and last["round"] in spoils:
+                    reply = spoils[last["round"]](reply)
                 if reply is not None:
                     kept.append(reply)
             return kept

@@ -11,6 +11,8 @@ import fedattune
 from fedattune import ConfigError, Federation, ModelError
 from fedattune.models import build_model, check_model, make_model
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "options", "count"),

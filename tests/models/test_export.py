@@ -19,6 +19,8 @@ from fedattune.models import export as exporting
 from fedattune.models.export import ExportFormat
 from fedattune.models.files import save_model
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 RUN: dict[str, Any] = {"rounds": 2, "cohort": 3, "steps": 2, "batch_size": 16, "lr": 0.1}
 SUFFIX: dict[str, str] = {"safetensors": "safetensors", "torch-export": "pt2", "onnx": "onnx"}
 

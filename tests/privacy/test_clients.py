@@ -17,6 +17,8 @@ from fedattune.training.sampling import sample_cohort
 from fedattune.training.uploads.client_privacy import ClientPrivacy, UploadAccounting
 from fedattune.training.uploads.step import RoundUploads
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 DP: dict[str, Any] = {"dp_client": 5.0, "dp_delta": 0.01}
 
 

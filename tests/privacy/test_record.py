@@ -23,6 +23,8 @@ from fedattune.training.setup import make_run_context
 from federations import make_federation
 from remote_runs import Here, same_numbers, trained
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 RUN: dict[str, Any] = {"rounds": 2, "steps": 3, "batch_size": 8, "lr": 0.1, "dtype": "float64"}
 
 REFUSED = {

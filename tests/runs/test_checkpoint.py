@@ -18,6 +18,8 @@ from fedattune.runs import checkpoint as checkpoints
 from fedattune.runs.checkpoint import CheckpointFolder, restore_tree
 from fedattune.training import loop as rounds
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 RUN = {"rounds": 6, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
 TREE = {
     "server": {"w": torch.arange(20.0), "none": torch.zeros(0), "half": torch.ones(3, dtype=torch.bfloat16)},

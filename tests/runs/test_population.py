@@ -11,6 +11,8 @@ import fedattune
 from fedattune import ConfigError, Federation, Result, RunError
 from federations import many
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 RUN = {"rounds": 3, "steps": 2, "cohort": 3, "lr": 0.1}
 
 

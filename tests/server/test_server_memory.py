@@ -22,6 +22,8 @@ from fedattune.core import dense
 from fedattune.core.payload import ServerState
 from fedattune.server import Average, mixing
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 C = 10
 LAYERS = 6
 LAYER = 4 * (60 * 160 + 60)  # bytes of one layer of one model in float32

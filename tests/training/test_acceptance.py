@@ -15,6 +15,8 @@ from fedattune.core.payload import Payload
 from federations import make_federation
 from remote_runs import Here, same_numbers, trained
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 BY_NAME = {case.name: case for case in CASES}
 REMOTE = ["fedmcsa", "fedrep", "ditto", "fedala", "mocha"]
 ACCEPT: dict[str, Any] = {"accept": "better", "cohort": 6}

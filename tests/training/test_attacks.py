@@ -21,6 +21,8 @@ from fedattune.training.uploads.poisoning import Rows, flip_labels, poison_rows,
 from federations import make_federation, many
 from remote_runs import Here, same_numbers, trained
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 BY_NAME = {case.name: case for case in CASES}
 SOME = ["fedavg", "fedmcsa", "scaffold", "pfedla", "fedrep"]
 

@@ -11,6 +11,8 @@ import fedattune
 from fedattune import Federation, Params, Result
 from federations import make_federation
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 RUN: dict[str, Any] = {"rounds": 2, "cohort": 6, "steps": 3, "batch_size": 8, "lr": 0.1, "dtype": "float64"}
 STATISTICS = {"0.1.running_mean", "0.1.running_var"}
 

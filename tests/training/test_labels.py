@@ -21,6 +21,8 @@ from fedattune.training.uploads.labels import (
     split_rows,
 )
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 
 @pytest.fixture(scope="module")
 def digits() -> Federation:

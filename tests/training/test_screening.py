@@ -22,6 +22,8 @@ from fedattune.server import Average
 from fedattune.training.uploads.screening import MAX_CLAIMED_WEIGHT, Screening, ScreenState
 from fedattune.training.uploads.step import PastRounds, RoundUploads, StepContext, dump_state, load_state
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 CLIENTS = 12
 N = torch.full((CLIENTS,), 50)
 

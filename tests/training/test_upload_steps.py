@@ -15,6 +15,8 @@ from fedattune.training.uploads.step import RoundUploads
 from federations import make_federation
 from flower.runs import run_deployed
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 STEP = '''
 from dataclasses import dataclass, replace
 

@@ -6,7 +6,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -21,14 +21,17 @@ from .settings import Settings
 
 
 @contextmanager
-def seed_rng(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed PyTorch's global generators, from which layers such as dropout draw; restore them afterwards."""
+def seed_rng(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed PyTorch's global generators of a device, or of all, and restore them afterwards."""
     # Not torch.manual_seed: without CUDA, it records the stack of its caller, which takes 2 ms.
-    on_gpu = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(on_gpu):
+    gpus: Iterable[int | torch.device] = (
+        range(torch.cuda.device_count()) if device is None else [device] if device.type == "cuda" else []
+    )
+    with torch.random.fork_rng(gpus):
         torch.default_generator.manual_seed(seed)
-        if on_gpu:
-            torch.cuda.manual_seed(seed)
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(seed)
         yield
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..core.errors import ConfigError, FedAttuneError, ModelError, did_you_mean, summarize_error
+from ..core.hardware import seed_rng
 from ..core.options import build
 from ..core.own_code import is_reference, load_function
 from ..core.settings import EngineName
@@ -62,8 +63,7 @@ def build_seeded_model(
     name: str, federation: Federation, *, options: Mapping[str, Any] | None = None, seed: int = 0
 ) -> nn.Module:
     """Build a model by name, with initial weights that depend on `seed` alone; see `make_model`, which checks it."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seed_rng(seed):
         return build_model(name, federation.input_shape, federation.n_outputs, options or {})
 
 

@@ -14,6 +14,7 @@ from ..algorithms import ALGORITHMS
 from ..algorithms.own import build_method
 from ..core.algorithm import Algorithm
 from ..core.errors import RunError
+from ..core.hardware import seed_rng
 from ..core.io import copy_tensors, load_tensors, save_tensors
 from ..core.network import Network
 from ..core.options import describe_errors
@@ -238,8 +239,7 @@ def rebuild_model(card: ModelCard) -> nn.Module:
     """Build the run's model with its initial weights, as it was before any method changed it."""
     if not is_rebuildable(card):
         raise RunError(f"the run's model was a {card['model']} of your own; give one as `module` to fill")
-    with torch.random.fork_rng():
-        torch.manual_seed(card["seed"])  # also for frozen parameters, which are no part of a saved model
+    with seed_rng(card["seed"]):  # also for frozen parameters, which are no part of a saved model
         return build_model(card["model"], tuple(card["input_shape"]), len(card["classes"]) or 1, card["model_options"])
 
 
@@ -255,6 +255,5 @@ def build_algorithm(card: ModelCard) -> Algorithm:
 
 def wrap_model(network: Network, module: nn.Module, x: Tensor, seed: int) -> nn.Module:
     """Return the module that a method trains on inputs x (B, ...) in place of the user's module."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seed_rng(seed):
         return network.wrap(copy.deepcopy(module), x)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import RunError
+from ..core.hardware import seed_rng
 from ..core.params import Params
 from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 from ..runs.checkpoint import restore_tree
@@ -62,8 +63,7 @@ class Server:
         size = count_row_bytes(algorithm, task, init_server(algorithm, task, 1, settings.seed))
         if RowStorage.choose(settings, n_before + n_new, size, None).is_on_disk:
             raise RunError("clients cannot join a run whose clients are on disk; start a new run")
-        with torch.random.fork_rng():
-            torch.manual_seed(settings.seed + n_before)
+        with seed_rng(settings.seed + n_before):
             larger: ServerState = self.rule.add_clients(state, n_new)
         self.rule.broadcast(larger, torch.arange(n_before, n_before + n_new, device=self._context.device))
         return larger

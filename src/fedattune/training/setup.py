@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..core.algorithm import Algorithm, ServerUpdate
 from ..core.errors import ConfigError
-from ..core.hardware import resolve_device
+from ..core.hardware import resolve_device, seed_rng
 from ..core.params import Params
 from ..core.payload import Broadcast, ServerState
 from ..core.selectors import AnyOf, BatchNorms
@@ -81,8 +81,7 @@ def init_server(algorithm: Algorithm, task: Task, n_clients: int, seed: int) -> 
 
     Copies of one model for every client take no memory yet: see `RowStorage.allocate_server`.
     """
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seed_rng(seed):
         shared = LazyModel(get_shared_parameters(algorithm, task))
         return drop_laziness(algorithm.server.init(shared, n_clients))
 

@@ -59,7 +59,7 @@ def same_models(one: Result, other: Result) -> None:
             torch.testing.assert_close(there[k], v, atol=1e-12, rtol=0)
 
 
-KINDS = ("local", "fedmcsa", "fedrep", "scaffold", "pfedla", "attune")
+KINDS = ("local", "fedmcsa", "fedrep", "scaffold")
 """A method of each kind: `test_remote.py` sends the same messages of all methods to workers in this process."""
 
 
