@@ -149,8 +149,15 @@ def start(work: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
             process.communicate()
 
 
-TOGETHER = ("test_ray.py", "test_ray_nodes.py", "test_report_browser.py", "test_many_schools.py")
-"""Files whose tests run in one process, one after the other: they share a cluster, a browser or a run."""
+TOGETHER = (
+    "test_ray.py",
+    "test_ray_nodes.py",
+    "test_report_browser.py",
+    "test_many_schools.py",
+    "test_results.py",
+    "test_imports.py",
+)
+"""Files whose tests run in one process, one after the other: they share a cluster, a browser or what they read."""
 
 
 class Together(LoadScopeScheduling):

@@ -76,9 +76,14 @@ def layer(module: str) -> int:
     return LAYERS.index(module.partition(".")[0])
 
 
-MODULES = find_modules(ROOT)
-IMPORTS = list(find_imports(MODULES))
-INNER = [one for one in IMPORTS if not {one.source, one.target} & ENTRY_POINTS]
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    return list(find_imports(find_modules(ROOT)))
+
+
+@pytest.fixture(scope="module")
+def inner(imports: list[Import]) -> list[Import]:
+    return [one for one in imports if not {one.source, one.target} & ENTRY_POINTS]
 
 
 def upward(imports: list[Import]) -> list[str]:
@@ -129,31 +134,31 @@ def circles(imports: list[Import]) -> list[list[str]]:
 
 
 def test_the_package_has_these_entries() -> None:
-    entries = {module.partition(".")[0] for module in MODULES} - ENTRY_POINTS
+    entries = {module.partition(".")[0] for module in find_modules(ROOT)} - ENTRY_POINTS
     assert entries == set(LAYERS)
 
 
-def test_nothing_imports_a_later_layer() -> None:
-    assert upward(INNER) == []
+def test_nothing_imports_a_later_layer(inner: list[Import]) -> None:
+    assert upward(inner) == []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert circles(INNER) == []
+def test_no_modules_import_each_other_in_a_circle(inner: list[Import]) -> None:
+    assert circles(inner) == []
 
 
-def test_nothing_imports_a_private_name_of_another_module() -> None:
-    assert private([one for one in IMPORTS if one.target != "_version"]) == []
+def test_nothing_imports_a_private_name_of_another_module(imports: list[Import]) -> None:
+    assert private([one for one in imports if one.target != "_version"]) == []
 
 
-def test_nothing_imports_cli_from_outside() -> None:
-    outside = [one for one in IMPORTS if layer_name(one.target) == "cli" and layer_name(one.source) != "cli"]
+def test_nothing_imports_cli_from_outside(imports: list[Import]) -> None:
+    outside = [one for one in imports if layer_name(one.target) == "cli" and layer_name(one.source) != "cli"]
     assert {one.source for one in outside} == {"__main__"}
 
 
-def test_the_compiler_of_local_steps_has_one_entry_point() -> None:
+def test_the_compiler_of_local_steps_has_one_entry_point(imports: list[Import]) -> None:
     inside = "engine.compiler."
     assert not [
-        str(one) for one in IMPORTS if one.target.startswith(inside) and not f"{one.source}.".startswith(inside)
+        str(one) for one in imports if one.target.startswith(inside) and not f"{one.source}.".startswith(inside)
     ]
 
 
