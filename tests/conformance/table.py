@@ -163,7 +163,7 @@ CASES = [
             "epsilon_decay": {"epsilon": 1.0}, "fallback": {"models": 2, "validation": 0.9},
             "affinity": {"models": 3},
         },
-        acts={"rounds": 10},
+        acts={"rounds": 8},
         # Four models of others with their numbers come, one model and a number for each of the four goes.
         up=lambda sizes: sizes.d + 4,
         down=lambda sizes: 4 * (sizes.d + 1),
@@ -283,7 +283,7 @@ CASES = [
         },
         {"stretch": {"likeness": -1.0}},
         on={"likeness": "groups"},
-        acts={"rounds": 20},
+        acts={"rounds": 8},
         up=lambda sizes: sizes.d + 8,  # and the losses of seven experts, with their number of rows
         down=lambda sizes: sizes.d + 7,
         helps=("related tasks", "local", {}),

@@ -19,8 +19,9 @@ def test_a_deployment_takes_no_attack() -> None:
         DeploymentPlan({"algorithm": "fedavg", "model": "mlr", "attack": "ipm"})
 
 
-@pytest.mark.parametrize("attack", ["negated_update", "label_flip_count", "alie"])
-@pytest.mark.parametrize("name", ["fedavg", "fedmcsa"])
+@pytest.mark.parametrize(
+    ("name", "attack"), [("fedavg", "negated_update"), ("fedmcsa", "label_flip_count"), ("fedmcsa", "alie")]
+)
 def test_nodes_of_flower_give_the_same(
     name: str, attack: str, ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,7 +35,7 @@ def test_nodes_of_flower_give_the_same(
         assert deployed.facts["attack"][key] == simulated.facts["attack"][key]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "fedrep"])
+@pytest.mark.parametrize("name", ["fedmcsa", "fedrep"])
 def test_nodes_refuse_the_same(name: str, ragged: Federation, tmp_path: Path) -> None:
     (deployed,) = run_deployed(ragged, tmp_path, algorithm=name, accept="better", test=0.25, validation=0.1)
     simulated = run_simulated(name, ragged, accept="better")

@@ -122,18 +122,17 @@ STEPS: dict[str, Any] = {"steps": 7}
 EPOCHS: dict[str, Any] = {"steps": None, "epochs": 2}
 
 
-@pytest.mark.parametrize("name", [name for name in ENGINES if name != "sequential"])
 @pytest.mark.parametrize(
-    ("rule", "calls", "work"),
+    ("rule", "calls", "work", "name"),
     [
-        (SGD(momentum=0.9, clip=1.0), (1,), EPOCHS),
-        (PFedMeClient(0.5, 2, 0.02), (2,), STEPS),  # every further inner step is recorded like the second one
-        (PerFedAvgClient(0.1, 0.1, "hf"), (1, 1, 2), EPOCHS),
+        *((SGD(momentum=0.9, clip=1.0), (1,), EPOCHS, name) for name in ENGINES if name != "sequential"),
+        (PFedMeClient(0.5, 2, 0.02), (2,), STEPS, "serial"),  # further inner steps are recorded like the second one
+        (PerFedAvgClient(0.1, 0.1, "hf"), (1, 1, 2), EPOCHS, "wide"),
     ],
-    ids=["sgd", "pfedme", "perfedavg"],
+    ids=["sgd-wide", "sgd-serial", "sgd-eager", "pfedme-serial", "perfedavg-wide"],
 )
 def test_engines_agree(
-    name: str, rule: ClientUpdate, calls: tuple[int, ...], work: dict[str, Any], monkeypatch: Any
+    rule: ClientUpdate, calls: tuple[int, ...], work: dict[str, Any], name: str, monkeypatch: Any
 ) -> None:
     """To rounding in float64; the recorded step too, in spans of a few steps and samples."""
     monkeypatch.setattr("fedattune.privacy.dp_sgd.NOISE_BYTES", 3 * 8 * 83 * 5 * 8)

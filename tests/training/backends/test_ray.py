@@ -94,7 +94,10 @@ def lose_an_actor(monkeypatch: pytest.MonkeyPatch, kind: str, round_: int | None
 
 @pytest.mark.parametrize(
     ("name", "kind", "round_", "at"),
-    [("fedmcsa", "train", 3, "(train, round 3)"), ("scaffold", "models", None, "(models)")],
+    [
+        ("fedmcsa", "train", 3, "(train, round 3)"),
+        pytest.param("scaffold", "models", None, "(models)", marks=pytest.mark.deployed),
+    ],
 )
 def test_a_lost_actor_ends_the_run_with_advice(
     name: str,
