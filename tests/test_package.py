@@ -94,7 +94,8 @@ def list_wrong_attributes(sources: Iterable[str]) -> list[str]:
         _, _, section = (ast.get_docstring(node) or "").partition("Attributes:\n")
         lines = re.findall(r"^    (\w[\w, ]*):", section.partition("\n\n")[0], re.MULTILINE)
         documented = {one for line in lines for one in line.split(", ")}
-        wrong += [f"{node.name}.{one}" for one in sorted(documented - list_attributes(node, classes))]
+        known = list_attributes(node, classes) if documented else set()
+        wrong += [f"{node.name}.{one}" for one in sorted(documented - known)]
     return wrong
 
 

@@ -268,8 +268,7 @@ def test_auto_spreads_in_the_middle_of_a_run(cli: Cli, work: Path, monkeypatch: 
     assert cli(*line, "one", "--processes", 1, "--quiet").code == 0
     monkeypatch.setattr(runner, "START_S", -1.0)
     monkeypatch.setattr(runner, "MIN_TIMED_S", 1e-9)
-    for module in (runner, runner):
-        monkeypatch.setattr(module, "count_available_cores", lambda: 2)
+    monkeypatch.setattr(runner, "count_available_cores", lambda: 2)
     done = cli(*line, "two")
     assert done.code == 0, done.err
     assert "training 2 runs in 2 processes" in done.err
