@@ -135,7 +135,7 @@ def make_late(folder: Path) -> type[InProcessGrid]:
 
 
 def test_a_method_that_cannot_take_newcomers_goes_on_without_them(ragged: Federation, tmp_path: Path) -> None:
-    options = {"make_grid": make_late(tmp_path), "nodes": 2, "round_timeout": 20}
+    options = {"make_grid": make_late(tmp_path), "nodes": 2, "round_timeout": 20, "rounds": 4}
     (result,) = run_deployed(ragged, tmp_path, algorithms="own", custom={"own": OWN}, **options)
     assert result.is_finished
     assert len(result.clients) == 5

@@ -121,9 +121,10 @@ def test_messages_are_few(
 ) -> None:
     monkeypatch.setattr(backend, "MAX_ROUNDS_PER_MESSAGE", most)
     monkeypatch.setattr(Counted, "work", 0)
-    (result,) = run_deployed(ragged, tmp_path, algorithms=name, make_grid=Counted, cohort=1.0, round_timeout=60)
+    work = {"cohort": 1.0, "rounds": 4}
+    (result,) = run_deployed(ragged, tmp_path, algorithms=name, make_grid=Counted, round_timeout=60, **work)
     assert Counted.work == messages
-    same_numbers(run_simulated(name, ragged, cohort=1.0), result)
+    same_numbers(run_simulated(name, ragged, **work), result)
 
 
 class Killed(BaseException):

@@ -15,7 +15,7 @@ from .in_process import InProcessGrid
 
 GROUPS = ([0, 3], [1, 2, 4], [5])
 
-RUN = test_conformance.RUN | {"rounds": 4, "steps": 3}
+RUN = test_conformance.RUN | {"rounds": 3, "steps": 2}
 
 
 def run_deployed(
