@@ -149,15 +149,16 @@ def start(work: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
             process.communicate()
 
 
-TOGETHER = (
-    "test_ray.py",
-    "test_ray_nodes.py",
-    "test_report_browser.py",
-    "test_many_schools.py",
-    "test_results.py",
-    "test_imports.py",
-)
-"""Files whose tests run in one process, one after the other: they share a cluster, a browser or what they read."""
+TOGETHER = {
+    "test_ray.py": "cluster",
+    "test_ray_nodes.py": "cluster",
+    "test_report_browser.py": "browser",
+    "test_many_schools.py": "schools",
+    "test_results.py": "results",
+    "test_site.py": "results",
+    "test_imports.py": "imports",
+}
+"""Files whose tests run in one process, one after the other, and what they share there."""
 
 
 class Together(LoadScopeScheduling):
@@ -168,7 +169,7 @@ class Together(LoadScopeScheduling):
         file, _, test = nodeid.partition("::")
         if file.endswith("test_conformance.py") and "[" in test:
             return test.rpartition("[")[2].rpartition("-")[2]  # tests of a method share its runs
-        return ("ray" if "test_ray" in file else file) if file.endswith(TOGETHER) else nodeid
+        return next((group for name, group in TOGETHER.items() if file.endswith(name)), nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -121,20 +121,16 @@ def _format_bibtex(name: str) -> list[str]:
 
 
 @cache
-def load_studies() -> tuple[StudyResults, ...]:
-    """Read the committed results of all studies."""
-    loaded = []
-    for name in STUDIES:
-        folder = links.ROOT / "results" / name
-        if folder.is_dir():
-            loaded.append(StudyResults(load_study(name), Records(folder)))
-    return tuple(loaded)
+def load_studies() -> dict[str, StudyResults]:
+    """Read the committed results of all studies, by name."""
+    folders = {name: links.ROOT / "results" / name for name in STUDIES}
+    return {name: StudyResults(load_study(name), Records(path)) for name, path in folders.items() if path.is_dir()}
 
 
 def _format_results(name: str) -> list[str]:
     out = []
     short = False
-    for results in load_studies():
+    for results in load_studies().values():
         study = results.study
         outcomes = [one for cell, one in results.outcomes.items() if study.source_row(cell).algorithm == name]
         if not outcomes:
@@ -232,7 +228,7 @@ def _make_study_pages() -> Iterator[tuple[str, str]]:
         "[Reproducing](../reproduce.md) describes the runs.", "",
         "| study | missing |", "|---|---|",
     ]  # fmt: skip
-    for results in load_studies():
+    for results in load_studies().values():
         study = results.study
         page = f"studies/{study.name}.md"
         file = f"results/{study.name}/table.md"
@@ -248,7 +244,7 @@ def _make_study_pages() -> Iterator[tuple[str, str]]:
         lines.append(f"| [{study.title}]({study.name}.md) | {lack} |")
     yield "studies/index.md", "\n".join(lines) + "\n"
     names = ["- [All studies](index.md)"]
-    names += [f"- [{s.study.title.split(' (')[0]}]({s.study.name}.md)" for s in load_studies()]
+    names += [f"- [{s.study.title.split(' (')[0]}]({s.study.name}.md)" for s in load_studies().values()]
     yield "studies/SUMMARY.md", "\n".join(names) + "\n"
 
 
@@ -260,7 +256,5 @@ def find_figure(study: str) -> Path:
 def load_figures() -> dict[str, bytes]:
     """Return the pictures of all studies by path on the site."""
     return {
-        f"studies/{name}.svg": find_figure(name).read_bytes()
-        for name in (results.study.name for results in load_studies())
-        if find_figure(name).exists()
+        f"studies/{name}.svg": find_figure(name).read_bytes() for name in load_studies() if find_figure(name).exists()
     }

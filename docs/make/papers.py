@@ -31,7 +31,7 @@ def fill_page(page: str) -> str:
 def _make_claims() -> str:
     """Make the table of all claims, with our answers and the differences behind them."""
     lines = [["paper", "claim", "our answer", "difference in points", "table"]]
-    for results in methods.load_studies():
+    for results in methods.load_studies().values():
         study = results.study
         link = f"[{study.name}](../results/{study.name}/table.md)"
         lines += [

@@ -1,19 +1,18 @@
 """The committed results are what the command makes of the committed raw results, and far cells have a reason."""
 
 import re
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from docs.make import papers
+from docs.make.methods import load_studies
 
 from fedattune.studies import STUDIES, load_study
 from fedattune.studies.claims import answer_claims
 from fedattune.studies.claims import to_csv as claims_to_csv
 from fedattune.studies.figures import compute_matching_rate, find_label_pairs
 from fedattune.studies.outcome import StudyResults, compute_late_change
-from fedattune.studies.records import Records
 from fedattune.studies.table import CLAIMS_FILE, CSV_FILE, FIGURE_FILE, TABLE_FILE, to_csv, to_markdown
 
 ROOT = Path(__file__).parents[2]
@@ -23,9 +22,8 @@ DONE = sorted(path.parent.name for path in RESULTS.glob("*/runs.json"))
 each = pytest.mark.parametrize("name", DONE)
 
 
-@cache
 def load(name: str) -> StudyResults:
-    return StudyResults(load_study(name), Records(RESULTS / name))
+    return load_studies()[name]
 
 
 @each

@@ -4,7 +4,7 @@ A metric is computed from the true values of some rows and the model's outputs f
 classes, or one number (n, 1) in the unit of the target.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -116,8 +116,8 @@ def check_metric(name: str, *, is_regression: bool) -> Metric:
     return known
 
 
-def compute_metrics(y: NDArray[np.generic], outputs: Values) -> dict[str, float]:
-    """Compute all metrics of some rows, from class numbers (n,) or target values (n,) of floats.
+def compute_metrics(y: NDArray[np.generic], outputs: Values, names: Sequence[str] | None = None) -> dict[str, float]:
+    """Compute metrics of some rows, by default all, from class numbers (n,) or target values (n,) of floats.
 
     A value is NaN where the rows do not define it, such as the AUC of rows of a single class.
     """
@@ -126,7 +126,7 @@ def compute_metrics(y: NDArray[np.generic], outputs: Values) -> dict[str, float]
     with np.errstate(invalid="ignore", over="ignore"):  # outputs of a model that diverged
         return {
             name: float(METRICS[name].measure(y, outputs)) if len(y) else float("nan")
-            for name in _list_metrics(is_for_classes=is_for_classes)
+            for name in names or _list_metrics(is_for_classes=is_for_classes)
         }
 
 

@@ -149,7 +149,7 @@ def _measure_whole(
         y, outputs = one.y[rows], one.outputs[rows].astype(np.float64)
         for k, times in enumerate(counts.astype(np.int64)):
             index = np.repeat(np.arange(len(y)), times)
-            values[i, k] = compute_metrics(y[index], outputs[index])[metric] if len(index) else np.nan
+            values[i, k] = compute_metrics(y[index], outputs[index], [metric])[metric] if len(index) else np.nan
     difference: FloatArray = values[0] - values[1]
     return difference
 
@@ -170,7 +170,7 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
         counts = np.unique(both[0][0], return_counts=True)[1]
         if counts.min() < MIN_CLASS_ROWS and len(both[0][0]) <= MAX_SWAPPED_ROWS:
             return _compute_swap_p(both[0][0], both[0][1], both[1][1], metric)
-        gap = compute_metrics(*both[0])[metric] - compute_metrics(*both[1])[metric]
+        gap = compute_metrics(*both[0], [metric])[metric] - compute_metrics(*both[1], [metric])[metric]
         influence = compute_influences(*both[0], metric) - compute_influences(*both[1], metric)
         error = float(np.sqrt((influence**2).sum())) / max(1, len(influence))
         if np.isfinite(gap) and error > 0:
