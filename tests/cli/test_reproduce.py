@@ -92,6 +92,13 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.fixture(autouse=True)
+def drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw figures where a test looks at them: that takes as long as the tiny runs."""
+    if not any(word in request.node.name for word in ("tiny_cell", "few_rounds", "matrices")):
+        monkeypatch.setattr("fedattune.studies.table.draw", lambda *_: None)
+
+
 @pytest.fixture
 def small(work: Path) -> Path:
     path = work / "small.yaml"
