@@ -122,7 +122,7 @@ def deploy(federation: Federation, method: str) -> Result:
 
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(io.StringIO()):
-            (result,) = run_deployed(federation, Path(folder), algorithms=method, cohort=3)
+            (result,) = run_deployed(federation, Path(folder), algorithms=method, cohort=3, rounds=4, steps=3)
         return describe(result)  # type: ignore[return-value]
 
 

@@ -6,7 +6,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -24,9 +24,8 @@ from .settings import Settings
 def seed_rng(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed PyTorch's global generators of a device, or of all, and restore them afterwards."""
     # Not torch.manual_seed: without CUDA, it records the stack of its caller, which takes 2 ms.
-    gpus: Iterable[int | torch.device] = (
-        range(torch.cuda.device_count()) if device is None else [device] if device.type == "cuda" else []
-    )
+    devices = [device] if device else [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    gpus = [one for one in devices if one.type == "cuda"]
     with torch.random.fork_rng(gpus):
         torch.default_generator.manual_seed(seed)
         for gpu in gpus:
