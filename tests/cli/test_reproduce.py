@@ -92,10 +92,14 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.fixture
+def figures() -> None:
+    """Ask for the figures of studies: drawing takes as long as the tiny runs, so other tests go without."""
+
+
 @pytest.fixture(autouse=True)
-def drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw figures where a test looks at them: that takes as long as the tiny runs."""
-    if not any(word in request.node.name for word in ("tiny_cell", "few_rounds", "matrices")):
+def only_asked_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "figures" not in request.fixturenames:
         monkeypatch.setattr("fedattune.studies.table.draw", lambda *_: None)
 
 
@@ -117,7 +121,7 @@ def lines(folder: Path) -> list[dict[str, str]]:
 
 # One of each kind; `test_docs.py` makes the runs of all.
 @pytest.mark.parametrize("name", ["fedam-table", "fedmcsa-fig5", "igfl-claims", "pfedla-table1", "pfedla-weights"])
-@pytest.mark.usefixtures("thin")
+@pytest.mark.usefixtures("thin", "figures")
 def test_a_tiny_cell_of_every_study(
     cli: Cli, work: Path, images: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +209,7 @@ def test_a_run_that_another_study_has_is_not_trained_again(
     assert Records(other).runs == Records(first).runs
 
 
+@pytest.mark.usefixtures("figures")
 def test_a_run_that_diverges_is_a_result(cli: Cli, work: Path, small: Path) -> None:
     small.write_text(SMALL.replace("  FedAvg: {algorithm: fedavg, grid: {lr: [1.0e-6, 0.1]}}",
                                    "  FedAvg: {algorithm: fedavg, settings: {lr: 1.0e+38}}"))  # fmt: skip
@@ -256,6 +261,7 @@ def test_missing_data_leave_the_other_columns_alone(cli: Cli, work: Path, small:
     assert {line["column"] for line in lines(work / "out" / "small")} == {"all"}
 
 
+@pytest.mark.usefixtures("figures")
 def test_populations_have_a_split_each_and_their_matrices_are_kept(cli: Cli, work: Path) -> None:
     (work / "find.yaml").write_text("""
 title: Attention
@@ -334,6 +340,7 @@ def test_a_wrong_study_is_said_in_one_line(cli: Cli, small: Path, old: str, new:
     assert "Traceback" not in done.err
 
 
+@pytest.mark.usefixtures("figures")
 def test_a_cell_of_few_rounds_has_no_numbers(cli: Cli, work: Path, small: Path) -> None:
     """One round of six is less than a fifth, two of ten are a fifth."""
     small.write_text(SMALL.replace("rounds: 4", "rounds: 6"))

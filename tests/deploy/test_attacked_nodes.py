@@ -48,7 +48,9 @@ def test_nodes_refuse_the_same(name: str, ragged: Federation, tmp_path: Path) ->
     ("name", "screening", "fact"),
     [("fedavg", "on", "rejected"), ("pfedla", "on", "quarantined"), ("fedavg", "groups", "")],
 )
-def test_a_node_that_codes_its_labels_otherwise_is_named(name: str, screening: str, fact: str, tmp_path: Path) -> None:
+def test_a_client_that_codes_its_labels_otherwise_is_named(
+    name: str, screening: str, fact: str, tmp_path: Path
+) -> None:
     """No attack: one of nine hospitals has its codes the wrong way round, and the server learns it from updates."""
     data = fedattune.load_federation("digits", partition="dirichlet", clients=9)
     y = data.y.clone()

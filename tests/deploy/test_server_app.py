@@ -3,7 +3,6 @@
 import gc
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def test_what_travels_is_what_is_accounted(ragged: Federation, tmp_path: Path) -
             return replies
 
     more = {"lost": weigh, "make_grid": Weighed, "groups": [[i] for i in range(6)], "rounds": 2}
-    for name in ("scaffold", "fedrep"):
+    for name in ("scaffold", "fedrep", "pfedla"):
         seen.update(up=0, down=0)
         (result,) = run_deployed(ragged, tmp_path / name, algorithms=name, **more)
         assert (result.bytes_up, result.bytes_down) == (seen["up"], seen["down"])
@@ -145,7 +144,7 @@ def test_a_server_that_is_killed_goes_on(name: str, after: int, ragged: Federati
             raise Killed
         return False
 
-    with suppress(Killed):
+    with pytest.raises(Killed):
         run_deployed(ragged, tmp_path, algorithms=name, lost=dies)
     gc.collect()  # a process that ends closes its files
     (result,) = run_deployed(ragged, tmp_path, algorithms=name)

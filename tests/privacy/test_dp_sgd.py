@@ -126,10 +126,11 @@ EPOCHS: dict[str, Any] = {"steps": None, "epochs": 2}
     ("rule", "calls", "work", "name"),
     [
         *((SGD(momentum=0.9, clip=1.0), (1,), EPOCHS, name) for name in ENGINES if name != "sequential"),
-        (PFedMeClient(0.5, 2, 0.02), (2,), STEPS, "serial"),  # further inner steps are recorded like the second one
+        # Further inner steps are recorded like the second one.
+        *((PFedMeClient(0.5, 2, 0.02), (2,), STEPS, name) for name in ("wide", "serial")),
         (PerFedAvgClient(0.1, 0.1, "hf"), (1, 1, 2), EPOCHS, "wide"),
     ],
-    ids=["sgd-wide", "sgd-serial", "sgd-eager", "pfedme-serial", "perfedavg-wide"],
+    ids=["sgd-wide", "sgd-serial", "sgd-eager", "pfedme-wide", "pfedme-serial", "perfedavg-wide"],
 )
 def test_engines_agree(
     rule: ClientUpdate, calls: tuple[int, ...], work: dict[str, Any], name: str, monkeypatch: Any

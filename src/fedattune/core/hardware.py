@@ -22,15 +22,13 @@ from .settings import Settings
 
 @contextmanager
 def seed_rng(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed PyTorch's global generators of a device, or of all, and restore them afterwards."""
+    """Seed PyTorch's global generators of the CPU and of a GPU, or of all GPUs; restore them afterwards."""
     # Not torch.manual_seed: without CUDA, it records the stack of its caller, which takes 2 ms.
-    devices = [device] if device else [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
-    gpus = [one for one in devices if one.type == "cuda"]
+    gpus = range(torch.cuda.device_count()) if device is None else [device] if device.type == "cuda" else []
     with torch.random.fork_rng(gpus):
         torch.default_generator.manual_seed(seed)
-        for gpu in gpus:
-            with torch.cuda.device(gpu):
-                torch.cuda.manual_seed(seed)
+        if gpus:
+            torch.cuda.manual_seed_all(seed) if device is None else torch.cuda.manual_seed(seed)
         yield
 
 

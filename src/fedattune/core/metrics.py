@@ -126,7 +126,7 @@ def compute_metrics(y: NDArray[np.generic], outputs: Values, names: Sequence[str
     with np.errstate(invalid="ignore", over="ignore"):  # outputs of a model that diverged
         return {
             name: float(METRICS[name].measure(y, outputs)) if len(y) else float("nan")
-            for name in names or _list_metrics(is_for_classes=is_for_classes)
+            for name in (_list_metrics(is_for_classes=is_for_classes) if names is None else names)
         }
 
 

@@ -49,7 +49,7 @@ def test_settings_mean_the_same_everywhere(name: str, settings: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    ("name", "before", "after"), [("fedrep", Here, Here), ("fedmcsa", Here, None), ("fedmcsa", None, Here)]
+    ("name", "before", "after"), [("fedrep", Here, Here), ("fedrep", Here, None), ("fedmcsa", None, Here)]
 )
 def test_a_checkpoint_is_the_same_everywhere(
     name: str, before: Any, after: Any, ragged: Federation, tmp_path: Path
