@@ -122,7 +122,7 @@ def lines(folder: Path) -> list[dict[str, str]]:
 # One of each kind; `test_docs.py` makes the runs of all.
 @pytest.mark.parametrize("name", ["fedam-table", "fedmcsa-fig5", "igfl-claims", "pfedla-table1", "pfedla-weights"])
 @pytest.mark.usefixtures("thin", "figures")
-def test_a_tiny_cell_of_every_study(
+def test_a_tiny_cell_of_each_kind_of_study(
     cli: Cli, work: Path, images: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One cell of the first column and its Local: one round, one seed, every file there."""

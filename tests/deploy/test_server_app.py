@@ -132,7 +132,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize(
     ("name", "after"),
-    # Of messages: 3 to meet, then 3 to train and 3 to evaluate in every round.
+    # Of messages: 3 to meet, then 3 in every round, which train and evaluate the round before.
     [("fedrep", 4), ("scaffold", 11)],
 )
 def test_a_server_that_is_killed_goes_on(name: str, after: int, ragged: Federation, tmp_path: Path) -> None:
