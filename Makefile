@@ -25,7 +25,7 @@ help:
 	@echo "make golden    compare 392 small runs with recorded numbers, bit for bit, after a change that moves code only"
 	@echo "make docs      build the documentation site into the folder site; a warning is a failure"
 	@echo "make coverage  run the tests and list the lines that no test reaches"
-	@echo "make deployed  kill real servers, nodes and actors of a cluster in tests: some ten minutes"
+	@echo "make deployed  kill real commands, servers, nodes and actors of a cluster in tests: some ten minutes"
 	@echo "make bench     measure speed and memory beside a plain PyTorch loop (BENCH='W1 W6 --threads 1', BENCH=--help)"
 	@echo "make venv      install the package from src and all tools into .venv"
 	@echo "make format    let ruff correct the style"

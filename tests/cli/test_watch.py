@@ -204,6 +204,7 @@ def test_ctrl_c_leaves_without_a_trace(cli: Cli, work: Path, monkeypatch: pytest
     assert (done.code, done.err) == (130, "fedattune: left; the runs go on\n")
 
 
+@pytest.mark.deployed
 def test_a_comparison_is_watched_on_a_real_terminal_to_its_end(start: Any, work: Path) -> None:
     from cli_helpers import environment
 

@@ -250,6 +250,7 @@ def test_interrupt_and_resume(cli: Cli, work: Path, whole: Any, both_at: Callabl
 
 
 @linux
+@pytest.mark.deployed
 def test_nobody_stays_behind(start: Callable[..., "subprocess.Popen[str]"]) -> None:
     running = start(*SLOW, "--rounds", 4000, "--steps", 200, "--out", "o", "--processes", 2)
     wait_for(running, "2 processes")

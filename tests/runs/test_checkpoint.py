@@ -200,6 +200,7 @@ def test_a_kill_while_a_file_is_first_written(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.deployed
 def test_killed_at_any_moment_every_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
     script = Path(__file__).with_name("killing.py")
     done = subprocess.run(
