@@ -192,7 +192,7 @@ def measure(workload: Workload, setting: Setting) -> Figures:
     for r in range((1 if setting.quick else workload.warmup) + repeats):
         turn = r % max(1, len(names))  # rotate, so that no way always follows the same way
         for name in names[turn:] + names[:turn]:
-            took, result = timed(ways[name], r, setting.device)
+            took, result = timed(ways[name], r, setting)
             seconds[name].append(took)
             if r == 0:
                 results[name] = result
@@ -214,12 +214,13 @@ def measure(workload: Workload, setting: Setting) -> Figures:
     )
 
 
-def timed(way: Way, round_: int, device: torch.device) -> tuple[float, Any]:
+def timed(way: Way, round_: int, setting: Setting) -> tuple[float, Any]:
     """Run one round, and return its seconds, including pending work of a GPU, and its result."""
+    device = setting.device
     machine.wait(device)
     # The threads of the way before wait for more work, on the cores that this way needs. The main thread stays busy, as
     # in a run.
-    until = time.perf_counter() + (REST_S if device.type == "cpu" else 0.0)
+    until = time.perf_counter() + (REST_S if device.type == "cpu" and not setting.quick else 0.0)
     while time.perf_counter() < until:
         pass
     start = time.perf_counter()

@@ -76,7 +76,7 @@ def measure_products(problem: Problem, setting: Setting) -> dict[str, float]:
     """Measure a round on one thread, and the time inside its products: the roofline of the very shapes, in place."""
     with use_threads(1):
         way = engine(problem, "auto")
-        seconds = [timed(way, r, setting.device)[0] for r in range(2 if setting.quick else 7)]
+        seconds = [timed(way, r, setting)[0] for r in range(2 if setting.quick else 7)]
         with profile(activities=[ProfilerActivity.CPU]) as watched:
             way(len(seconds))
     inside = sum(one.self_cpu_time_total for one in watched.key_averages() if one.key in PRODUCTS)

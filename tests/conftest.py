@@ -29,8 +29,13 @@ from fedattune import Federation
 from fedattune.analysis.output.formats import TABLE_FORMATS
 from fedattune.cli import main
 from fedattune.core.metrics import METRICS
+from fedattune.runs import store
 from fedattune.training import effects
 from federations import make_federation
+
+# No test cuts the power, and waiting for the disk takes a twentieth of the tests' time.
+os.fsync = lambda _: None
+store.SYNCHRONOUS = "OFF"
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Data sets known by name, and `load_data`, which also reads tables."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,16 +66,7 @@ def synthetic(
 """)
 def digits(_data_dir: Path | None) -> Dataset:
     """Handwritten digits, 1,797 images of 8x8, that come with scikit-learn; nothing to download."""
-    # Importing scikit-learn takes a second, and reading its file does not.
-    package = find_spec("sklearn")
-    file = Path(package.origin or "").with_name("datasets") / "data" / "digits.csv.gz" if package else None
-    if file is not None and file.is_file():
-        rows = np.loadtxt(file, delimiter=",")
-        pixels, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
-    else:  # another version of scikit-learn may keep it elsewhere
-        from sklearn.datasets import load_digits
-
-        pixels, labels = load_digits().images, load_digits().target
+    pixels, labels = _read_digits()
     return Dataset(
         name="digits",
         x=pixels.astype(np.uint8)[:, None],
@@ -82,6 +74,19 @@ def digits(_data_dir: Path | None) -> Dataset:
         classes=tuple(str(k) for k in range(10)),
         scale=np.full((1, 1, 1), 1 / 16, dtype=np.float32),
     )
+
+
+@cache
+def _read_digits() -> tuple[np.ndarray, np.ndarray]:
+    # Importing scikit-learn takes a second, and reading its file does not.
+    package = find_spec("sklearn")
+    file = Path(package.origin or "").with_name("datasets") / "data" / "digits.csv.gz" if package else None
+    if file is not None and file.is_file():
+        rows = np.loadtxt(file, delimiter=",")
+        return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
+    from sklearn.datasets import load_digits  # another version may keep the file elsewhere
+
+    return load_digits().images, load_digits().target
 
 
 SOURCES: dict[str, Callable[..., Dataset]] = {

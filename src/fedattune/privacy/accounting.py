@@ -8,7 +8,7 @@ composes two or three times, the library's own (`mechanism_calibration`) six tim
 from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
-from math import expm1, inf, isfinite, log, sqrt
+from math import exp, expm1, inf, isfinite, log, sqrt
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -142,26 +142,27 @@ def _compute_epsilon(
 
 @lru_cache(maxsize=4096)
 def _compute_noise(epsilon: float, delta: float, sample_rate: float, steps: int, sampling: Sampling) -> float:
-    """Return the smallest noise that does not exceed the target, by halving the ratio of two bounds."""
+    """Return the smallest noise that does not exceed the target, by Brent's method on logarithms."""
+    from scipy.optimize import brentq
 
-    def exceeds(noise_multiplier: float) -> bool:
-        return _compute_epsilon(noise_multiplier, sample_rate, steps, delta, sampling) > epsilon
+    def excess(log_noise: float) -> float:
+        found = _compute_epsilon(exp(log_noise), sample_rate, steps, delta, sampling)
+        return log(min(max(found / epsilon, 1e-9), 1e9))
 
-    high = 1.0
-    while exceeds(high):
-        high *= 2
-        if high > MAX_NOISE:
+    high, factor = 0.0, log(4)
+    while excess(high) > 0:
+        high += factor
+        if high > log(MAX_NOISE):
             raise ConfigError(
                 f"target epsilon: got {epsilon:g}, and a noise multiplier of {MAX_NOISE:g} does not reach it; give a "
                 "larger epsilon or delta, or fewer rounds"
             )
-    low = high / 2
-    while low > MIN_NOISE and not exceeds(low):
-        high, low = low, low / 2
-    while high / low > 1 + RELATIVE_TOLERANCE:
-        middle = sqrt(high * low)
-        low, high = (middle, high) if exceeds(middle) else (low, middle)
-    return high
+    low = high - factor
+    while low > log(MIN_NOISE) and excess(low) <= 0:
+        high, low = low, low - factor
+    if excess(low) <= 0:
+        return exp(low)
+    return exp(float(brentq(excess, low, high, xtol=RELATIVE_TOLERANCE / 2)) + RELATIVE_TOLERANCE / 2)
 
 
 MIN_INTERVAL, MAX_INTERVAL = 5e-4, 1e-2

@@ -187,6 +187,8 @@ MIN_MIXING_ROUNDS = 4
 """Minimum number of rounds of mixing matrices, unless the matrices are larger than the limit."""
 WRITE_LOCK_TIMEOUT_S, READER_TIMEOUT_S = 5.0, 600.0
 """Seconds to wait for another writer, and for readers to finish: a reader may be halted while it copies."""
+SYNCHRONOUS = "FULL"
+"""SQLite's setting that makes a commit as durable as the checkpoint that follows."""
 
 
 class RoundRecord(NamedTuple):
@@ -212,8 +214,7 @@ class RunStore:
         self._waiting_mixing: tuple[int, MixingMatrices] | None = None
         with explain_errors("write", path):
             self._db = sqlite3.connect(":memory:" if path is None else path, timeout=WRITE_LOCK_TIMEOUT_S)
-            # A commit must be as durable as the checkpoint that follows.
-            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
             # In KiB. SQLite writes larger changes before the commit, and until the commit nobody can read.
             self._db.execute("PRAGMA cache_size=-65536")
             self._db.executescript(CREATE_TABLES)
