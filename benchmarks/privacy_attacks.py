@@ -145,7 +145,7 @@ def invert_upload(model: nn.Module, upload: Params, shape: Sequence[int], seed: 
     wanted = {k: (params[k] - upload[k]) / LR for k in params}
     bias = [k for k in params if k.endswith("bias")][-1]
     label = wanted[bias].argmin()[None]  # of one row, only its own class has a negative gradient
-    length = torch.stack([v.square().sum() for v in wanted.values()]).sum().clamp_min(1e-12)
+    squared_norm = torch.stack([v.square().sum() for v in wanted.values()]).sum().clamp_min(1e-12)
     generator = torch.Generator().manual_seed(seed)
 
     def distance(x: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def invert_upload(model: nn.Module, upload: Params, shape: Sequence[int], seed: 
         loss = nn.functional.cross_entropy(functional_call(model, w, (x,)), label)
         g = torch.autograd.grad(loss, list(w.values()), create_graph=True)
         pairs = zip(g, wanted.values(), strict=True)
-        return torch.stack([(a - b).square().sum() for a, b in pairs]).sum() / length
+        return torch.stack([(a - b).square().sum() for a, b in pairs]).sum() / squared_norm
 
     best, best_distance = torch.zeros(1, *shape), inf
     for _ in range(3):

@@ -104,18 +104,18 @@ def measure(given: argparse.Namespace, settings: dict[str, Any]) -> Cells:
     for seed in range(given.first_split, given.first_split + given.splits):
         data = fedattune.load_federation(given.data, partition=given.partition, clients=given.clients, seed=seed)
         # Without an attack, the same clients count.
-        liars = sample_attackers(Settings(attack="free_rider", attackers=given.attackers), data)
+        attackers = sample_attackers(Settings(attack="free_rider", attackers=given.attackers), data)
         for attack in attacks:
             attacked = {} if attack == NONE else {"attack": attack, "attackers": given.attackers}
             for method in methods:
                 cell: dict[str, float | None] = {"accuracy": None}
                 more = dict(settings)
                 if more.get("robust") == "trust":
-                    honest = [name for i, name in enumerate(data.names) if i not in liars]
+                    honest = [name for i, name in enumerate(data.names) if i not in attackers]
                     more.setdefault("trusted", ",".join(honest[:TRUSTED_CLIENTS]))
                 try:
                     result = fedattune.fit(data, method, given.model, **more, **attacked)
-                    is_honest = ~np.isin(result.eval_ids, liars)
+                    is_honest = ~np.isin(result.eval_ids, attackers)
                     cell["accuracy"] = float(np.nanmean(result.measure_clients("accuracy")[is_honest]))
                     if "success" in result.reports.get("attack", {}):
                         cell["success"] = result.reports["attack"]["success"]

@@ -1,4 +1,4 @@
-"""Measure what screening costs if nobody lies: accuracy, refused uploads and processor time, against `--screening off`.
+"""Measure what screening costs without attackers: accuracy, rejected uploads and processor time, against screening off.
 
     python -m benchmarks screening
     python -m benchmarks screening --columns digits,synthetic-mlr --algorithms fedavg,ditto --rounds 50
@@ -68,7 +68,7 @@ def measure_row(method: str, data: Federation, column: dict[str, Any], rounds: i
     settings = get_settings(column)
     # The first run records the steps, which takes longer.
     fedattune.fit(data, method, column["model"], rounds=2, **settings)
-    accuracies, refused = {}, {}
+    accuracies, found = {}, {}
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(REPEATS):
         for way in WAYS:
@@ -76,10 +76,10 @@ def measure_row(method: str, data: Federation, column: dict[str, Any], rounds: i
             run = fedattune.fit(data, method, column["model"], rounds=rounds, screening=way, **settings)
             seconds[way].append(time.process_time() - began)
             accuracies[way] = 100 * run.metrics["acc_uniform"]
-            refused[way] = len(find_named(run))
+            found[way] = len(find_named(run))
     cells = [f"{accuracies['off']:.2f}"]
     for way in WAYS[1:]:
-        cells += [f"{accuracies[way] - accuracies['off']:+.2f}", str(refused[way])]
+        cells += [f"{accuracies[way] - accuracies['off']:+.2f}", str(found[way])]
     return [*cells, f"{min(seconds['on']) / min(seconds['off']):.2f}"]
 
 

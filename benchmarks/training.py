@@ -96,8 +96,8 @@ def agree(problem: Problem, results: dict[str, Any]) -> None:
     for name, models in results.items():
         if name == "bfloat16" or is_tf32:
             starts = problem.task.params.values()
-            moved = _length([a - start for a, start in zip(results["floor"], starts, strict=True)])
-            apart = _length([a - b for a, b in zip(results["floor"], models, strict=True)]) / moved
+            moved = _norm([a - start for a, start in zip(results["floor"], starts, strict=True)])
+            apart = _norm([a - b for a, b in zip(results["floor"], models, strict=True)]) / moved
             if not apart.max() < 0.25:
                 raise AssertionError(f"{name} trained models {apart.tolist()} of their way from the floor's")
             continue
@@ -110,8 +110,8 @@ def agree(problem: Problem, results: dict[str, Any]) -> None:
                 raise AssertionError(f"{name} trained {key} {apart.tolist()} of its way from the floor's")
 
 
-def _length(models: list[Tensor]) -> Tensor:
-    """Return the length (C,) of each client's parameters taken together."""
+def _norm(models: list[Tensor]) -> Tensor:
+    """Return the norm (C,) of each client's parameters taken together."""
     return torch.cat([tensor.flatten(1) for tensor in models], 1).norm(dim=1)
 
 

@@ -36,5 +36,5 @@ def robust(*, cut: int = 2) -> Algorithm:
 
 if __name__ == "__main__":
     data = fedattune.load_federation("digits", partition="dirichlet", clients=20)
-    options = {"rounds": 20, "lr": 0.05, "eval_every": 20, "set": {"dnn.hidden": 32}}
+    options = {"rounds": 20, "lr": 0.05, "eval_every": 20, "options": {"dnn.hidden": 32}}
     print(fedattune.compare(data, ["local", "fedavg", f"{__file__}:robust"], "dnn", **options))

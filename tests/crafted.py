@@ -42,7 +42,7 @@ def craft(
     clients = [
         {"id": chr(ord("a") + i), "n_train": 100 + i, "n_validation": 0, "n_test": n} for i, n in enumerate(n_test)
     ]
-    told: dict[str, Any] = {"clients": clients, "headline": "trained", "notes": [], "weight_decay": 0.0}
+    told: dict[str, Any] = {"clients": clients, "evaluation_point": "trained", "notes": [], "weight_decay": 0.0}
     told |= ({} if labels is None else {"labels": labels}) | dict(facts or {})
     write_json(path / "facts.json", told)
     store = RunStore(path / "metrics.sqlite")

@@ -38,7 +38,7 @@ class Sight(NamedTuple):
 
     Attributes:
         server: what the server sees of each client.
-        others: what other clients are sent.
+        others: what other clients receive.
         secure: what the server sees with secure aggregation.
 
     """
@@ -148,7 +148,7 @@ def _flat_rows(params: Params) -> Iterator[Tensor]:
 
 
 def _find_models(sent: Payload) -> Iterator[Tensor]:
-    """Give every whole model in what clients are sent, also those of a list of models for one client."""
+    """Give every whole model in the payloads of clients, also those of a list of models for one client."""
     yield from _flat_rows(sent.params)
     for part in sent.extra.values():
         if part.keys() == sent.params.keys():

@@ -126,7 +126,7 @@ def test_warnings_name_harm_divergence_lost_uploads_and_failures(folder: Path, t
     text = Page(render_report(runs)).text
     assert "pfedme failed with seed 0: training diverged." in text
     assert "fedmcsa: training diverged 2 times" in text
-    assert "fedmcsa: 1 uploads were lost (the clients did not answer, or the server refused, 1 of them" in text
+    assert "fedmcsa: 1 uploads were lost (the clients did not answer, or the server rejected them; 1 of them" in text
     found = fedattune.analysis.verdict.reach_verdict(runs.results)
     assert found.gains is not None
     harmed = int((found.gains < 0).sum())

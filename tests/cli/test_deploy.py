@@ -57,7 +57,8 @@ def test_a_trial_runs_as_written(cli: Cli, work: Path, monkeypatch: pytest.Monke
     assert done.code == 0, done.err
     runs = json.loads((work / "c" / "result.json").read_text())["runs"]
     for result, run in zip(results, runs, strict=True):
-        assert result.metrics["acc_uniform"] == pytest.approx(run["final"][run["headline"]]["acc_uniform"], abs=1e-6)
+        final = run["final"][run["evaluation_point"]]
+        assert result.metrics["acc_uniform"] == pytest.approx(final["acc_uniform"], abs=1e-6)
     assert (work / "d" / "runs" / "deployment" / "report.html").exists()
 
 

@@ -443,7 +443,7 @@ def test_validation_data_choose_where_test_data_say_otherwise(small: Path) -> No
     curves = {}
     for choice, (validation, test) in zip(study.choices(cell), ((0.9, 0.1), (0.2, 0.8)), strict=True):
         run = study.make_run(cell, choice, 0, tuning=True)
-        records.runs[run.id] = {"headline": "received"}
+        records.runs[run.id] = {"evaluation_point": "received"}
         curves[run.id] = {
             (part, "received"): {"round": np.array([3]), "acc_uniform": np.array([accuracy])}
             for part, accuracy in (("validation", validation), ("test", test))

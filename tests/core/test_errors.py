@@ -1,6 +1,6 @@
 """Sentences that messages share."""
 
-from fedattune.core.errors import did_you_mean, list_some
+from fedattune.core.errors import ConfigError, did_you_mean, list_some, name_kind
 
 
 def test_the_first_names_are_listed_and_the_others_counted() -> None:
@@ -12,3 +12,14 @@ def test_the_first_names_are_listed_and_the_others_counted() -> None:
 def test_the_nearest_name_is_suggested() -> None:
     assert did_you_mean("sigmo", ["lam", "sigma"]) == "did you mean 'sigma'? (known: lam, sigma)"
     assert did_you_mean("x", []) == "known: none"
+
+
+def test_what_stands_in_the_place_of_something_else_is_named() -> None:
+    assert [name_kind(one) for one in (ConfigError, ConfigError(), len, None, {})] == [
+        "the class ConfigError",
+        "a ConfigError object",
+        "a builtin_function_or_method object",
+        "a NoneType object",
+        "a dict object",
+    ]
+    assert name_kind(OSError()) == "an OSError object"

@@ -134,18 +134,24 @@ def test_all_problems_of_a_nodes_tables(tmp_path: Path) -> None:
     shares = {"test": 0.25, "validation": 0.1}
     found = find_node_problems({"data": str(tmp_path / "d")}, schema, **shares)
     assert len(found) == 2
-    assert "a.csv: column 'age'" in found[0]
-    assert "b.csv: column 'sex'" in found[1]
+    assert "a.csv: column 'age'" in found[0].text
+    assert "b.csv: column 'sex'" in found[1].text
     csv(tmp_path / "d" / "a.csv", rows(9))
     csv(tmp_path / "d" / "b.csv", rows(9))
     assert find_node_problems({"data": str(tmp_path / "d")}, schema, **shares) == []
     (problem,) = find_node_problems({"data": str(tmp_path / "d" / "a.csv")}, schema, **shares)
-    assert "needs the client's name" in problem
+    assert "needs the client's name" in problem.text
     csv(tmp_path / "d" / "a.csv", ["a,x,f,n", *rows(9)])
     found = find_node_problems({"data": str(tmp_path / "d" / "a.csv")}, schema, **shares)
-    assert ["column 'age'" in found[0], "needs the client's name" in found[1]] == [True, True]
+    assert ["column 'age'" in found[0].text, "needs the client's name" in found[1].text] == [True, True]
     found = find_node_problems({"data": str(tmp_path / "d"), "client-column": "ward"}, schema, **shares)
-    assert "client-column goes only with one table" in found[-1]
-    assert len(found) == 2
-    (problem,) = find_node_problems({"data": "x.csv", "nam": "y"}, schema, **shares)
-    assert "unknown key 'nam'; did you mean 'name'?" in problem
+    assert "client-column goes only with one table" in found[-1].text
+    assert [one.kind for one in found] == ["data", "data"]
+    for given, said in (
+        ({"data": "x.csv", "nam": "y"}, "unknown key 'nam'; did you mean 'name'?"),
+        ({"name": "y"}, "has no data"),
+        ({"data": "digits", "target": "ill"}, "target goes only with a table"),
+    ):
+        (problem,) = find_node_problems(given, schema, **shares)
+        assert problem.kind == "configuration"
+        assert said in problem.text

@@ -66,6 +66,6 @@ def test_every_way_gives_the_scores_of_one_model_after_the_other(
 
 def test_a_block_ends_where_its_padding_costs_more_than_a_call() -> None:
     sizes = [100, 96, 90, 50, 0, 49]
-    assert _group_by_size(sizes, most=1000, most_padding=20) == [[0, 1, 2], [3, 5]]
-    assert _group_by_size(sizes, most=1000, most_padding=0) == [[0], [1], [2], [3], [5]]
-    assert _group_by_size(sizes, most=200, most_padding=20) == [[0, 1], [2], [3, 5]]
+    assert _group_by_size(sizes, max_samples=1000, max_padding=20) == [[0, 1, 2], [3, 5]]
+    assert _group_by_size(sizes, max_samples=1000, max_padding=0) == [[0], [1], [2], [3], [5]]
+    assert _group_by_size(sizes, max_samples=200, max_padding=20) == [[0, 1], [2], [3, 5]]

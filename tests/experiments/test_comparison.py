@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import yaml
 from sklearn.linear_model import LogisticRegression, Ridge
+from torch import nn
 
 import fedattune
 from cli_helpers import Done, refused
-from fedattune import ConfigError, RunError
+from fedattune import ConfigError, FedAttuneError, RunError
 from fedattune.analysis.compare import read_baselines
 from fedattune.analysis.load import read_runs
 from fedattune.experiments.config import Experiment
@@ -319,3 +320,41 @@ def test_options_of_data_are_refused_beside_a_federation() -> None:
     data = fedattune.load_federation("digits", clients=4)
     with pytest.raises(ConfigError, match="scaling, test: a federation made in Python has its data and parts"):
         fedattune.compare(data, ["fedavg"], scaling="global", test=0.5, rounds=1)
+
+
+NAMES = "expected names such as 'fedavg' or 'file.py:factory', .*; only fedattune.fit takes objects"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"lrr": 3, "rounds": 0}, "unknown keyword 'lrr'; did you mean 'lr'.*; rounds: input should be greater"),
+        ({"quite": True}, "unknown keyword 'quite'; did you mean 'quiet'"),
+        ({"tensorboard": True}, "unknown keyword 'tensorboard'; known: accept, algorithms"),
+        ({"processes": 0}, "^processes: expected a number of processes"),
+        ({"options": 3}, "^options: expected options such as"),
+        ({"options": {"fedavg.sigma": 1}}, "^options fedavg.sigma: fedavg has no option 'sigma'"),
+        ({"options": {"fedavg.sigma": 1}, "lr": -1}, "^lr: .*; options fedavg.sigma: fedavg has no option 'sigma'"),
+        ({"save_partition": "iid"}, "^save_partition iid: this is a built-in partition"),
+        ({"drop_columns": "a"}, "^drop_columns goes only with a table"),
+        ({"out": __file__}, "^out .*: this is a file"),
+        ({"upload_steps": [len]}, '^upload_steps: expected "file.py:Step", or several with commas between, got'),
+        ({"model": nn.Linear(1, 1)}, "^model: got a Linear object, expected a name such as 'mlr'"),
+        ({"model": nn.Linear}, "^model: got the class Linear"),
+        ({"algorithms": [fedattune.algorithms.fedavg()]}, f"^algorithms: got an Algorithm object, {NAMES}"),
+        ({"algorithms": fedattune.algorithms.fedavg}, f"^algorithms: got a function object, {NAMES}"),
+    ],
+)
+def test_python_names_keywords(given: dict[str, Any], said: str) -> None:
+    for function in (fedattune.compare, fedattune.tune):
+        with pytest.raises(FedAttuneError, match=said):
+            function("digits", **{"algorithms": "fedavg", **given})
+
+
+def test_tune_knows_its_budget() -> None:
+    with pytest.raises(ConfigError, match="unknown keyword 'bugdet'; did you mean 'budget'"):
+        fedattune.tune("digits", "local", bugdet=3)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"^budget: input should be greater than or equal to 1, got 0"):
+        fedattune.tune("digits", "local", budget=0)
+    with pytest.raises(ConfigError, match=r"unknown keyword 'tune'; known: accept, .* budget"):
+        fedattune.tune("digits", "local", tune=3)

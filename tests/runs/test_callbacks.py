@@ -89,6 +89,23 @@ def test_an_error_in_a_callback_ends_the_run_and_closes_all(ragged: Federation) 
     assert not [call for call in seen.calls if call[0] == "end"]
 
 
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ([EarlyStop(), lambda _: None], "a function object"),
+        ([object()], "an object object"),
+        ([EarlyStop], "the class EarlyStop"),
+        (EarlyStop(), "an EarlyStop object"),
+        (None, "a NoneType object"),
+    ],
+)
+def test_what_is_no_list_of_callbacks_is_refused_at_once(given: Any, got: str, ragged: Federation) -> None:
+    said = rf"callbacks: got {got}, expected a list of .* derive from fedattune\.Callback; .*write OnRound\(function\)"
+    for train in (fedattune.fit, fedattune.compare):
+        with pytest.raises(ConfigError, match=said):
+            train(ragged, "fedavg", callbacks=given, **RUN)
+
+
 def test_early_stop_waits_for_its_patience() -> None:
     data = fedattune.load_federation("digits", partition="dirichlet", clients=4)
     rounds = fedattune.fit(

@@ -34,7 +34,7 @@ def run(*rounds: tuple[int, int] | None, evaluation_point: str = "trained", **fa
             store.add_scores(r, other, "test", scores(0, 0))
         store.add_round(record(r))
     clients = [{"id": f"c{i}", "n_train": 5, "n_test": n} for i, n in enumerate(SIZES)]
-    known = {"headline": evaluation_point, "clients": clients, "notes": [], "n_parameters": 3}
+    known = {"evaluation_point": evaluation_point, "clients": clients, "notes": [], "n_parameters": 3}
     return Result({"algorithm": "m", "rounds": len(rounds)}, known | facts, store)
 
 

@@ -34,12 +34,12 @@ def agree(folder: Path, result: Result) -> EventAccumulator:
     """Everything logged is what the result has, of every evaluated round."""
     events = read(folder)
     told = {tag: scalars(events, tag) for tag in events.Tags()["scalars"]}
-    assert set(told) >= {"headline/acc_uniform", "test_trained/acc_worst10", "cost/bytes_up", "cost/seconds"}
+    assert set(told) >= {"test/acc_uniform", "test_trained/acc_worst10", "cost/bytes_up", "cost/seconds"}
     for entry in result.history:
         r = entry["round"]
         groups = {f"test_{point}": entry[point] for point in ("received", "trained")}
         groups |= {f"validation_{point}": numbers for point, numbers in (entry["validation"] or {}).items()}
-        groups["headline"] = entry[result.evaluation_point]
+        groups["test"] = entry[result.evaluation_point]
         groups["cost"] = {"bytes_up": entry["bytes"]["up"], "bytes_down": entry["bytes"]["down"]}
         if "global" in entry:
             groups["test_global"] = entry["global"]

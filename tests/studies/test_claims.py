@@ -45,7 +45,7 @@ def answer(numbers: Numbers, facts: Any = None, **claim: Any) -> Answer:
             run = study.make_run(Cell(row, column), {}, seed)
             records.runs[run.id] = {
                 "experiment": run.experiment.to_keywords(mode="json"),
-                "headline": "received",
+                "evaluation_point": "received",
                 "seconds": 1,
                 "local_steps": 50,
                 "split": "same",

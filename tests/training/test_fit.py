@@ -51,6 +51,12 @@ def test_options_models_and_settings_are_checked(ragged: Federation) -> None:
         fedattune.fit(ragged, "fedmcsa", options={"sigma": -1})
     with pytest.raises(ConfigError, match="unknown setting 'round'; did you mean 'rounds'"):
         fedattune.fit(ragged, "fedavg", round=3)
+    with pytest.raises(ConfigError, match="unknown setting 'callback'; did you mean 'callbacks'"):
+        fedattune.fit(ragged, "fedavg", callback=[])
+    with pytest.raises(
+        ConfigError, match=r'upload_steps: expected "file\.py:Step", or several with commas between, got'
+    ):
+        fedattune.fit(ragged, "fedavg", upload_steps=[fedattune.UploadStep])
     with pytest.raises(ConfigError, match="not both"):
         fedattune.fit(ragged, "fedavg", steps=3, epochs=1)
     with pytest.raises(ConfigError, match="at most the 6"):

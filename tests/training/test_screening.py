@@ -132,8 +132,9 @@ def test_the_state_goes_through_a_checkpoint() -> None:
     for r in range(1, 3):
         screen(r, lie)
     screen.state.rejected[5] = Counter({"uploaded nonsense": 2})
-    values = json.loads(json.dumps(dump_state(screen.state)))
-    assert load_state(ScreenState(), values) == screen.state
+    values, tensors = dump_state(screen, screen.state)
+    assert not tensors
+    assert load_state(ScreenState(), json.loads(json.dumps(values)), Params()) == screen.state
     assert screen.state.evidence
 
 
@@ -148,7 +149,7 @@ def test_claimed_counts_are_cut_and_known_counts_are_not() -> None:
     sentences = facts.pop("sentences")
     assert facts == {"bounded_counts": ["c4"], "rejected": {"c2": {"uploaded values that are not finite": 1}}}
     assert sentences == [
-        "the server rejected uploads of c2: values that are not finite (1 round)",
+        "the server rejected uploads of c2, which uploaded values that are not finite (1 round)",
         "the server cut the claimed sample counts of c4; --max-weight sets the limit",
     ]
     assert int(given(1, make_reply(), n).n.max()) == 100

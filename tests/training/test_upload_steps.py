@@ -1,5 +1,7 @@
 """Upload steps: custom steps, their state in checkpoints, and compression by hand."""
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 
 import fedattune
 from fedattune import ConfigError, Federation
+from fedattune.cli import main
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
 from fedattune.training.uploads.compression import Compression, parse_compression
@@ -78,6 +81,100 @@ def test_a_custom_step_acts_reports_and_resumes(step: str, ragged: Federation, t
     )
     resumed = fedattune.fit(ragged, "fedavg", "mlr", upload_steps=step, out=out, resume=True, **RUN)
     assert (resumed.reports, resumed.metrics) == (whole.reports, whole.metrics)
+
+
+TENSORS = """
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from fedattune import UploadStep
+from fedattune.core.params import Params
+from fedattune.training.uploads.step import Report
+
+
+@dataclass
+class Momentum:
+    rounds: int = 0
+    mean: Params = field(default_factory=Params)
+    norm: torch.Tensor | None = None
+
+
+class Smooth(UploadStep[Momentum]):
+    name = "smooth"
+
+    def init(self, context):
+        return Momentum()
+
+    def on_server(self, state, uploads, context):
+        mean = uploads.upload.params.map(lambda v: v.mean(dim=0))
+        mean = (mean + state.mean) * 0.5 if state.mean else mean
+        params = uploads.upload.params.map(lambda v, m: (v + m) / 2, mean)
+        norm = sum(v.square().sum() for v in mean.values())
+        return Momentum(state.rounds + 1, mean, norm), replace(uploads, upload=uploads.upload._replace(params=params))
+
+    def report(self, state, past, context):
+        return Report({"rounds": state.rounds, "norm": float(state.norm)})
+
+
+@dataclass
+class Odd:
+    thing: object = field(default_factory=object)
+
+
+class OddStep(Smooth):
+    name = "odd"
+
+    def init(self, context):
+        return Odd()
+
+
+class Failing(Smooth):
+    name = "failing"
+
+    def on_server(self, state, uploads, context):
+        raise ValueError("no such row")
+"""
+
+
+def test_tensors_of_a_state_go_through_a_checkpoint(ragged: Federation, tmp_path: Path) -> None:
+    file = tmp_path / "smooth.py"
+    file.write_text(TENSORS)
+    step = f"{file}:Smooth"
+    whole = fedattune.fit(ragged, "fedavg", "mlr", upload_steps=step, **RUN)
+    assert whole.reports["smooth"]["rounds"] == RUN["rounds"]
+    calls = iter([False, True])
+    out = tmp_path / "run"
+    fedattune.fit(
+        ragged, "fedavg", "mlr", upload_steps=step, out=out, callbacks=[fedattune.OnRound(lambda _: next(calls))], **RUN
+    )
+    resumed = fedattune.fit(ragged, "fedavg", "mlr", upload_steps=step, out=out, resume=True, **RUN)
+    assert (resumed.reports, resumed.metrics) == (whole.reports, whole.metrics)
+
+
+def test_a_state_that_no_checkpoint_holds_is_refused_before_the_first_round(ragged: Federation, tmp_path: Path) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(TENSORS)
+    with pytest.raises(ConfigError, match=r"the upload step odd: no checkpoint holds its state .* expected fields"):
+        fedattune.fit(ragged, "fedavg", "mlr", upload_steps=f"{file}:OddStep", **RUN)
+
+
+def test_an_error_in_a_step_names_it(ragged: Federation, tmp_path: Path) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text(TENSORS)
+    with pytest.raises(ValueError, match="no such row") as failure:
+        fedattune.fit(ragged, "fedavg", "mlr", upload_steps=f"{file}:Failing", **RUN)
+    assert failure.value.__notes__ == ["in the upload step failing, round 1"]
+
+
+def test_the_command_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside `local`, which uploads nothing."""
+    page = (Path(__file__).parents[2] / "docs" / "extend" / "upload_step.md").read_text("utf-8")
+    blocks = re.findall(r"```(python|bash)\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    for (_, code), name, (_, command) in zip(blocks[::2], ("steps.py", "rules.py"), blocks[1::2], strict=True):
+        Path(name).write_text(code)
+        assert main([*shlex.split(command)[1:], "--rounds", "2", "--steps", "2"]) == 0
 
 
 def test_a_name_that_leads_to_no_step_is_refused(step: str, ragged: Federation) -> None:

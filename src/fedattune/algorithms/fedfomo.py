@@ -192,7 +192,7 @@ class FedFomoServer(UploadStore[FedFomoState], TrafficCounting):
         """Choose the others (R, M - 1) for clients `ids`, from the state and the client alone."""
         seed, t = int(state["seed"]), int(state["round"])
         members = state["in_pool"].nonzero().flatten().cpu().numpy()
-        most = min(self.models, len(members)) - 1
+        max_peers = min(self.models, len(members)) - 1
         # Rounded, so that rounding errors do not break ties.
         affinity = np.round(state["P"][ids].cpu().numpy(), 6)
         peers = []
@@ -201,7 +201,7 @@ class FedFomoServer(UploadStore[FedFomoState], TrafficCounting):
             others = rng.permutation(members[members != i])
             if rng.random() >= self.epsilon - self.epsilon_decay * t:
                 others = others[np.argsort(-affinity[row, others], kind="stable")]
-            peers.append(others[:most])
+            peers.append(others[:max_peers])
         return torch.from_numpy(np.stack(peers)).to(ids.device)
 
     def aggregate(self, state: FedFomoState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> FedFomoState:

@@ -190,8 +190,8 @@ class PFedLAServer(QuarantineStore[PFedLAT]):
         """Split the clients, so that copies of their hypernetworks stay small."""
         components = group_names(state["theta"], self.unit)
         head_weights = len(components) * len(state["n"]) * self.hidden
-        most = BLOCK_WEIGHTS if ids.device.type == "cpu" else BLOCK_WEIGHTS_ON_GPU
-        return torch.split(ids, max(1, most // max(1, head_weights)))
+        max_weights = BLOCK_WEIGHTS if ids.device.type == "cpu" else BLOCK_WEIGHTS_ON_GPU
+        return torch.split(ids, max(1, max_weights // max(1, head_weights)))
 
     def _grad_alpha(self, state: PFedLAT, sent: Params, uploads: Params) -> Tensor:
         """Return the gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>.

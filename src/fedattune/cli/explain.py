@@ -273,14 +273,14 @@ def _shorten(shares: "MixtureShares | None") -> "MixtureShares | None":
     return shares and replace(shares, partners=shares.partners[:N_TOP_PARTNERS])
 
 
-def format_partners(shares: "MixtureShares", most: int = N_TOP_PARTNERS) -> str:
+def format_partners(shares: "MixtureShares", max_partners: int = N_TOP_PARTNERS) -> str:
     """Format the top partners and their shares."""
     if not shares.partners:
         return "nobody"
     if shares.is_even:
         mean = shares.others / len(shares.partners)
         return f"all {len(shares.partners)} alike, {format_percent(mean)} each"
-    return ", ".join(f"{one.client} {format_percent(one.weight)}" for one in shares.top[:most])
+    return ", ".join(f"{one.client} {format_percent(one.weight)}" for one in shares.top[:max_partners])
 
 
 def _format_gain(gain: "ClientGain | None") -> str:

@@ -97,4 +97,5 @@ def _report_fault(error: Exception, folder: Path | None) -> None:
     elif folder and folder.is_dir():
         (folder / "error.log").write_text(text, encoding="utf-8")
         advice = f"the details are in {folder / 'error.log'}"
-    print_message(f"internal error: {type(error).__name__}: {error}; {advice}")
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    print_message(f"internal error: {type(error).__name__}: {error}{notes}; {advice}")

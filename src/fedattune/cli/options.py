@@ -71,7 +71,9 @@ class PrivacyOptions(StrictSchema):
     rounds: Count = option("communication rounds", 50)
     clients: Count = option("for clients: number of clients", 100)
     cohort: str = option("for clients: clients per round, a whole number, or a fraction of all (1.0 = all)", "1.0")
-    parameters: Count | None = option("for clients: numbers in the model; adds how long the noise is beside an update")
+    parameters: Count | None = option(
+        "for clients: numbers in the model; adds the norm of the noise over that of an update"
+    )
     seed: Seed = option("for clients: seed that draws cohorts", 0)
     samples: Count | None = option("for rows: training rows of the client")
     batch_size: Count = option("for rows: expected rows in a mini-batch", 20)

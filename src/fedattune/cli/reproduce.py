@@ -32,8 +32,8 @@ def reproduce(space: Namespace, problems: list[str]) -> int:
         return 0
     study = load_study(space.name, options.allow_code)
     cells = study.cells(options.cells)
-    if options.seeds and options.seeds > (most := max(study.seeds, MAX_SEEDS)):
-        raise ConfigError(f"--seeds {options.seeds}: {study.name} takes at most {most}")
+    if options.seeds and options.seeds > (max_seeds := max(study.seeds, MAX_SEEDS)):
+        raise ConfigError(f"--seeds {options.seeds}: {study.name} takes at most {max_seeds}")
     folder = options.out / study.name
     records = Records(folder)
     command = " ".join(["fedattune reproduce", *_format_command(space.name, options)])

@@ -273,7 +273,7 @@ class Branching(ABC):
 
     @abstractmethod
     def find_start(self, sent: Payload, uploads: Payload) -> Params:
-        """Return the models (C, ...) from which clients started, by what they were sent and what they upload.
+        """Return the models (C, ...) from which clients started, by their payloads and their uploads.
 
         Updates are measured, clipped and compressed from there.
         """

@@ -48,6 +48,14 @@ def suggest_name(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {matches[0]!r}?" if matches else ""
 
 
+def name_kind(value: object) -> str:
+    """Say what stands in the place of something else: `an Algorithm object`, `the class EarlyStop`."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind} object"
+
+
 def list_some(names: Sequence[str], n: int) -> str:
     """List the first n names and count the others: `a, b and 3 more`."""
     return ", ".join(names[:n]) + (f" and {len(names) - n:,} more" if len(names) > n else "")

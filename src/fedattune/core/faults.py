@@ -11,7 +11,7 @@ FaultKind = Literal[
     "refused",  # the reply is not what the request asks for
     "not_finite",  # values are not finite
     "norm",  # the norm of the update is far above the usual norm
-    "layer",  # a layer keeps an unusual share of what was sent
+    "layer",  # a layer keeps an unusual share of the sent layer
     "direction",  # the updates oppose those of the others
     "labels",  # the classes look like other classes of the others
     "rejected",  # a custom step rejected the upload

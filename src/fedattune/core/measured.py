@@ -68,8 +68,8 @@ def compare(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], ob
     return _find(what, sizes, calls, lambda _: "").seconds if is_allowed() else {}
 
 
-def choose_threads(what: str, sizes: Sequence[int], call: Callable[[], object], most: int) -> int:
-    """Return the number of threads with which the call is fastest on this machine: 1 or `most`.
+def choose_threads(what: str, sizes: Sequence[int], call: Callable[[], object], max_threads: int) -> int:
+    """Return the number of threads with which the call is fastest on this machine: 1 or `max_threads`.
 
     Small operations wait longer for each other's threads than they work. If nothing may be measured, it is 1.
     """
@@ -78,8 +78,10 @@ def choose_threads(what: str, sizes: Sequence[int], call: Callable[[], object], 
         with use_threads(threads):
             call()
 
-    calls = {"one thread": partial(run, 1), "all threads": partial(run, most)}
-    return most if most > 1 and choose(f"{what} 1 or {most} threads", sizes, calls) == "all threads" else 1
+    calls = {"one thread": partial(run, 1), "all threads": partial(run, max_threads)}
+    if max_threads > 1 and choose(f"{what} 1 or {max_threads} threads", sizes, calls) == "all threads":
+        return max_threads
+    return 1
 
 
 def _find(

@@ -5,7 +5,9 @@ Algorithms, models, partitions and data sources share this mechanism. `fedattune
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
@@ -106,6 +108,32 @@ def list_options(factory: Callable[..., Any]) -> list[Option]:
         for p in inspect.signature(factory).parameters.values()
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     ]
+
+
+def list_keywords(function: Callable[..., Any]) -> list[str]:
+    """List the parameters that can be given by keyword, without those that `**` collects."""
+    parameters = inspect.signature(function).parameters.values()
+    return [one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
+
+
+_keywords: ContextVar[Mapping[str, str] | None] = ContextVar("keywords", default=None)
+"""In a Python function, the options that it calls by another name; None on the command line."""
+
+
+@contextmanager
+def name_keywords(renamed: Mapping[str, str]) -> Iterator[None]:
+    """Let messages name options as keywords of Python, `renamed` ones by their other name."""
+    token = _keywords.set(renamed)
+    try:
+        yield
+    finally:
+        _keywords.reset(token)
+
+
+def write_option(name: str) -> str:
+    """Write an option as its user does: `--time-column` on the command line, `time_column` in Python."""
+    renamed = _keywords.get()
+    return "--" + name.replace("_", "-") if renamed is None else renamed.get(name, name)
 
 
 def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:

@@ -159,9 +159,9 @@ def squared_norm(params: Params) -> Tensor:
     return torch.stack([v.square().sum() for v in params.values()]).sum()
 
 
-def clip_norm(g: Params, most: float) -> Params:
-    """Scale a gradient down to a norm of at most `most` over all tensors."""
-    return g * (most / squared_norm(g).sqrt().clamp_min(1e-12)).clamp_max(1.0)
+def clip_norm(g: Params, max_norm: float) -> Params:
+    """Scale a gradient down to a norm of at most `max_norm` over all tensors."""
+    return g * (max_norm / squared_norm(g).sqrt().clamp_min(1e-12)).clamp_max(1.0)
 
 
 def select_prefix(params: Mapping[str, Tensor], prefix: str) -> Params:

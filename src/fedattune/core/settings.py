@@ -1,7 +1,7 @@
 """Define the settings of a training run: one schema for Python, YAML files and the command line."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import ceil
 from typing import Annotated, Any, Literal, Self, TypedDict, Unpack
 
@@ -291,6 +291,47 @@ class Uploads(Group):
         description="custom steps between the uploads and the aggregation, with commas between: file.py:step",
     )
 
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _are_named(cls, steps: object) -> object:
+        if steps is not None and not isinstance(steps, str):
+            raise ValueError('expected "file.py:Step", or several with commas between')
+        return steps
+
+
+class Robust(Group):
+    """Options of robust aggregation."""
+
+    needs = "robust, a rule such as median or trust; add it"
+
+    rule: Annotated[str, OnOrOff] = Field(
+        "off",
+        alias="robust",
+        description="robust aggregation: median, trimmed_mean, geometric_median, multi_krum, trust or file.py:rule "
+        "replace an average; rows limits each client's mixture to models that are near to its own",
+    )
+    share: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] = Field(
+        0.2,
+        alias="robust_share",
+        description="with robust: share of malicious uploads: trimmed_mean cuts it at each end, multi_krum leaves it "
+        "out",
+    )
+    trusted: str | None = Field(
+        None, description="with robust trust: names of the clients whose updates are the reference, with commas between"
+    )
+
+    @classmethod
+    def is_on(cls, flat: Mapping[str, Any]) -> bool:
+        """Tell whether there is a rule."""
+        return bool(flat.get("robust", "off") != "off")
+
+    @field_validator("trusted")
+    @classmethod
+    def _needs_trust(cls, names: str | None, info: ValidationInfo) -> str | None:
+        if names and info.data.get("rule", "trust") != "trust":
+            raise ValueError(f"it needs robust trust, and robust is {info.data['rule']}")
+        return names
+
 
 class Defence(Group):
     """Options that protect the server and the clients from faulty and malicious uploads."""
@@ -301,7 +342,7 @@ class Defence(Group):
     )
     screening: Annotated[Literal["auto", "on", "groups", "off"], OnOrOff] = Field(
         "auto",
-        description="refuse uploads that no honest client sends (groups), and clients who contradict the others (on); "
+        description="reject uploads that no honest client sends (groups), and clients who contradict the others (on); "
         "auto is on where a client may be malicious: in deployments and under attack",
     )
     max_weight: Annotated[float, Field(ge=1, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
@@ -309,17 +350,7 @@ class Defence(Group):
         description="largest ratio of a client's sample count to the median of all clients; more is cut (default: "
         "3 for counts that clients claim, in deployments and under attack; none for counts that are known)",
     )
-    robust: Annotated[str, OnOrOff] = Field(
-        "off",
-        description="robust aggregation: median, trimmed_mean, geometric_median, multi_krum, trust or file.py:rule "
-        "replace an average; rows limits each client's mixture to models that are near to its own",
-    )
-    robust_share: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] = Field(
-        0.2, description="share of malicious uploads: trimmed_mean cuts it at each end, multi_krum leaves it out"
-    )
-    trusted: str | None = Field(
-        None, description="with robust trust: names of the clients whose updates are the reference, with commas between"
-    )
+    robust: Robust | None = None
     max_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         None, description="largest share of any one other client in a client's mixture (default: no limit)"
     )
@@ -327,14 +358,12 @@ class Defence(Group):
     @property
     def clip_rows(self) -> bool:
         """Tell whether clients' mixtures are limited to models near their own."""
-        return self.robust == "rows"
+        return self.robust_rule == "rows"
 
-    @field_validator("trusted")
-    @classmethod
-    def _needs_trust(cls, names: str | None, info: ValidationInfo) -> str | None:
-        if names and info.data.get("robust", "trust") != "trust":
-            raise ValueError(f"it needs robust trust, and robust is {info.data['robust']}")
-        return names
+    @property
+    def robust_rule(self) -> str:
+        """Name of the robust rule; off without one."""
+        return self.robust.rule if self.robust else "off"
 
 
 class SettingsKeywords(TypedDict, total=False):
@@ -416,12 +445,15 @@ class Settings(FlatSchema):
         super().__init__(**flat)
 
     @classmethod
-    def from_keywords(cls, **values: Any) -> Self:
-        """Return settings from keywords; one ConfigError names all that are unknown or impossible."""
+    def from_keywords(cls, others: Collection[str] = (), /, **values: Any) -> Self:
+        """Return settings from keywords; one ConfigError names all that are unknown or impossible.
+
+        `others` are further keywords of the calling function, which the error may suggest.
+        """
         try:
             return cls(**values)
         except ValidationError as error:
-            known = cls.flat_fields()
+            known = {*cls.flat_fields(), *others}
             phrases = describe_errors(error, unknown=lambda key: f"unknown setting {key!r}; {did_you_mean(key, known)}")
             raise ConfigError("; ".join(phrases)) from error
 

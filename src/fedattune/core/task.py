@@ -59,12 +59,12 @@ def count_activations(model: nn.Module) -> int:
     return max(int(getattr(m, "activations_per_value", 1)) for m in model.modules())
 
 
-def limit_samples(model: nn.Module, most: int, input_values: int) -> int:
+def limit_samples(model: nn.Module, max_samples: int, input_values: int) -> int:
     """Return how many samples one call may predict, so that large activations fit into memory."""
     activations = count_activations(model)
     if activations == 1:
-        return most
-    return max(1, min(most, MAX_ACTIVATIONS // (activations * max(1, input_values))))
+        return max_samples
+    return max(1, min(max_samples, MAX_ACTIVATIONS // (activations * max(1, input_values))))
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class Task:
         """True if a CPU trains clients fastest one at a time: with convolutions, and in pretrained networks."""
         return self.has_convolutions or self.activations_per_value > 1
 
-    def limit_samples(self, most: int, input_values: int) -> int:
-        return limit_samples(self.model, most, input_values)
+    def limit_samples(self, max_samples: int, input_values: int) -> int:
+        return limit_samples(self.model, max_samples, input_values)
 
     def predict(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
         """Return logits (B, classes) in evaluation mode."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from pydantic import ConfigDict, ValidationError
@@ -39,6 +39,17 @@ class NodeData(NamedTuple):
 
     federation: Federation
     numbers: tuple[int | None, ...]
+
+
+class NodeProblem(NamedTuple):
+    """What is wrong with a node's data, in one sentence that says what to do."""
+
+    kind: Literal["configuration", "data"]
+    text: str
+
+
+class NodeConfigError(ConfigError):
+    """Keys of the node's configuration are unknown or missing, or do not go with its data."""
 
 
 def _to_key(field: str) -> str:
@@ -125,21 +136,20 @@ def find_node_problems(
     validation: float,
     data_dir: Path | str | None = None,
     other_keys: Collection[str] = FLOWER_KEYS,
-) -> list[str]:
-    """Find all problems of a node's data that can be distinguished: one sentence each, which says what to do.
+) -> list[NodeProblem]:
+    """Find all problems of a node's data that can be distinguished.
 
     Without the schema that all nodes share, only the first problem is found.
     """
     try:
         node = _read_config(config, other_keys)
         if problems := _find_table_problems(node, schema) if schema is not None else []:
-            problems += _find_name_problems(node)
-        else:
-            split = Split(test=test, validation=validation, seed=0)
-            load_node(config, schema, **split, data_dir=data_dir, other_keys=other_keys)
+            return [NodeProblem("data", text) for text in (*problems, *_find_name_problems(node))]
+        split = Split(test=test, validation=validation, seed=0)
+        load_node(config, schema, **split, data_dir=data_dir, other_keys=other_keys)
     except (ConfigError, DataError) as error:
-        return [str(error)]
-    return problems
+        return [NodeProblem("configuration" if isinstance(error, NodeConfigError) else "data", str(error))]
+    return []
 
 
 def _find_table_problems(node: NodeConfig, schema: Schema) -> list[str]:
@@ -171,21 +181,21 @@ def _read_config(config: Mapping[str, Any], other_keys: Collection[str]) -> Node
     keys = [*(field.alias or name for name, field in NodeConfig.model_fields.items()), *other_keys]
     values = {key: value for key, value in config.items() if key not in other_keys}
     if "data" not in values and set(values) <= set(keys):
-        raise ConfigError(
+        raise NodeConfigError(
             "the node's configuration has no data; name a table, a folder or a known data set, such as data='ward.csv'"
         )
     try:
         return NodeConfig.model_validate(values)
     except ValidationError as error:
         phrases = describe_errors(error, unknown=lambda key: f"unknown key {key!r}; {did_you_mean(key, keys)}")
-        raise ConfigError(f"the node's configuration: {'; '.join(phrases)}") from error
+        raise NodeConfigError(f"the node's configuration: {'; '.join(phrases)}") from error
 
 
 def _refuse_keys(node: NodeConfig, only: str, *fields: str) -> None:
     """Refuse keys that go only with other data."""
     needless = " and ".join(_to_key(field) for field in fields if getattr(node, field) is not None)
     if needless:
-        raise ConfigError(f"the node's configuration: {needless} goes only with {only}, not with {node.data!r}")
+        raise NodeConfigError(f"the node's configuration: {needless} goes only with {only}, not with {node.data!r}")
 
 
 def _find_files(data: str) -> list[Path]:

@@ -56,7 +56,7 @@ class DeploymentOptions(StrictSchema):
         300, gt=0, le=1e6, description="seconds to wait for a node's reply; later replies are ignored"
     )
     largest_update: float = Field(
-        LARGEST_UPDATE, gt=1, description="refuse an update whose L2 norm is this many times the usual norm"
+        LARGEST_UPDATE, gt=1, description="reject an update whose L2 norm is this many times the usual norm"
     )
     poll: float = Field(0.5, gt=0, description="seconds between checks for replies")
     metrics_port: int = Field(

@@ -71,10 +71,10 @@ class LocalTraining:
         """Choose the batches of one client's local steps, and those that it probes before; None without a probe."""
         plan, probe = rule.plan, rule.plan.probe
         probed = held_out if probe and probe.rows == "validation" else samples
-        least = 2 if self.drop_last else 1  # a single sample has no batch statistics
-        if probe and probe.rows == "held_out" and len(samples) > least:
+        min_rows = 2 if self.drop_last else 1  # a single sample has no batch statistics
+        if probe and probe.rows == "held_out" and len(samples) > min_rows:
             order = np.random.default_rng([self.seed, Stream.PROBE_SPLIT, client]).permutation(samples)
-            cut = max(1, min(len(samples) - least, round(probe.share * len(samples))))
+            cut = max(1, min(len(samples) - min_rows, round(probe.share * len(samples))))
             probed, samples = order[:cut], order[cut:]
         repeat, more = plan.passes, self
         if repeat > 1:
@@ -88,7 +88,7 @@ class LocalTraining:
             return batches, None
         if probe.rows == "train" and probe.share < 1:
             rng = np.random.default_rng([self.seed, Stream.PROBE, self.round, client])
-            probed = rng.permutation(probed)[: max(least, round(probe.share * len(probed)))]
+            probed = rng.permutation(probed)[: max(min_rows, round(probe.share * len(probed)))]
         probes = rule.probe_passes(local_state)
         stream = Stream.PROBE + self.stream
         pass_ = replace(self, steps=None, epochs=int(probes), stream=stream)

@@ -156,17 +156,17 @@ class Evaluator:
         if self.is_serial:
             return {"single models": ([row for row, size in enumerate(sizes) if size], [])}, all_threads
         values, task = max(1, math.prod(self.federation.input_shape)), self._tasks[0]
-        most = max(1, EVAL_CHUNK_BYTES // (8 * values * self.dtype.itemsize))
-        most = task.limit_samples(most, values)
+        max_samples = max(1, EVAL_CHUNK_BYTES // (8 * values * self.dtype.itemsize))
+        max_samples = task.limit_samples(max_samples, values)
         call = self._samples_per_call
         large = [row for row, size in enumerate(sizes) if size > MIN_LARGE_CALLS * call]
         alone = set(large)
         small = [0 if row in alone else size for row, size in enumerate(sizes)]
-        ways: dict[str, _Way] = {"large parts alone": (large, _group_by_size(small, most, call))}
+        ways: dict[str, _Way] = {"large parts alone": (large, _group_by_size(small, max_samples, call))}
         if sum(sizes) * task.params.numel() > MAX_MEASURED_WORK or self.device.type != "cpu":
             return ways, all_threads
         if large:
-            ways["blocks"] = ([], _group_by_size(sizes, most, call))
+            ways["blocks"] = ([], _group_by_size(sizes, max_samples, call))
         return ways, {1: "one thread", **all_threads}
 
     def _load(self, ids: list[int], samples: list[Index], large: list[int], blocks: list[list[int]]) -> "_EvalSamples":
@@ -251,15 +251,15 @@ class _EvalSamples(NamedTuple):
     threads: int
 
 
-def _group_by_size(sizes: list[int], most: int, most_padding: int) -> list[list[int]]:
-    """Group clients of similar size into blocks of at most `most` samples, of which `most_padding` are padding."""
+def _group_by_size(sizes: list[int], max_samples: int, max_padding: int) -> list[list[int]]:
+    """Group clients of similar size into blocks of at most `max_samples`, of which `max_padding` are padding."""
     blocks: list[list[int]] = []
     longest = padding = 0
     for client in sorted(range(len(sizes)), key=lambda c: -sizes[c]):
         if not sizes[client]:
             break
         padding += longest - sizes[client]
-        if blocks and padding <= most_padding and (len(blocks[-1]) + 1) * longest <= most:
+        if blocks and padding <= max_padding and (len(blocks[-1]) + 1) * longest <= max_samples:
             blocks[-1].append(client)
         else:
             blocks.append([client])

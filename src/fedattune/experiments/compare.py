@@ -2,20 +2,21 @@
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..analysis.compare import MethodRow, build_client_table, build_run_table, to_pandas
 from ..analysis.verdict import Verdict
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, did_you_mean, name_kind
 from ..core.io import read_json
 from ..core.lock import lock_folder
 from ..core.metrics import METRICS, MetricName
+from ..core.options import list_keywords, name_keywords
 from ..core.text import make_printable
 from .config import DATA_FIELDS, ExperimentKeywords
-from .load import load_experiment
+from .load import load_options
 from .output import OutputOptions, check_run_folder
 from .plan import Plan, make_plan, prepare_command
 from .runner import make_progress_display
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from ..data import Federation
     from ..runs.callbacks import Callback
     from ..runs.result import Result
+
+RENAMED = {"options": "set", "budget": "tune"}
+"""Keyword of a function -> the option that it is, if that has another name."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +123,12 @@ def compare(
         >>> found.verdict.answer in ("yes", "no", "undecided"), [row.algorithm for row in found.rows]
         (True, ['local', 'fedavg', 'majority'])
     """
-    plan, notes = plan_from_python(data, algorithms, model, options, settings, "compare")
+    from ..runs.callbacks import check_callbacks
+
+    check_callbacks(callbacks)
     processes = 1 if callbacks and processes == "auto" else processes
-    output = OutputOptions.model_validate({"processes": processes, "quiet": quiet})
-    if out is not None:
-        check_run_folder(Path(out), "compare")
+    given = {"algorithms": algorithms, "model": model, "options": options or {}, "out": out, "processes": processes}
+    plan, output, notes = plan_from_python(compare, data, settings, **given, quiet=quiet)
     # The results still read their stores, which are open: Windows then keeps the files.
     with tempfile.TemporaryDirectory(prefix="fedattune-", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch) / "run" if out is None else Path(out)
@@ -212,12 +217,10 @@ def tune(
         >>> chosen["local"].options, len(chosen["local"].trials), 0 < chosen["local"].score <= 1
         ({}, 5, True)
     """
-    settings["tune"] = budget
-    plan, _ = plan_from_python(data, algorithms, model, options, settings, "tune")
-    output = OutputOptions.model_validate({"processes": processes, "quiet": quiet})
+    given = {"algorithms": algorithms, "model": model, "options": options or {}, "out": out, "processes": processes}
+    plan, output, _ = plan_from_python(tune, data, settings, **given, budget=budget, quiet=quiet)
     with tempfile.TemporaryDirectory(prefix="fedattune-") as scratch:
         folder = Path(scratch) / "run" if out is None else Path(out)
-        check_run_folder(folder)
         with (
             InterruptHandler() as should_stop,
             lock_folder(folder, is_new=True),
@@ -243,28 +246,46 @@ def tune(
 
 
 def plan_from_python(
-    data: "str | Path | Federation",
-    algorithms: Sequence[str] | str,
-    model: str,
-    options: Mapping[str, Any] | None,
-    settings: ExperimentKeywords,
-    command: str,
-) -> tuple[Plan, list[str]]:
+    function: Callable[..., Any], data: "str | Path | Federation", settings: ExperimentKeywords, **given: Any
+) -> tuple[Plan, OutputOptions, list[str]]:
     """Plan an experiment on named data, a table, or a federation made in Python; add notes about what was changed.
 
-    The rules of `command` on the methods hold: `compare` adds the baseline.
+    `settings` are the keywords that `function`, which is `compare` or `tune`, collects, and `given` its own ones. Its
+    rules on the methods hold: `compare` adds the baseline.
     """
-    values = {**settings, "algorithms": algorithms, "model": model, "set": options or {}}
+    _check_names("algorithms", given["algorithms"], "names such as 'fedavg' or 'file.py:factory'")
+    _check_names("model", given["model"], "a name such as 'mlr' or 'file.py:factory'")
     federation = None if isinstance(data, str | Path) else data
-    if federation is not None and values.get("splits", 1) != 1:
+    if federation is not None and settings.get("splits", 1) != 1:
         raise ConfigError("splits: a federation made in Python has its parts already; give one federation per call")
-    if federation is not None and (needless := sorted(values.keys() & DATA_FIELDS)):
+    if federation is not None and (needless := sorted(settings.keys() & DATA_FIELDS)):
         raise ConfigError(
             f"{', '.join(needless)}: a federation made in Python has its data and parts already; leave it out, or give "
             "it where the federation is made"
         )
-    named = {} if federation is not None else {"data": str(data)}
-    experiment, notes = load_experiment(None, {**values, **named}), list[str]()
-    if command == "compare":
-        experiment, notes = prepare_command(command, experiment)
-    return make_plan(experiment, federation), notes
+    renamed = {RENAMED[keyword]: keyword for keyword in RENAMED if keyword in given}
+    known = {*list_keywords(function), *ExperimentKeywords.__optional_keys__} - renamed.keys()
+    unknown = [f"unknown keyword {key!r}; {did_you_mean(key, known)}" for key in settings if key not in known]
+    given |= {key: value for key, value in settings.items() if key in known}
+    given |= {} if federation is not None else {"data": str(data)}
+    with name_keywords(renamed):
+        experiment, output = load_options(
+            None, {RENAMED.get(key, key): value for key, value in given.items()}, errors=unknown
+        )
+        notes = list[str]()
+        if function is compare:
+            experiment, notes = prepare_command("compare", experiment)
+        plan = make_plan(experiment, federation)
+        if output.out is not None:
+            check_run_folder(output.out, "compare" if function is compare else None)
+    return plan, output, notes
+
+
+def _check_names(keyword: str, given: object, expected: str) -> None:
+    """Refuse objects: other processes, and runs that are resumed, build methods and models again by their names."""
+    for one in given if isinstance(given, list | tuple) else [given]:
+        if not isinstance(one, str):
+            raise ConfigError(
+                f"{keyword}: got {name_kind(one)}, expected {expected}, by which each run builds its own; only "
+                "fedattune.fit takes objects"
+            )

@@ -120,7 +120,9 @@ class Experiment(Settings):
         "methods, separated by commas, your own as file.py:factory, or all",
         ("local", "fedavg", "fedavg_ft", "fedmcsa", "attune"),
     )
-    set: dict[str, Any] = option("hyper-parameter, option=value or name.option=value; repeatable", {})
+    set: dict[str, Any] = option(
+        "option of a method, model or data set: option=value or name.option=value; repeatable", {}
+    )
     seeds: Annotated[int, Field(ge=1, le=MAX_COUNT)] = option("runs with the seeds seed, seed+1, ...", 1)
     splits: Annotated[int, Field(ge=1, le=1000)] = option(
         "random divisions of each client's samples into parts; all methods train on each", 1

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ..core.errors import ConfigError, DataError, FedAttuneError, did_you_mean, suggest_name
 from ..core.io import read_scalar, read_yaml
-from ..core.options import check_options, describe_errors, list_options
+from ..core.options import check_options, describe_errors, list_options, write_option
 from ..core.own_code import confirm_references, get_short_name, is_reference, list_references, load_function
 from .config import Experiment, flatten_options
 from .output import OutputOptions
@@ -69,7 +69,7 @@ def load_options(
     def locate(key: str) -> str:
         name = "json" if key == "json_file" else key
         is_in_file = key in in_file and key not in overrides
-        return f"{path}: {name}" if is_in_file else "--" + name.replace("_", "-")
+        return f"{path}: {name}" if is_in_file else write_option(name)
 
     def report_unknown(key: str) -> str:
         hint = suggest_name(key, Experiment.flat_fields())
@@ -204,7 +204,8 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
             known_options["partition"] = {experiment.partition: list_partition_options(experiment.partition)}
     if experiment.save_partition in PARTITIONS:
         problems.append(
-            f"--save-partition {experiment.save_partition}: this is a built-in partition; choose another name"
+            f"{write_option('save_partition')} {experiment.save_partition}: this is a built-in partition; choose "
+            "another name"
         )
     owners = {get_short_name(name) for group in known_options.values() for name in group}
     all_known = experiment.partition and not problems  # otherwise an option may belong to an unknown name
@@ -228,7 +229,7 @@ def assign_options(
     An option without a name goes to every algorithm in use that has it. `model.`, `partition.` and `data.` are names,
     too. `problems` receives options that nothing in use has, or that could belong to two kinds of thing.
     """
-    errors: list[str] = []
+    errors, flag = list[str](), write_option("set")
     assignment: AssignedOptions = {kind: {name: {} for name in names} for kind, names in known_options.items()}
     candidates = [(kind, name, own) for kind, group in known_options.items() for name, own in group.items()]
     for key, value in sorted(options.items(), key=lambda item: "." in item[0]):
@@ -241,14 +242,14 @@ def assign_options(
         owners = [(kind, name) for kind, name, own in matches if option in own]
         if prefix and not matches:
             hint = did_you_mean(prefix, [get_short_name(name) for _, name, _ in candidates])
-            errors.append(f"--set {key}: nothing called {prefix!r} is used here; {hint}")
+            errors.append(f"{flag} {key}: nothing called {prefix!r} is used here; {hint}")
         elif not owners:
             lacks = f"{prefix} has no" if prefix else "nothing used here has an"
             hint = did_you_mean(option, {one for _, _, own in matches for one in own})
-            errors.append(f"--set {key}: {lacks} option {option!r}; {hint}")
+            errors.append(f"{flag} {key}: {lacks} option {option!r}; {hint}")
         elif not prefix and len({kind for kind, _ in owners}) > 1:
             ways = " or ".join(f"{get_short_name(name)}.{option}" for _, name in owners)
-            errors.append(f"--set {key}: {option!r} could mean several things; write {ways}")
+            errors.append(f"{flag} {key}: {option!r} could mean several things; write {ways}")
         for kind, name in owners:
             assignment[kind][name][option] = value
     if problems is not None:

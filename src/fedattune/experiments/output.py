@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ..analysis.folder import find_run_folder
 from ..core.errors import ConfigError, RunError
-from ..core.options import option
+from ..core.options import option, write_option
 from .config import split_words
 
 if TYPE_CHECKING:
@@ -111,13 +111,15 @@ def _find_fault(path: Path) -> str:
 def check_empty_folder(out: Path, advice: str = "") -> None:
     """Refuse a folder that is not empty; `advice` follows the advice to give a new one."""
     if out.is_dir() and any(out.iterdir()):
-        raise RunError(f"--out {out}: the folder is not empty, and no file is overwritten; give a new one{advice}")
+        raise RunError(
+            f"{write_option('out')} {out}: the folder is not empty, and no file is overwritten; give a new one{advice}"
+        )
 
 
 def check_run_folder(out: Path, command: str | None = None) -> None:
     """Refuse a run folder that is not empty, or that cannot be made; `command` could resume a run in it."""
     if out.exists() and not out.is_dir():
-        raise RunError(f"--out {out}: this is a file; give a new or empty folder")
+        raise RunError(f"{write_option('out')} {out}: this is a file; give a new or empty folder")
     advice = ""
     if command:
         resume = f"fedattune {command} --resume {shlex.quote(str(out))}"
@@ -126,9 +128,11 @@ def check_run_folder(out: Path, command: str | None = None) -> None:
     full = Path(os.path.realpath(out))
     nearest = next(folder for folder in (full, *full.parents) if folder.exists())
     if not nearest.is_dir():
-        raise ConfigError(f"--out {out}: {nearest} is a file, in which no folder can be made; give another one")
+        raise ConfigError(
+            f"{write_option('out')} {out}: {nearest} is a file, in which no folder can be made; give another one"
+        )
     if not os.access(nearest, os.W_OK):
-        raise ConfigError(f"--out {out}: the folder {nearest} cannot be written to; give another one")
+        raise ConfigError(f"{write_option('out')} {out}: the folder {nearest} cannot be written to; give another one")
 
 
 def choose_run_folder(command: str, data: str) -> Path:

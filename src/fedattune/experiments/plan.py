@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..analysis.compare import BASELINE
 from ..core.errors import ConfigError, FedAttuneError, ModelError, RunError
 from ..core.metrics import check_metric
+from ..core.options import write_option
 from ..core.own_code import get_short_name, is_reference
 from .config import Experiment
 from .load import (
@@ -212,8 +213,8 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
             check_clients(experiment, training)
             if "sklearn" in experiment.baseline and one.schema is not None and one.schema.tokens:
                 problems.append(
-                    "--baseline sklearn: token numbers are no features of such a model; leave it out, or take "
-                    "--baseline centralized"
+                    f"{write_option('baseline')} sklearn: token numbers are no features of such a model; leave it out, "
+                    f"or take {write_option('baseline')} centralized"
                 )
             experiment = settle_local_work(settle_metric(experiment, one), is_table=one.schema is not None)
     if problems or not federations:
@@ -254,8 +255,8 @@ def settle_metric(experiment: Experiment, federation: "Federation") -> Experimen
     check_metric(metric, is_regression=not federation.classes)
     if experiment.rounds_to is not None and not federation.classes:
         raise ConfigError(
-            f"--rounds-to {experiment.rounds_to:g} is an accuracy, and the target of {federation.name} is a number; "
-            "leave it out"
+            f"{write_option('rounds_to')} {experiment.rounds_to:g} is an accuracy, and the target of {federation.name} "
+            "is a number; leave it out"
         )
     return experiment.model_copy(update={"metric": metric})
 
@@ -307,7 +308,8 @@ def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Datas
     if is_table(experiment.data):
         options |= {"drop_columns": experiment.drop_columns, "missing": experiment.missing}
     elif experiment.drop_columns is not None:
-        raise ConfigError(f"--drop-columns goes only with a table file (.csv, .parquet), not with {experiment.data!r}")
+        flag = write_option("drop_columns")
+        raise ConfigError(f"{flag} goes only with a table file (.csv, .parquet), not with {experiment.data!r}")
     return load_data(
         experiment.data,
         data_dir=experiment.data_dir,

@@ -149,8 +149,8 @@ class TextNetwork(PretrainedNetwork):
         mask = is_token.long()
         if self.has_square_mask:
             # In this form transformers does not look at the mask's values, so that vmap and graphs are possible.
-            least = torch.finfo(self._dtype).min
-            mask = torch.zeros_like(ids, dtype=self._dtype).masked_fill(~is_token, least)[:, None, None, :]
+            min_value = torch.finfo(self._dtype).min
+            mask = torch.zeros_like(ids, dtype=self._dtype).masked_fill(~is_token, min_value)[:, None, None, :]
             mask = mask.expand(-1, 1, ids.shape[1], -1)
         ids = torch.where(is_token, ids, self.padding)
         return cast(Tensor, self.pretrained(input_ids=ids, attention_mask=mask).logits)

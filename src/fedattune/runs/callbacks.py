@@ -5,14 +5,14 @@ and True from a round to stop. TensorBoard's callback is in `tensorboard.py`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, name_kind
 from .context import Progress, RunContext
 from .metrics import Metrics
 from .store import RunStore
@@ -64,6 +64,18 @@ class Callback:
 
     def close(self) -> None:
         """Close files and connections; called at last, also after an error."""
+
+
+def check_callbacks(callbacks: object) -> None:
+    """Check before a run that these are callbacks: their errors at its end would hide the first one."""
+    wrong = [callbacks]
+    if isinstance(callbacks, Sequence):
+        wrong = [one for one in callbacks if not isinstance(one, Callback)]
+    if wrong:
+        raise ConfigError(
+            f"callbacks: got {name_kind(wrong[0])}, expected a list of objects whose classes derive from "
+            "fedattune.Callback; for a function, write OnRound(function)"
+        )
 
 
 class OnRound(Callback):

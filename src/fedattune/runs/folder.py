@@ -93,7 +93,7 @@ def _hash_file(file: Path) -> str:
 
 CONFIG_FILE = "config.json"
 """The file that makes a folder the folder of a run."""
-CONFIG_KEYS, FACT_KEYS = ("algorithm", "data", "seed", "rounds"), ("headline", "clients")
+CONFIG_KEYS, FACT_KEYS = ("algorithm", "data", "seed", "rounds"), ("evaluation_point", "clients")
 """Keys that the settings and the facts of every run have."""
 RESUMABLE_SETTINGS = {"client_state", "device", "engine", *RAY_DEFAULTS}
 """Settings that change results by rounding at most, so that a run may resume with others."""

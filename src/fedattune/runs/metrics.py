@@ -213,7 +213,7 @@ class RunMetrics:
     @property
     def evaluation_point(self) -> Point:
         """The point at which the method's paper evaluates."""
-        return cast(Point, self.facts["headline"])
+        return cast(Point, self.facts["evaluation_point"])
 
     @property
     def notes(self) -> list[str]:
@@ -496,7 +496,7 @@ class RunMetrics:
             "seconds": self.seconds,
             "bytes": {"up": self.bytes_up, "down": self.bytes_down},
             "local_steps": self.local_steps,
-            "headline": self.evaluation_point,
+            "evaluation_point": self.evaluation_point,
             "final": self.final,
             "judged": self.judged,
             "metrics": {part: one.pooled for part, one in self.predictions.items()},

@@ -89,7 +89,7 @@ class TensorBoard(Callback):
             when = self._start + record.seconds
             clients = evaluated[record.round].pop("clients")
             groups = evaluated[record.round]
-            groups["headline"] = groups.get(f"test_{point_of_paper}", {})
+            groups["test"] = groups.get(f"test_{point_of_paper}", {})
             groups["cost"] = {key: getattr(record, key) for key in ("bytes_up", "bytes_down", "seconds", "steps")}
             groups["lost"] = {"absent": absent, "diverged": diverged}
             groups |= self._mixing(record.round)

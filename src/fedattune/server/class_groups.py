@@ -91,7 +91,7 @@ def compare_classes(updates: Tensor, trust: Tensor | None = None) -> tuple[Tenso
     return torch.einsum("icf,kcf->ik", scaled, scaled), weights @ weights.T
 
 
-def group_clients(likeness: Tensor, evidence: Tensor, least: float) -> Tensor:
+def group_clients(likeness: Tensor, evidence: Tensor, min_likeness: float) -> Tensor:
     """Join the two most similar groups again and again: average linkage, in which pairs count by their evidence.
 
     From the likeness of each pair times its evidence (K, K), and the evidence (K, K), return the number of each
@@ -113,8 +113,8 @@ def group_clients(likeness: Tensor, evidence: Tensor, least: float) -> Tensor:
     while alive.sum() > 1:
         i, j = sorted(np.unravel_index(int(score.argmax()), score.shape))
         within = rate(own_total[[i, j]], own_weight[[i, j]]).min() if own_weight[[i, j]].all() else 0.0
-        if not score[i, j] >= max(least, MIN_OF_OWN * within):
-            if not np.isfinite(score[i, j]) or score[i, j] < least:
+        if not score[i, j] >= max(min_likeness, MIN_OF_OWN * within):
+            if not np.isfinite(score[i, j]) or score[i, j] < min_likeness:
                 break
             score[i, j] = score[j, i] = -np.inf  # these two stay apart, others may still become one
             continue
@@ -190,7 +190,7 @@ def place_groups(found: Tensor, old: Tensor, n_places: int) -> tuple[Tensor, Ten
 
 
 def assign_groups(
-    sums: Tensor, n_uploads: Tensor, new: Tensor, group: Tensor, n_places: int, least: float
+    sums: Tensor, n_uploads: Tensor, new: Tensor, group: Tensor, n_places: int, min_likeness: float
 ) -> tuple[Tensor, Tensor]:
     """Group clients by what they call their classes, and give every group a place among the stored models.
 
@@ -206,7 +206,7 @@ def assign_groups(
     trust = n_uploads / (n_uploads + TRUSTED_UPLOADS)
     compared = n_uploads.nonzero().flatten()[:MAX_COMPARED]
     pairs = compare_classes(sums[compared], trust[compared])
-    found = join_small(*pairs, group_clients(*pairs, least).to(sums.device))
+    found = join_small(*pairs, group_clients(*pairs, min_likeness).to(sums.device))
     if measure_f(sums[compared] / n_uploads[compared, None, None], found) < MIN_F:
         found = torch.zeros_like(found)
     place, source = place_groups(found, group[compared], n_places)

@@ -80,7 +80,7 @@ class ServerWrapper(
         return change(state, **self.inner.aggregate_newcomers(state, ids, sent, uploads, n))
 
     def find_start(self, sent: Payload, uploads: Payload) -> Params:
-        """Return the models from which clients started; by default the model of what they were sent."""
+        """Return the models from which clients started; by default the model of their payload."""
         return self.inner.find_start(sent, uploads) if isinstance(self.inner, Branching) else sent.params
 
     def discard_uploads(self, state: StateT, ids: Tensor) -> StateT:

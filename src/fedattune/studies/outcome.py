@@ -89,7 +89,7 @@ class StudyResults:
             return None
         failures = tuple(facts["failed"] for facts in recorded_runs.values() if "failed" in facts)
         finished_runs = {run: facts for run, facts in recorded_runs.items() if "failed" not in facts}
-        evaluation_point: Point = next((facts["headline"] for facts in finished_runs.values()), "received")
+        evaluation_point: Point = next((facts["evaluation_point"] for facts in finished_runs.values()), "received")
         point = self.study.rows[cell.row].point or evaluation_point
         names = ("seconds", "local_steps") if finished_runs else ()
         measures = {name: compute_mean_std([facts[name] for facts in finished_runs.values()]) for name in names}
@@ -224,7 +224,7 @@ def score_choices(
     for choice in study.choices(cell):
         run = study.make_run(cell, choice, 0, extent, tuning=True).id
         facts = records.runs.get(run, {})
-        point = study.source_row(cell).point or facts.get("headline", "received")
+        point = study.source_row(cell).point or facts.get("evaluation_point", "received")
         curve = records.curve(run, point, "validation")
         scores.append((choice, reduce_curve(curve, late) if curve else 0.0 if "failed" in facts else None))
     return scores

@@ -96,7 +96,7 @@ class Records:
         self.runs[run.id] = {
             **_describe(run),
             **{name: result.config[name] for name in ("partition", "split")},
-            "headline": result.evaluation_point,
+            "evaluation_point": result.evaluation_point,
             **{name: getattr(result, name) for name in names},
             "seconds": round(result.seconds, 1),
             "environment": environment,

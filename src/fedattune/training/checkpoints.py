@@ -1,6 +1,6 @@
 """The content of a run's checkpoints: its status between two rounds, and the state of its parts.
 
-`storage/checkpoint.py` has the files. The loop decides when to save.
+`runs/checkpoint.py` has the files. The loop decides when to save.
 """
 
 import json
@@ -75,8 +75,8 @@ class RunCheckpoints:
 
     def save(self, status: RunStatus) -> None:
         text = replace(status, notes=[*status.notes, *self.backend.notes]).dump()
-        text |= {"clients": json.dumps(self.context.n_clients), "upload_steps": json.dumps(self.uploads.dump())}
-        tree = self._state_tree() | self.ledger.state_tree()
+        text |= {"clients": json.dumps(self.context.n_clients), "upload_steps": self.uploads.dump()}
+        tree = self._state_tree() | self.ledger.state_tree() | self.uploads.state_tree()
         self.folder.checkpoints.save(status.record.round, tree, text)
 
     def load(self) -> RunStatus:
@@ -107,7 +107,7 @@ class RunCheckpoints:
             self.server.state = tree["server"]
             self.backend.load_state_tree(tree["clients"])
         self.ledger.load(saved.flat)
-        self.uploads.load(json.loads(saved.meta["upload_steps"]))
+        self.uploads.load(saved.meta["upload_steps"], saved.flat)
 
     def _describe_start(self, saved: Checkpoint, r: int, n_before: int) -> list[str]:
         notes = [f"{one}; the run went on from round {r}" for one in saved.warnings]

@@ -13,12 +13,13 @@ from ..core.algorithm import Algorithm
 from ..core.errors import ConfigError, DivergedError
 from ..core.hardware import check_device
 from ..core.lock import lock_folder
+from ..core.options import list_keywords
 from ..core.own_code import get_short_name, is_reference, make_absolute
 from ..core.settings import Settings, SettingsKeywords
 from ..data import Federation
 from ..models import build_seeded_model, check_model
 from ..models.files import SOURCE_KEY
-from ..runs.callbacks import Callback, StartedRun
+from ..runs.callbacks import Callback, StartedRun, check_callbacks
 from ..runs.context import Progress
 from ..runs.folder import RunFolder
 from ..runs.result import Result, TrainedServer
@@ -114,7 +115,9 @@ def fit(
         >>> 0.5 < result.metrics["acc_uniform"] <= 1
         True
     """
-    settings = Settings.from_keywords(**({**settings.to_keywords(), **more} if settings else more))
+    check_callbacks(callbacks)
+    given = {**settings.to_keywords(), **more} if settings else more
+    settings = Settings.from_keywords(list_keywords(fit), **given)
     run = prepare_run(
         algorithm, data, model, name=name, options=options, model_options=model_options, settings=settings
     )

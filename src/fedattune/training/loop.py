@@ -180,7 +180,7 @@ class RoundLoop:
             raise DivergedError(
                 f"round {request.round}: training diverged on every client that trained ({len(reply.diverged)} of "
                 f"them; values are not finite); lower the learning rate (lr is {self.context.settings.training.lr:g}), "
-                "or a hyper-parameter that is too large"
+                "or an option that is too large"
             )
         return reply
 

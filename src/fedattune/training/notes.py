@@ -35,7 +35,7 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
     ids, federation = context.eval_ids.tolist(), context.federation
     sizes = zip(*(federation.sizes(part)[context.eval_ids.cpu()].tolist() for part in PARTS), strict=True)
     facts: dict[str, Any] = {
-        "headline": context.algorithm.evaluation_point,
+        "evaluation_point": context.algorithm.evaluation_point,
         "early_stopping": context.early_stopping,
         "weight_decay": resolve_weight_decay(context.algorithm, context.settings),
         "n_parameters": context.task.params.numel(),
@@ -126,7 +126,7 @@ def _note_divergence(records: Sequence[RoundRecord], names: Sequence[str]) -> li
 
 
 def _note_lost_clients(store: RunStore, names: Sequence[str]) -> list[str]:
-    """Name the remote clients that could not be reached, or whose uploads were refused, and why."""
+    """Name the remote clients that could not be reached, or whose uploads were rejected, and why."""
     by_reason: dict[str, dict[int, set[str]]] = {}
     for round_, client, reason in store.faults():
         by_reason.setdefault(reason, {}).setdefault(round_, set()).add(names[client])

@@ -109,10 +109,10 @@ class Server:
             self.state = self.rule.aggregate(self.state, uploads.ids, uploads.sent, uploads.upload, uploads.n)
 
     def discard_uploads(self, ids: Iterable[int]) -> None:
-        """Take the earlier uploads of clients `ids`, whose uploads were refused, out of what others receive."""
+        """Take the earlier uploads of clients `ids`, whose uploads were rejected, out of what others receive."""
         self._last = None
-        refused = torch.tensor(sorted(ids), dtype=torch.int64, device=self._context.device)
-        self.state = self.rule.discard_uploads(self.state, refused)
+        rejected = torch.tensor(sorted(ids), dtype=torch.int64, device=self._context.device)
+        self.state = self.rule.discard_uploads(self.state, rejected)
 
     def quarantine(self, ids: Iterable[int]) -> None:
         """Let clients `ids` receive their own models from now on, and nobody else theirs."""

@@ -42,10 +42,10 @@ def dirichlet(
     Source: Li et al., Federated Learning on Non-IID Data Silos, ICDE 2022; PFLlib, dataset_utils.
     """
     n = len(labels)
-    least = min(40, n / n_clients / 2) if min_size is None else min_size
-    if n_clients > n or least > n / n_clients:
+    min_samples = min(40, n / n_clients / 2) if min_size is None else min_size
+    if n_clients > n or min_samples > n / n_clients:
         raise DataError(
-            f"{n} samples cannot give {n_clients} clients {max(least, 1):g} samples each; "
+            f"{n} samples cannot give {n_clients} clients {max(min_samples, 1):g} samples each; "
             "take fewer clients or a smaller dirichlet.min_size"
         )
     by_class = group_rows(labels)
@@ -55,12 +55,12 @@ def dirichlet(
         counts = _dirichlet_counts([len(rows) for rows in by_class], n_clients, beta, random)
         if counts is not None:
             best = max(best, int(counts.sum(axis=0).min()))
-            if best >= max(least, 1):
+            if best >= max(min_samples, 1):
                 break
     else:
         raise DataError(
             f"dirichlet found no division in {max_tries} tries where each of the {n_clients} clients has "
-            f"{max(least, 1):g} samples (the smallest client had at most {max(best, 0)}); take fewer "
+            f"{max(min_samples, 1):g} samples (the smallest client had at most {max(best, 0)}); take fewer "
             "clients, a larger dirichlet.beta, a smaller dirichlet.min_size or more dirichlet.max_tries"
         )
     assert counts is not None

@@ -48,16 +48,16 @@ class FeatureColumns:
         """Add a column whose text (n,), None where missing, is read as token numbers."""
         self.tokens[name], self.tokenizer, self.max_tokens = values, tokenizer, length
 
-    def group_rare(self, name: str, most: int) -> None:
-        """Group the rare categories of a column into one, so that at most `most` are left."""
+    def group_rare(self, name: str, max_categories: int) -> None:
+        """Group the rare categories of a column into one, so that at most `max_categories` are left."""
         values, counts = np.unique(self.texts[name].astype(str), return_counts=True)
-        kept = set(values[np.argsort(-counts, kind="stable")][: most - 1].tolist())
+        kept = set(values[np.argsort(-counts, kind="stable")][: max_categories - 1].tolist())
         is_rare = np.array([value not in kept for value in self.texts[name].tolist()])
         self.texts[name] = np.where(is_rare, OTHER_CATEGORY, self.texts[name])
         self.categories[name] = (*sorted(kept), OTHER_CATEGORY)
         self.notes.append(
-            f"Column {name!r} has {len(values)} categories; the {len(values) - most + 1} rarest, {is_rare.sum()} rows, "
-            f"are one category {OTHER_CATEGORY!r}."
+            f"Column {name!r} has {len(values)} categories; the {len(values) - max_categories + 1} rarest, "
+            f"{is_rare.sum()} rows, are one category {OTHER_CATEGORY!r}."
         )
 
     def add_text(self, name: str, values: Array, categories: Names = ()) -> None:

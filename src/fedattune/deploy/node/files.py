@@ -123,7 +123,7 @@ class NodeState:
     """The states of a node's clients after the last rounds of one run, in a folder.
 
     For each client, the server names the round whose reply it last accepted; the client continues from there. Later
-    work was lost on its way or refused, so the node forgets it, like the work of a client that drops out.
+    work was lost on its way or rejected, so the node forgets it, like the work of a client that drops out.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -149,7 +149,7 @@ class NodeState:
             The state, and the last of the rounds that the node still has. An older state replaces a lost one; None
             and 0 if there is no state at all.
         """
-        # A client whose uploads are refused continues from an ever older round.
+        # A client whose uploads are rejected continues from an ever older round.
         self._checkpoints = replace(self._checkpoints, needed=frozenset(rounds))
         self._checkpoints.forget_after(max(rounds))
         try:

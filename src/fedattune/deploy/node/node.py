@@ -77,7 +77,7 @@ class NodeRuntime:
             reply = self._introduce() if is_hello else self._handle(message)
             if not (is_hello or is_step):  # they say nothing about what failed in training
                 retire_errors(self.folder)
-            self.audit.append("out", reply, message.head)  # last: what it names as sent is sent
+            self.audit.append("out", reply, message.head)  # last: the reply that it names is sent
             return reply
         except Exception as error:
             report_error(self.folder, error, message.head)

@@ -121,21 +121,23 @@ class NodePolicy(StrictSchema):
     def check_privacy(self, settings: Settings) -> None:
         """Compare the noise that a run asks for with the node's limits."""
         delta, client, record = settings.privacy.delta, settings.privacy.client, settings.privacy.record
-        most, epsilon = self.max_record_epsilon, None if record is None else record.epsilon
-        if most is not None and (epsilon is None or epsilon > most or delta > MAX_DELTA):
+        max_epsilon, epsilon = self.max_record_epsilon, None if record is None else record.epsilon
+        if max_epsilon is not None and (epsilon is None or epsilon > max_epsilon or delta > MAX_DELTA):
             asked = "none" if epsilon is None else f"dp-record {epsilon:g}"
             raise PrivacyRequiredError(
-                f"this node has max-record-epsilon {most:g}, and the run's differential privacy of rows is: {asked}, "
-                f"at delta {delta:g}; the run needs dp-record {most:g} or less, and dp-delta {MAX_DELTA:g} "
-                "or less"
+                f"this node has max-record-epsilon {max_epsilon:g}, and the run's differential privacy of rows is: "
+                f"{asked}, at delta {delta:g}; the run needs dp-record {max_epsilon:g} or less, and dp-delta "
+                f"{MAX_DELTA:g} or less"
             )
-        most, epsilon = self.max_epsilon, None if client is None else client.epsilon
+        max_epsilon, epsilon = self.max_epsilon, None if client is None else client.epsilon
         where = client.where if client else None
-        if most is not None and (epsilon is None or where != "local" or epsilon > most or delta > MAX_DELTA):
+        if max_epsilon is not None and (
+            epsilon is None or where != "local" or epsilon > max_epsilon or delta > MAX_DELTA
+        ):
             asked = "none" if epsilon is None else f"dp-client {epsilon:g}, {where}"
             raise PrivacyRequiredError(
-                f"this node has max-epsilon {most:g}, and the run's differential privacy is: {asked}, at delta "
-                f"{delta:g}; the run needs dp-client {most:g} or less, dp-client-where local, and dp-delta "
+                f"this node has max-epsilon {max_epsilon:g}, and the run's differential privacy is: {asked}, at delta "
+                f"{delta:g}; the run needs dp-client {max_epsilon:g} or less, dp-client-where local, and dp-delta "
                 f"{MAX_DELTA:g} or less"
             )
 

@@ -397,8 +397,7 @@ def _check_data(
     test, validation = (float(run.get(key, defaults[key].default)) for key in ("test", "validation"))
     problems = find_node_problems(values, schema, test=test, validation=validation, other_keys=OTHER_KEYS)
     for problem in problems:
-        is_config = problem.startswith("the node's configuration")
-        yield broken("configuration" if is_config else "data", problem)
+        yield broken(problem.kind, problem.text)
     if schema is None:
         advice = "give --schema-file with the schema of the federation"
         yield note("schema", "not known, so the data were not compared with it", advice)

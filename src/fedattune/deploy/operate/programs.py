@@ -139,14 +139,14 @@ def main(command: str, arguments: Sequence[str]) -> Any:
     return getattr(importlib.import_module(module), function)()
 
 
-def _read_seconds(name: str, default: float, least: float, most: float) -> float:
+def _read_seconds(name: str, default: float, min_seconds: float, max_seconds: float) -> float:
     text = os.environ.get(name) or str(default)
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1
-    if not least <= seconds <= most:
-        raise ConfigError(f"{name}: got {text!r}, expected seconds between {least:g} and {most:g}")
+    if not min_seconds <= seconds <= max_seconds:
+        raise ConfigError(f"{name}: got {text!r}, expected seconds between {min_seconds:g} and {max_seconds:g}")
     return seconds
 
 
@@ -169,11 +169,11 @@ def _shorten_pauses(poll: float) -> None:
     node.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _start_program})
 
 
-def _limit_sleeps(module: ModuleType, most: float) -> SimpleNamespace:
-    """Return the module `time` with sleeps of at most `most` seconds; waits for a reply on this machine are shorter."""
+def _limit_sleeps(module: ModuleType, max_seconds: float) -> SimpleNamespace:
+    """Return the module `time` with sleeps of at most `max_seconds`; waits for a reply on this machine are shorter."""
 
     def sleep(seconds: float) -> None:
-        module.sleep(min(seconds, most if seconds > 1 else TASK_POLL_S))
+        module.sleep(min(seconds, max_seconds if seconds > 1 else TASK_POLL_S))
 
     return SimpleNamespace(**{**vars(module), "sleep": sleep})
 

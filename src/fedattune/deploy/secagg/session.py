@@ -147,18 +147,18 @@ def count_threshold(share: float, n: int) -> int:
 
 
 def check_members(
-    session: Session, adverts: Mapping[str, Advert], ids: Collection[str], least: int, threshold: int
+    session: Session, adverts: Mapping[str, Advert], ids: Collection[str], min_nodes: int, threshold: int
 ) -> None:
     """Check that some nodes are enough for a sum that tells nothing about one of them."""
-    needed = max(least, threshold)
+    needed = max(min_nodes, threshold)
     if len(ids) < needed:
         raise TooFewParticipantsError(f"{len(ids)} nodes are left, and this node demands {needed}")
     for number, block in enumerate(session.blocks):
         n = sum(adverts[id_].contributes[number] for id_ in ids)
-        if 0 < n < least:
+        if 0 < n < min_nodes:
             raise TooFewParticipantsError(
                 f"{n} nodes have clients in the {block.what} of round {session.parts[block.part].round}, and this node "
-                f"demands {least} (`min-participants`); sample more clients (--cohort)"
+                f"demands {min_nodes} (`min-participants`); sample more clients (--cohort)"
             )
 
 

@@ -241,7 +241,7 @@ class SecureTransport(NodeTransport):
         return outcomes
 
     def _plan_session(self, groups: Sequence[Group], r: int) -> Session:
-        """Describe a session; every node compares it with what it is sent."""
+        """Describe a session; every node compares it with its messages."""
         deployment = self.registry.deployment
         n_values = sum(value.numel() for value in self._tensors.values())
         firsts = [next(iter(group.values())) for group in groups]

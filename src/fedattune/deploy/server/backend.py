@@ -292,7 +292,7 @@ class NodeBackend(RemoteBackend):
     def quarantine(self, r: int, clients: Iterable[int]) -> None:
         for client in sorted(clients):
             self._nodes.grid.log(
-                f"round {r}: client {self.context.federation.names[client]!r} shares with nobody from now on: its "
+                f"round {r}: client {self.context.federation.names[client]!r} is quarantined from now on: its "
                 "classes look like other classes of the others"
             )
 

@@ -86,8 +86,8 @@ def _check_upload(reply: WorkerMessage, message: WorkerMessage, upload: Payload,
         raise RefusedReplyError("names clients of other nodes")
     if not _check_ids(head.get("refused", [])) <= set(request["ids"]):
         raise RefusedReplyError("names clients of other nodes")
-    for key, most in (("n_trained", len(request["ids"])), ("steps", 2**53)):
-        if type(head[key]) is not int or not 0 <= head[key] <= most:
+    for key, maximum in (("n_trained", len(request["ids"])), ("steps", 2**53)):
+        if type(head[key]) is not int or not 0 <= head[key] <= maximum:
             raise RefusedReplyError(f"reports {key}={head[key]!r:.40}")
     if not ids:
         return

@@ -63,7 +63,7 @@ class TrainReply(NamedTuple):
         steps: local steps of all clients.
         diverged: clients whose training was not finite.
         faults: why the uploads of clients are missing: they could not be reached, or were rejected.
-        refused: clients that refused what they were sent in this round.
+        refused: clients that refused their payload in this round.
     """
 
     ids: Tensor
@@ -145,8 +145,8 @@ class Backend(ABC):
     def train(self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory) -> TrainReply:
         """Train clients; return the uploads, and the clients that failed.
 
-        The payload is what clients `request.ids` are sent, one row each; None if they keep what they were sent. The
-        factory is for other clients, which are evaluated without training.
+        The payload has one row for each of the clients `request.ids`; None if they keep their last payload. The factory
+        is for other clients, which are evaluated without training.
         """
 
     def reject(self, r: int, faults: Mapping[int, Fault]) -> None:
@@ -154,7 +154,7 @@ class Backend(ABC):
         return
 
     def quarantine(self, r: int, clients: Iterable[int]) -> None:
-        """Take note that these clients share with nobody from round r on."""
+        """Take note that these clients are quarantined from round r on."""
         return
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Attacks: clients of a simulation that lie, so that methods and defences can be tried.
+"""Attacks: malicious clients in a simulation, so that methods and defences can be tried.
 
 A model attack changes what attackers upload, a data attack the rows that they train on. Attackers otherwise follow the
 method: they train, upload and receive. They know everything that their attack needs, also the honest uploads of the
@@ -24,9 +24,9 @@ class View(NamedTuple):
     """The view of attackers in a round on one stack of tensors: the models, or an extra that is like a model.
 
     Attributes:
-        received, trained: (A, ...) what each of the A attackers was sent, and would upload if it were honest.
+        received, trained: (A, ...) what each of the A attackers received, and would upload if it were honest.
         honest, honest_received: (H, ...) uploads of the honest clients of the round, or of the attackers if there are
-            none; and what these clients were sent.
+            none; and what these clients received.
         head: names of the tensors of the last layer that is shared.
         victim: row of `honest` that the attack is aimed at.
         strength: the number behind the colon of `--attack NAME:NUMBER`, or the attack's default.
@@ -218,10 +218,10 @@ def parse_attack(text: str) -> ChosenAttack:
         strength = float(number)
     except ValueError:
         strength = -1.0
-    most = 1.0 if attack.poison is plant_trigger else 1e15
-    if not isfinite(strength) or not 0 <= strength <= most:
+    max_strength = 1.0 if attack.poison is plant_trigger else 1e15
+    if not isfinite(strength) or not 0 <= strength <= max_strength:
         raise ConfigError(
-            f"attack: got {text!r}, expected {name}:NUMBER with a number ({attack.meaning}) from 0 to {most:g}"
+            f"attack: got {text!r}, expected {name}:NUMBER with a number ({attack.meaning}) from 0 to {max_strength:g}"
         )
     return ChosenAttack(name, attack, strength)
 

@@ -14,15 +14,17 @@ made for the sum of all uploads protects this sum only: nothing may then depend 
 screened. Under secure aggregation there are none to look at.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from ...core.errors import ConfigError
 from ...core.own_code import load_function
-from ...core.params import Params
+from ...core.params import Params, select_prefix
 from ...core.payload import Payload, Traffic
 from ...core.settings import Settings
 from ...data import Federation
@@ -36,7 +38,7 @@ from .client_privacy import ClientPrivacy
 from .compression import Compression, parse_compression
 from .robust import KEEPS_UPLOADS, RobustAggregation
 from .screening import Screening
-from .step import PastRounds, RoundUploads, StepContext, UploadStep, dump_state, load_state
+from .step import PastRounds, RoundUploads, StepContext, StoredState, UploadStep, dump_state, load_state
 
 Step = TypeVar("Step", bound=UploadStep[Any])
 
@@ -49,8 +51,8 @@ def check_upload_steps(settings: Settings, federation: Federation | FederationIn
     check_attack(settings, federation)
     if settings.uploads.compress is not None:
         parse_compression(settings.uploads.compress)
-    if settings.defence.robust not in KEEPS_UPLOADS:
-        find_robust_rule(settings.defence.robust)
+    if settings.defence.robust_rule not in KEEPS_UPLOADS:
+        find_robust_rule(settings.defence.robust_rule)
     load_custom_steps(settings)
 
 
@@ -59,7 +61,7 @@ def list_single_upload_options(settings: Settings) -> list[str]:
     noise, defence = settings.privacy.client, settings.defence
     given = {
         "dp-client-where central": noise is not None and noise.where == "central",
-        "robust": defence.robust != "off",
+        "robust": defence.robust_rule != "off",
         "max-share": defence.max_share is not None,
         "compress": settings.uploads.compress is not None,
         "upload-steps": settings.uploads.steps is not None,
@@ -91,11 +93,16 @@ def load_custom_steps(settings: Settings) -> list[UploadStep[Any]]:
     return steps
 
 
+def _make_custom_steps(run: RunContext) -> list[UploadStep[Any]]:
+    """Return the user's steps for this run; they need not expect that a method, such as local, uploads nothing."""
+    return load_custom_steps(run.settings) if run.has_shared_parameters else []
+
+
 def make_client_steps(context: StepContext) -> tuple[UploadStep[Any], ...]:
     """Return the steps that have a part where the clients are, in the order of their client hooks."""
     run = context.run
     return _drop_none(
-        *reversed(load_custom_steps(run.settings)),
+        *reversed(_make_custom_steps(run)),
         ClientPrivacy.make(run, is_secret=context.is_deployed),
         Attack(run) if len(run.excluded) else None,
         Compression.make(run),
@@ -129,7 +136,7 @@ class UploadPipeline:
     def __init__(self, context: StepContext) -> None:
         run = context.run
         attack = Attack(run) if len(run.excluded) else None
-        custom, robust = load_custom_steps(run.settings), RobustAggregation.make(run)
+        custom, robust = _make_custom_steps(run), RobustAggregation.make(run)
         needs_uploads = any(step.needs == "uploads" for step in _drop_none(*custom, robust))
         noise = ClientPrivacy.make(run, needs_uploads=needs_uploads, is_secret=context.is_deployed)
         compression = Compression.make(run)
@@ -148,6 +155,7 @@ class UploadPipeline:
             compression, attack, noise, Screening(self._context), *custom, robust
         )
         self._states = [step.init(self._context) for step in self.steps]
+        self._dump()  # an error now costs no round
 
     @property
     def adds_noise(self) -> bool:
@@ -157,7 +165,11 @@ class UploadPipeline:
         for i, step in enumerate(self.steps):
             if not len(uploads.ids):
                 break
-            self._states[i], uploads = step.on_server(self._states[i], uploads, self._context)
+            try:
+                self._states[i], uploads = step.on_server(self._states[i], uploads, self._context)
+            except Exception as error:
+                error.add_note(f"in the upload step {step.name}, round {uploads.round}")
+                raise
         return uploads
 
     def finish_statistics(self, mean: Params) -> Params:
@@ -190,10 +202,22 @@ class UploadPipeline:
         facts = {name: dict(report.facts) for name, report in found if report.facts}
         return facts, [note for _, report in found for note in report.notes]
 
-    def dump(self) -> dict[str, Any]:
-        return {str(i): dump_state(state) for i, state in enumerate(self._states) if state is not None}
+    def state_tree(self) -> dict[str, Any]:
+        """Return the tensors of the steps' states, by step and field."""
+        return {"upload_steps": {name: stored.tensors for name, stored in self._dump().items()}}
 
-    def load(self, values: Mapping[str, Any]) -> None:
-        self._states = [
-            load_state(state, values[str(i)]) if str(i) in values else state for i, state in enumerate(self._states)
-        ]
+    def dump(self) -> str:
+        """Return the other values of the steps' states as JSON."""
+        return json.dumps({name: stored.values for name, stored in self._dump().items()})
+
+    def _dump(self) -> dict[str, StoredState]:
+        pairs = zip(self.steps, self._states, strict=True)
+        return {step.name: dump_state(step, state) for step, state in pairs if state is not None}
+
+    def load(self, text: str, flat: Mapping[str, Tensor]) -> None:
+        """Put the states back to those of a checkpoint: what `dump` returned, and tensors by path."""
+        values, device = json.loads(text), self._context.run.device
+        for i, step in enumerate(self.steps):
+            if step.name in values:
+                tensors = select_prefix(flat, f"upload_steps/{step.name}/").map(lambda v: v.to(device, copy=True))
+                self._states[i] = load_state(self._states[i], values[step.name], tensors)

@@ -24,7 +24,8 @@ def is_mixing(rule: ServerUpdate[Any]) -> bool:
 
 def find_trusted(context: RunContext) -> list[int]:
     """Return the numbers of the trusted clients."""
-    names = [name.strip() for name in (context.settings.defence.trusted or "").split(",") if name.strip()]
+    robust = context.settings.defence.robust
+    names = [name.strip() for name in ((robust and robust.trusted) or "").split(",") if name.strip()]
     numbers = {name: i for i, name in enumerate(context.federation.names)} if names else {}
     if unknown := [name for name in names if name not in numbers]:
         raise ConfigError(
@@ -50,14 +51,14 @@ class RobustAggregation(UploadStep[None]):
     @classmethod
     def make(cls, context: RunContext) -> "RobustAggregation | None":
         settings, trusted = context.settings.defence, tuple(find_trusted(context))
-        if settings.robust == "off" and settings.max_share is None:
+        if settings.robust_rule == "off" and settings.max_share is None:
             return None
-        rule = None if settings.robust in KEEPS_UPLOADS else find_robust_rule(settings.robust)
+        rule = None if settings.robust_rule in KEEPS_UPLOADS else find_robust_rule(settings.robust_rule)
         if rule and rule.needs_trusted and not trusted:
             raise ConfigError(
                 f"trusted: got nothing; robust {rule.name} needs the names of trusted clients, with commas between"
             )
-        return cls(rule, settings.robust_share, trusted)
+        return cls(rule, settings.robust.share if settings.robust else 0.0, trusted)
 
     @property
     def needs(self) -> Literal["uploads", "sums"]:  # type: ignore[override]
@@ -79,14 +80,14 @@ class RobustAggregation(UploadStep[None]):
         if not run.has_shared_parameters:
             return Report()
         averages = find_needed_sums(rule) is not None
-        if settings.robust == "rows" and not is_mixing(rule):
+        if settings.clip_rows and not is_mixing(rule):
             notes.append(
                 "robust=rows has no effect: the method does not mix a model for every client; "
                 + (f"{list_some(list(ROBUST_RULES), MAX_LISTED)} work" if averages else "no rule works")
             )
         if self.rule and not averages:
             notes.append(
-                f"robust={settings.robust} has no effect: the server needs single uploads, not their average; "
+                f"robust={settings.robust_rule} has no effect: the server needs single uploads, not their average; "
                 + ("rows works" if is_mixing(rule) else "no rule works")
             )
         if settings.max_share is not None and not is_mixing(rule):

@@ -5,7 +5,7 @@ Five rules reject an upload. None of them looks at one client alone: what is usu
     finite      a value is not a number, or infinite
     norm        the norm of the update is above `max_norm_ratio` times the largest median of a round so far; of a client
                 that was rejected for it before, times the median of the round, or SUSPECT_FLOOR times the largest
-    part        a layer keeps another share of what was sent than the median client by MIN_PART_GAP and MAX_DEVIATIONS
+    part        a layer keeps another share of the sent layer than the median client by MIN_PART_GAP and MAX_DEVIATIONS
                 median absolute deviations; the share <theta_l, sent_l> / ||sent_l||^2 is near 1 in honest training,
                 near 0 for noise, and negative for a reversed layer
     direction   from the first round for as long as the updates of a layer agree (the median cosine with the
@@ -88,7 +88,7 @@ class ScreenState:
         disagreeing: layers whose updates no longer agree.
         last_rounds: client -> round of its last upload, where the server replies to uploads.
         bounded: clients whose claimed sample count was bounded.
-        quarantined: clients that share with nobody.
+        quarantined: clients that are in quarantine for good.
         rejected: client -> sentence -> rounds in which its upload was rejected.
     """
 
@@ -219,12 +219,12 @@ class Screening(UploadStep[ScreenState]):
         suspects = [row for row, client in enumerate(ids.tolist()) if client in state.suspects]
         if len(known) >= MIN_CLIENTS:
             usual[suspects] = max(SUSPECT_FLOOR * state.usual, median)
-        most = self._context.max_norm_ratio
-        is_large = (usual > 0) & (norms > most * usual)
+        max_ratio = self._context.max_norm_ratio
+        is_large = (usual > 0) & (norms > max_ratio * usual)
         for row in is_large.nonzero().flatten().tolist():
             state.suspects.add(int(ids[row]))
             faults.setdefault(
-                row, Fault("norm", f"uploaded an update whose norm is more than {most:g} times the usual norm")
+                row, Fault("norm", f"uploaded an update whose norm is more than {max_ratio:g} times the usual norm")
             )
         if accepted := [norm for row, norm in enumerate(norms.tolist()) if row not in faults]:
             state.usual = max(state.usual, statistics.median_low(accepted))
@@ -252,9 +252,9 @@ class Screening(UploadStep[ScreenState]):
                         state.disagreeing.add(layer)
         if opposition:
             # An attack opposes the others in all layers, other data only in some.
-            least = torch.stack(opposition).amin(0).clamp_max(MAX_OPPOSITION).tolist()
+            min_opposition = torch.stack(opposition).amin(0).clamp_max(MAX_OPPOSITION).tolist()
             for row in rows:
-                total = state.evidence.get(clients[row], 0.0) + least[row] - TOLERATED
+                total = state.evidence.get(clients[row], 0.0) + min_opposition[row] - TOLERATED
                 # A rejected client needs honest rounds to come back, not one that happens to agree.
                 state.evidence[clients[row]] = 2 * MAX_EVIDENCE if total > MAX_EVIDENCE else total
         for row in rows:
@@ -288,14 +288,11 @@ def describe_screening(facts: Mapping[str, Any]) -> list[str]:
     """Return sentences on rejected uploads, quarantine and bounded counts in a report."""
     sentences = []
     for name, reasons in facts.get("rejected", {}).items():
-        why = "; ".join(
-            f"{reason.removeprefix('uploaded ')} ({rounds} round{'s' * (rounds > 1)})"
-            for reason, rounds in reasons.items()
-        )
-        sentences.append(f"the server rejected uploads of {name}: {why}")
+        why = "; ".join(f"{reason} ({rounds} round{'s' * (rounds > 1)})" for reason, rounds in reasons.items())
+        sentences.append(f"the server rejected uploads of {name}, which {why}")
     if quarantined := facts.get("quarantined"):
         sentences.append(
-            f"the server quarantined {list_some(quarantined, MAX_LISTED)}, who share with nobody: their classes look "
+            f"the server quarantined {list_some(quarantined, MAX_LISTED)}: their classes look "
             "like other classes of the others (screening=groups lets them share)"
         )
     if bounded := facts.get("bounded_counts"):
@@ -327,8 +324,8 @@ def check_layers(layers: Mapping[str, LayerMeasures], is_finite: Tensor, faults:
             known = one.shares[is_finite]
             median = known.median()
             gaps = (one.shares - median).abs()
-            most = max(MIN_PART_GAP, MAX_DEVIATIONS * 1.4826 * float(gaps[is_finite].median()))
-            for row in (gaps > most).nonzero().flatten().tolist():
+            max_gap = max(MIN_PART_GAP, MAX_DEVIATIONS * 1.4826 * float(gaps[is_finite].median()))
+            for row in (gaps > max_gap).nonzero().flatten().tolist():
                 faults.setdefault(
                     row, Fault("layer", f"uploaded a model whose part {layer} was reversed, erased or blown up")
                 )

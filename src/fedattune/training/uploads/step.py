@@ -5,16 +5,19 @@ here a step may look at single uploads, and says so by `needs`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast, get_type_hints
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter
+from pydantic_core import PydanticSerializationError
 from torch import Tensor
 
 from ...core.algorithm import Branching, ServerUpdate
+from ...core.errors import ConfigError, summarize_error
 from ...core.faults import Fault
-from ...core.params import Params
+from ...core.params import Params, select_prefix
 from ...core.payload import Payload, Traffic
 from ...data import Federation
 from ...runs.context import RunContext
@@ -51,13 +54,13 @@ class RoundUploads:
     Attributes:
         round: number of the round, from 1.
         ids: (C,) numbers of the clients.
-        sent: what they had been sent; its model is the one from which they started.
+        sent: the payloads that they received; the model is the one from which they started.
         upload: what they upload.
         buffers: their BatchNorm statistics, if these are averaged.
         n: (C,) training samples, as the server rule will see them.
-        statistics: the averaged statistics that the clients had been sent.
+        statistics: the averaged statistics that they received.
         rejected: client -> why its upload was rejected; its row is gone.
-        quarantined: clients that share with nobody from this round on.
+        quarantined: clients in quarantine from this round on: no other client learns from them, nor they from others.
     """
 
     round: int
@@ -127,9 +130,8 @@ class Report:
 class UploadStep(Generic[State]):
     """Transform the uploads of a round before the server rule aggregates them.
 
-    A step without a state returns None from `init`. Other states are dataclasses whose fields JSON can hold: numbers,
-    texts, lists, sets, and dicts with client numbers as keys. Checkpoints store them, so a run that goes on is the run
-    that was not interrupted.
+    A step without a state returns None from `init`. Other states are dataclasses of numbers, texts, lists, sets, dicts,
+    tensors and `Params`. Checkpoints store them, so a run that goes on is the run that was not interrupted.
 
     Attributes:
         name: name of the step in reports and checkpoints.
@@ -185,12 +187,55 @@ class UploadStep(Generic[State]):
         return Report()
 
 
-def dump_state(state: Any) -> Any:
-    """Return a step's state as JSON values."""
-    return TypeAdapter(type(state)).dump_python(state, mode="json")
+class StoredState(NamedTuple):
+    """A step's state in a checkpoint: JSON values and tensors, by field."""
+
+    values: dict[str, Any]
+    tensors: dict[str, Tensor | Params]
 
 
-def load_state(state: State, values: Any) -> State:
-    """Return the state that `dump_state` gave as `values`; `state` tells its type."""
-    loaded: State = TypeAdapter(type(state)).validate_python(values)
-    return loaded
+def dump_state(step: UploadStep[Any], state: Any) -> StoredState:
+    """Divide a step's state into what JSON and what tensor files hold.
+
+    Raises:
+        ConfigError: the state is no dataclass, or a field is of a type that no checkpoint holds.
+    """
+    if not is_dataclass(state):
+        raise ConfigError(f"the upload step {step.name}: init returned {type(state).__name__}, expected a dataclass")
+    kind: Any = type(state)
+    content = {one.name: getattr(state, one.name) for one in fields(state)}
+    tensors = {k: v for k, v in content.items() if isinstance(v, Tensor | Params)}
+    try:
+        adapters = _make_adapters(kind)
+        values = {k: adapters[k].dump_python(v, mode="json") for k, v in content.items() if k not in tensors}
+    except (PydanticSchemaGenerationError, PydanticSerializationError) as error:
+        raise ConfigError(
+            f"the upload step {step.name}: no checkpoint holds its state ({summarize_error(error)}); expected fields "
+            "of numbers, texts, lists, sets, dicts, tensors or Params"
+        ) from error
+    return StoredState(values, tensors)
+
+
+def load_state(state: State, values: Mapping[str, Any], tensors: Params) -> State:
+    """Return the state that `dump_state` divided.
+
+    Args:
+        state: a state of the same type.
+        values: the JSON values, by field.
+        tensors: the tensors, by field, or by field/name for `Params`.
+    """
+    current: Any = state
+    kind: Any = type(state)
+    adapters = _make_adapters(kind)
+    loaded = {name: adapters[name].validate_python(value) for name, value in values.items()}
+    for name in adapters.keys() - values.keys():
+        loaded[name] = tensors[name] if name in tensors else select_prefix(tensors, f"{name}/")
+    restored: State = replace(current, **loaded)
+    return restored
+
+
+@cache
+def _make_adapters(kind: type) -> dict[str, TypeAdapter[Any]]:
+    hints, config = get_type_hints(kind), ConfigDict(arbitrary_types_allowed=True)
+    # Pydantic takes no config for a field that is a dataclass itself, and takes it for a union.
+    return {one.name: TypeAdapter(hints[one.name] | None, config=config) for one in fields(kind)}

@@ -206,7 +206,7 @@ def build_clients(
     labels = first.facts.get("labels")
     methods: dict[str, Any] = {}
     for name, runs in groups.items():
-        entry: dict[str, Any] = {"headline": [_round(scale * value) for value in average_clients(runs, metric)]}
+        entry: dict[str, Any] = {"judged": [_round(scale * value) for value in average_clients(runs, metric)]}
         if metric == "accuracy":
             entry |= {point: _mean_accuracies(runs, point) for point in ("received", "trained")}
         gains = None if name == BASELINE else compute_gains_over_local(groups, name, metric)
@@ -427,9 +427,9 @@ def list_warnings(runs: Runs) -> list[str]:
             )
         if lost := sum(len(record.absent) for record in records):
             faults = sum(len(run.store.faults()) for run in group)
-            refused = f", {faults:,} of them with a recorded reason" if faults else ""
+            known = f"; {faults:,} of them with a recorded reason" if faults else ""
             warnings.append(
-                f"{name}: {lost:,} uploads were lost (the clients did not answer, or the server refused{refused})."
+                f"{name}: {lost:,} uploads were lost (the clients did not answer, or the server rejected them{known})."
             )
         if name == runs.verdict.method and len({(run.seed, run.split) for run in group}) == 1:
             warnings.append(

@@ -128,9 +128,9 @@ class RayCluster:
         """Count the actors that the options ask for: by default one per core, or as many as the GPUs hold."""
         has = self.ray.cluster_resources()
         share, gpus = ray.gpus, float(has.get("GPU", 0))
-        most = int(gpus / share + 1e-9) if share else max(1, int(has.get("CPU", 1)))
-        n = min(ray.actors or most, n_clients)
-        if share and not 0 < n <= most:
+        max_actors = int(gpus / share + 1e-9) if share else max(1, int(has.get("CPU", 1)))
+        n = min(ray.actors or max_actors, n_clients)
+        if share and not 0 < n <= max_actors:
             raise ConfigError(
                 f"ray_gpus: got {share:g} of a GPU for each of {ray.actors or 1} actors, but the cluster has "
                 f"{gpus:g} GPUs; ask for fewer actors or a smaller share"
