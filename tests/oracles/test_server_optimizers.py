@@ -34,7 +34,7 @@ def fixed(server: Any, updates: list[Tensor]) -> Clients:
 
 
 def part(made: Clients, name: str) -> Tensor:
-    state: Any = made.state["moments"][name] if "moments" in made.state else made.state[name]
+    state: Any = made.state[name]
     return state["w"]
 
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,16 +17,8 @@ from .average import Weighting, client_weights, mean_update
 OPTIMIZER = Mechanism("updates", "the clients' mean updates", "FedAvg")
 
 
-class OptimizerState(TypedDict):
-    """State between rounds."""
-
-    w: Params  # the global model
-    moments: dict[str, Params]
-    effect: Tensor  # change of the last step beside the mean update
-
-
 @dataclass(frozen=True)
-class ServerOptimizer(ServerUpdate[OptimizerState], SumsOnly, Measurable):
+class ServerOptimizer(ServerUpdate[dict[str, Any]], SumsOnly, Measurable):
     """w <- w + server_lr * direction, from the mean update D = sum_i p_i (upload_i - sent_i) and moments."""
 
     weighting: Weighting = "uniform"
@@ -40,25 +32,25 @@ class ServerOptimizer(ServerUpdate[OptimizerState], SumsOnly, Measurable):
     def direction(self, mean: Params, moments: dict[str, Params]) -> tuple[Params, dict[str, Params]]:
         """Return the direction and the new moments, from the mean update D."""
 
-    def init(self, w0: Params, n_clients: int) -> OptimizerState:
-        return {"w": w0, "moments": self.init_moments(w0), "effect": torch.zeros((), dtype=torch.float64)}
+    def init(self, w0: Params, n_clients: int) -> dict[str, Any]:
+        return {"w": w0, **self.init_moments(w0), "effect": torch.zeros((), dtype=torch.float64)}
 
-    def broadcast(self, state: OptimizerState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: dict[str, Any], ids: Tensor) -> Broadcast:
         return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     def aggregate(
-        self, state: OptimizerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
-    ) -> OptimizerState:
+        self, state: dict[str, Any], ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> dict[str, Any]:
         mean = mean_update(client_weights(n, self.weighting), sent.params, uploads.params)
-        step, moments = self.direction(mean, state["moments"])
+        step, moments = self.direction(mean, state)
         update = self.server_lr * step
         effect = (squared_norm(update - mean) / squared_norm(mean).clamp_min(1e-30)).sqrt()
-        return {"w": state["w"] + update, "moments": moments, "effect": effect.double().cpu()}
+        return {"w": state["w"] + update, **moments, "effect": effect.double().cpu()}
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting]:
         """The mean of the models; all clients are sent the same one."""
         return {"params": self.weighting}
 
-    def measure_effects(self, state: OptimizerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+    def measure_effects(self, state: dict[str, Any], mixing: MixingMatrices | None) -> tuple[Effect, ...]:
         return (Effect(OPTIMIZER, float(state["effect"])),)
