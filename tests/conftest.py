@@ -30,6 +30,7 @@ from fedattune.analysis.output.formats import TABLE_FORMATS
 from fedattune.cli import main
 from fedattune.core.metrics import METRICS
 from fedattune.runs import store
+from fedattune.server.robust import ROBUST_RULES
 from fedattune.training import effects
 from federations import make_federation
 
@@ -64,8 +65,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture(autouse=True)
 def own_registries() -> Iterator[None]:
-    """Custom metrics and formats of a test go with it."""
-    registries: list[dict[str, Any]] = [METRICS, TABLE_FORMATS]
+    """Custom metrics, formats and robust rules of a test go with it."""
+    registries: list[dict[str, Any]] = [METRICS, TABLE_FORMATS, ROBUST_RULES]
     known = [dict(registry) for registry in registries]
     yield
     for registry, before in zip(registries, known, strict=True):

@@ -13,6 +13,7 @@ from fedattune import ConfigError, Federation
 from fedattune.cli import main
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
+from fedattune.server.robust import ROBUST_RULES
 from fedattune.training.uploads.compression import Compression, parse_compression
 from fedattune.training.uploads.step import RoundUploads
 from federations import make_federation
@@ -192,8 +193,17 @@ def test_a_rule_of_fedattune_is_not_replaced() -> None:
     def median(rows: Params, inputs: Any) -> Params:
         return rows
 
-    with pytest.raises(ConfigError, match="'median' is a robust rule of FedAttune"):
-        fedattune.register_robust_rule("values")(median)
+    for module in (__name__, None):  # None: code without a file
+        median.__module__ = module  # type: ignore[assignment]
+        with pytest.raises(ConfigError, match="'median' is a robust rule of FedAttune"):
+            fedattune.register_robust_rule("values")(median)
+
+
+def test_code_without_a_file_registers_a_rule_twice() -> None:
+    code = "import fedattune\n@fedattune.register_robust_rule('values')\ndef nearest(rows, inputs):\n    return rows\n"
+    for _ in range(2):
+        exec(code, {"__name__": None})
+    assert "nearest" in ROBUST_RULES
 
 
 @pytest.mark.parametrize("text", ["topk:0", "topk:1.5", "topk:x", "int8:2", "zip"])

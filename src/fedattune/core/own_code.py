@@ -131,7 +131,9 @@ def load_function(reference: str, purpose: str, error: type[FedAttuneError] = Co
 def check_new_name(what: str, function: Callable[..., Any], old: Callable[..., Any] | None) -> None:
     """Check that a function to be registered takes the place of none of FedAttune's own."""
     package = f"{__package__.partition('.')[0]}."
-    if old and old.__module__.startswith(package) and not function.__module__.startswith(package):
+    # Code without a file has the module None.
+    is_ours, is_new_ours = (str(one and one.__module__).startswith(package) for one in (old, function))
+    if is_ours and not is_new_ours:
         name = function.__name__
         raise ConfigError(f"{what}: {name!r} is a {what} of FedAttune; give your function another name")
 
