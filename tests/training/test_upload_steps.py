@@ -68,6 +68,14 @@ def step(tmp_path: Path) -> str:
     return f"{file}:RejectFirst"
 
 
+def interrupt_and_resume(folder: Path, *given: Any, **settings: Any) -> fedattune.Result:
+    """Stop a run after its second round, and resume it."""
+    calls = iter([False, True])
+    out = folder / "run"
+    fedattune.fit(*given, out=out, callbacks=[fedattune.OnRound(lambda _: next(calls))], **settings)
+    return fedattune.fit(*given, out=out, resume=True, **settings)
+
+
 def test_a_custom_step_acts_reports_and_resumes(step: str, ragged: Federation, tmp_path: Path) -> None:
     whole = fedattune.fit(ragged, "fedavg", "mlr", upload_steps=step, **RUN)
     assert whole.reports["reject_first"] == {"rounds": 4}
@@ -75,12 +83,7 @@ def test_a_custom_step_acts_reports_and_resumes(step: str, ragged: Federation, t
     assert {(client, reason) for _, client, reason in whole.store.faults()} == {(0, "uploaded as client 0")}
     plain = fedattune.fit(ragged, "fedavg", "mlr", **RUN)
     assert not torch.equal(plain.models["1.weight"], whole.models["1.weight"])
-    calls = iter([False, True])
-    out = tmp_path / "run"
-    fedattune.fit(
-        ragged, "fedavg", "mlr", upload_steps=step, out=out, callbacks=[fedattune.OnRound(lambda _: next(calls))], **RUN
-    )
-    resumed = fedattune.fit(ragged, "fedavg", "mlr", upload_steps=step, out=out, resume=True, **RUN)
+    resumed = interrupt_and_resume(tmp_path, ragged, "fedavg", "mlr", upload_steps=step, **RUN)
     assert (resumed.reports, resumed.metrics) == (whole.reports, whole.metrics)
 
 
@@ -144,12 +147,7 @@ def test_tensors_of_a_state_go_through_a_checkpoint(ragged: Federation, tmp_path
     step = f"{file}:Smooth"
     whole = fedattune.fit(ragged, "fedavg", "mlr", upload_steps=step, **RUN)
     assert whole.reports["smooth"]["rounds"] == RUN["rounds"]
-    calls = iter([False, True])
-    out = tmp_path / "run"
-    fedattune.fit(
-        ragged, "fedavg", "mlr", upload_steps=step, out=out, callbacks=[fedattune.OnRound(lambda _: next(calls))], **RUN
-    )
-    resumed = fedattune.fit(ragged, "fedavg", "mlr", upload_steps=step, out=out, resume=True, **RUN)
+    resumed = interrupt_and_resume(tmp_path, ragged, "fedavg", "mlr", upload_steps=step, **RUN)
     assert (resumed.reports, resumed.metrics) == (whole.reports, whole.metrics)
 
 
@@ -271,10 +269,7 @@ def test_bytes_are_counted_and_learning_goes_on(method: str) -> None:
 def test_the_memory_goes_through_a_checkpoint(ragged: Federation, tmp_path: Path) -> None:
     more = RUN | {"compress": "topk:0.2", "cohort": 3}
     whole = fedattune.fit(ragged, "fedmcsa", "dnn", **more)
-    calls = iter([False, True])
-    out = tmp_path / "run"
-    fedattune.fit(ragged, "fedmcsa", "dnn", out=out, callbacks=[fedattune.OnRound(lambda _: next(calls))], **more)
-    resumed = fedattune.fit(ragged, "fedmcsa", "dnn", out=out, resume=True, **more)
+    resumed = interrupt_and_resume(tmp_path, ragged, "fedmcsa", "dnn", **more)
     assert resumed.metrics == whole.metrics
 
 

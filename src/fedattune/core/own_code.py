@@ -130,10 +130,12 @@ def load_function(reference: str, purpose: str, error: type[FedAttuneError] = Co
 
 def check_new_name(what: str, function: Callable[..., Any], old: Callable[..., Any] | None) -> None:
     """Check that a function to be registered takes the place of none of FedAttune's own."""
+
+    def is_ours(one: Callable[..., Any]) -> bool:
+        return (one.__module__ or "").startswith(package)  # code without a file has the module None
+
     package = f"{__package__.partition('.')[0]}."
-    # Code without a file has the module None.
-    is_ours, is_new_ours = (str(one and one.__module__).startswith(package) for one in (old, function))
-    if is_ours and not is_new_ours:
+    if old and is_ours(old) and not is_ours(function):
         name = function.__name__
         raise ConfigError(f"{what}: {name!r} is a {what} of FedAttune; give your function another name")
 

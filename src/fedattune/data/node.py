@@ -42,7 +42,7 @@ class NodeData(NamedTuple):
 
 
 class NodeProblem(NamedTuple):
-    """What is wrong with a node's data, in one sentence that says what to do."""
+    """Describe a problem of a node's data, in one sentence that says what to do."""
 
     kind: Literal["configuration", "data"]
     text: str

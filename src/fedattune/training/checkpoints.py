@@ -75,8 +75,9 @@ class RunCheckpoints:
 
     def save(self, status: RunStatus) -> None:
         text = replace(status, notes=[*status.notes, *self.backend.notes]).dump()
-        text |= {"clients": json.dumps(self.context.n_clients), "upload_steps": self.uploads.dump()}
-        tree = self._state_tree() | self.ledger.state_tree() | self.uploads.state_tree()
+        steps, step_tree = self.uploads.dump()
+        text |= {"clients": json.dumps(self.context.n_clients), "upload_steps": steps}
+        tree = self._state_tree() | self.ledger.state_tree() | step_tree
         self.folder.checkpoints.save(status.record.round, tree, text)
 
     def load(self) -> RunStatus:

@@ -38,7 +38,7 @@ from .client_privacy import ClientPrivacy
 from .compression import Compression, parse_compression
 from .robust import KEEPS_UPLOADS, RobustAggregation
 from .screening import Screening
-from .step import PastRounds, RoundUploads, StepContext, StoredState, UploadStep, dump_state, load_state
+from .step import PastRounds, RoundUploads, StepContext, UploadStep, dump_state, load_state
 
 Step = TypeVar("Step", bound=UploadStep[Any])
 
@@ -155,7 +155,7 @@ class UploadPipeline:
             compression, attack, noise, Screening(self._context), *custom, robust
         )
         self._states = [step.init(self._context) for step in self.steps]
-        self._dump()  # an error now costs no round
+        self.dump()  # an error now costs no round
 
     @property
     def adds_noise(self) -> bool:
@@ -202,17 +202,12 @@ class UploadPipeline:
         facts = {name: dict(report.facts) for name, report in found if report.facts}
         return facts, [note for _, report in found for note in report.notes]
 
-    def state_tree(self) -> dict[str, Any]:
-        """Return the tensors of the steps' states, by step and field."""
-        return {"upload_steps": {name: stored.tensors for name, stored in self._dump().items()}}
-
-    def dump(self) -> str:
-        """Return the other values of the steps' states as JSON."""
-        return json.dumps({name: stored.values for name, stored in self._dump().items()})
-
-    def _dump(self) -> dict[str, StoredState]:
+    def dump(self) -> tuple[str, dict[str, Any]]:
+        """Return the steps' states as JSON, and the tree of their tensors, by step and field."""
         pairs = zip(self.steps, self._states, strict=True)
-        return {step.name: dump_state(step, state) for step, state in pairs if state is not None}
+        stored = {step.name: dump_state(step, state) for step, state in pairs if state is not None}
+        tree = {name: one.tensors for name, one in stored.items()}
+        return json.dumps({name: one.values for name, one in stored.items()}), {"upload_steps": tree}
 
     def load(self, text: str, flat: Mapping[str, Tensor]) -> None:
         """Put the states back to those of a checkpoint: what `dump` returned, and tensors by path."""
