@@ -49,6 +49,13 @@ def test_every_method_trains_everybody(case: Case, ragged: Federation, monkeypat
     assert distance(on_cpu, fit(ragged, case.name, device="cuda", **runs)) < 1e-9
 
 
+@pytest.mark.parametrize("attention", ["self", "time"])
+def test_the_attention_of_igfl_is_kept_where_it_is_computed(attention: str, ragged: Federation) -> None:
+    options = {"attention": attention}
+    on_cpu, on_gpu = (fit(ragged, "igfl", device=device, options=options) for device in ("cpu", "cuda"))
+    assert distance(on_cpu, on_gpu) < 1e-9
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "fedbn", "pfedla", "attune"])
 @pytest.mark.parametrize("model", ["lenet", "resnet18"])
 def test_convolutions_and_batch_normalisation(method: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,8 @@ class UpdateAttention(Average[AttentionState], Measurable):
             return torch.softmax(p.log() + scores, 0)
         attention = torch.softmax(p.log() + scores, 1)
         if "attention" in state:
-            state["attention"].zero_()[ids[:, None], ids] = attention
+            state["attention"] = state["attention"].to(attention).zero_()
+            state["attention"][ids[:, None], ids] = attention
         if self.attention == "time" and self.form == "T2":
             return attention.diagonal()
         return p @ attention

@@ -165,7 +165,8 @@ class StudyResults:
             parts.append(f"{one.extent.mixed_precision} products")
         if one.failures or one.n_seeds < self.study.seeds:
             diverged = f", {len(one.failures)} diverged" * bool(one.failures)
-            parts.append(f"{one.n_seeds} of {self.study.seeds} seeds{diverged}")
+            n_tried = max(self.study.seeds, one.n_seeds + len(one.failures))
+            parts.append(f"{one.n_seeds} of {n_tried} seeds{diverged}")
         if one.choice and not one.is_searched:
             parts.append("no search")
         return parts
