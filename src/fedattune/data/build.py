@@ -51,6 +51,7 @@ def partition_dataset(
     validation: float = 0.1,
     seed: int | None = None,
     small_clients: SmallClients = "auto",
+    min_rows: int | None = None,
     stratify: bool | None = None,
     split: SplitKind = "random",
     time_column: str | None = None,
@@ -248,6 +249,7 @@ def load_federation(
     validation: float = 0.1,
     seed: int | None = None,
     small_clients: SmallClients = "auto",
+    min_rows: int | None = None,
     stratify: bool | None = None,
     scaling: Scaling = "auto",
     split: SplitKind = "random",
@@ -271,6 +273,7 @@ def load_federation(
         seed: seed of the partition and of the split into parts.
         small_clients: "error" names clients that are too small in an error, "drop" leaves them out, "auto" leaves out
             clients of the data's own.
+        min_rows: leave out clients with fewer samples.
         stratify: whether each part of a client has the same share of every class; by default the partition decides.
         scaling: rows whose constants standardise the numbers of a table: "client" (each client's own training rows),
             "federated" (all training rows, from shared counts, means and variances), "global" (all training rows in
@@ -306,6 +309,7 @@ def load_federation(
         validation=validation,
         seed=seed,
         small_clients=small_clients,
+        min_rows=min_rows,
         stratify=stratify,
         scaling=scaling,
         split=split,

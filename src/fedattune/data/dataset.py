@@ -44,6 +44,7 @@ class Dataset:
         scale: multiplied with the shifted samples, likewise.
         owner: number of each sample's natural client, (n,), int64.
         owners: names of the natural clients.
+        groups: group of each sample, such as a patient of several rows, (n,), int64; the samples of a group share a part.
         encode: takes the training rows and all rows of each client, and the scaling; returns features, float32
             (n, F), each client's constants, and the scaling that was chosen (see `tables.scaling`).
         read_times: of a table, reads the column of their age; None stands for the only date column.
@@ -63,6 +64,7 @@ class Dataset:
     scale: Array | None = None
     owner: Array | None = None
     owners: tuple[str, ...] = ()
+    groups: Array | None = None
     encode: Encoder | None = None
     read_times: Callable[[str | None], Times] | None = None
     notes: tuple[str, ...] = ()

@@ -17,8 +17,9 @@ from ..data.splits import SplitKind
 from ..data.types import Scaling
 
 DATA_FIELDS = (
-    "data", "data_dir", "client_column", "target", "drop_columns", "missing", "partition", "clients", "split",
-    "time_column", "split_seed", "test", "validation", "stratify", "small_clients", "scaling", "save_partition",
+    "data", "data_dir", "client_column", "target", "group_column", "drop_columns", "missing", "normalize_names",
+    "client_feature", "partition", "clients", "split", "time_column", "split_seed", "test", "validation", "stratify",
+    "small_clients", "min_rows", "scaling", "save_partition",
 )  # fmt: skip
 """Fields that make a federation."""
 NON_IDENTITY_FIELDS = {"data_dir", "save_partition", "rounds_to", "metric", "baseline"}
@@ -56,8 +57,11 @@ class ExperimentKeywords(SettingsKeywords, total=False):
     data_dir: Path | str | None
     client_column: str | None
     target: str | None
+    group_column: str | None
     drop_columns: str | None
     missing: Literal["impute", "drop"]
+    normalize_names: bool
+    client_feature: bool
     partition: str | None
     clients: int | None
     split_seed: int | None
@@ -67,6 +71,7 @@ class ExperimentKeywords(SettingsKeywords, total=False):
     validation: float
     stratify: bool | None
     small_clients: Literal["auto", "error", "drop"]
+    min_rows: int | None
     scaling: Scaling
     save_partition: str | None
     seeds: int
@@ -87,10 +92,17 @@ class Experiment(Settings):
     data_dir: Path | None = option("folder with the files of the data sets, instead of a download")
     client_column: str | None = option("column of your table that names each row's client")
     target: str | None = option("column of your table to predict")
+    group_column: str | None = option(
+        "column of your table whose equal values stay in one part, such as the patient of several visits"
+    )
     drop_columns: str | None = option("columns of your table to leave out, separated by commas")
     missing: Literal["impute", "drop"] = option(
         "rows of your table that lack a feature: fill the gaps, or drop the rows", "impute"
     )
+    normalize_names: bool = option(
+        "take clients, classes and categories of your table for one if their names differ only in case or blanks", False
+    )
+    client_feature: bool = option("give the client's name to the model, as one more category of your table", False)
     partition: str | None = option(
         "division of the samples into clients: built-in, saved, or file.py:function (default: by the data)"
     )
@@ -109,9 +121,12 @@ class Experiment(Settings):
         "clients with too little data: stop with an error, or drop them (default: drop clients of the data's own)",
         "auto",
     )
+    min_rows: Annotated[int, Field(ge=2, le=MAX_COUNT)] | None = option(
+        "leave out clients with fewer rows (default: keep every client that has a row to train and one to test)"
+    )
     scaling: Scaling = option(
-        "rows that standardise the numbers of a table: the client's own, all rows from shared means "
-        "(federated), or all in one place (global); auto: client unless that erases a column",
+        "rows that standardise the numbers of a table: all training rows by shared sums (federated), each client's own "
+        "(client), or all in one place (global); auto: federated",
         "auto",
     )
     save_partition: str | None = option("save the partition under this name, for --partition")

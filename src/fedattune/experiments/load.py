@@ -145,7 +145,9 @@ def _is_replaced(key: str, in_file: Mapping[str, Any], overrides: Mapping[str, A
 ALL_METHODS = "all"
 TABLE_SOURCE = "table"
 """Name of the data source that reads a table from a file."""
-TABLE_COLUMN_OPTIONS = {"client_column", "target", "drop_columns", "missing"}
+TABLE_COLUMN_OPTIONS = {
+    "client_column", "target", "group_column", "drop_columns", "missing", "normalize_names", "client_feature",
+}  # fmt: skip
 """Options of that source that the experiment has as fields."""
 KnownOptions = Mapping[str, Mapping[str, Collection[str]]]
 """Kind -> name in use -> its options."""

@@ -14,6 +14,7 @@ from .config import Experiment
 from .load import (
     ALL_METHODS,
     AssignedOptions,
+    TABLE_COLUMN_OPTIONS,
     KnownOptions,
     assign_options,
     collect_errors,
@@ -306,10 +307,10 @@ def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Datas
     if experiment.clients and "clients" in names and experiment.partition in (None, "by_column"):
         options.setdefault("clients", experiment.clients)  # this source makes its own clients
     if is_table(experiment.data):
-        options |= {"drop_columns": experiment.drop_columns, "missing": experiment.missing}
-    elif experiment.drop_columns is not None:
-        flag = write_option("drop_columns")
-        raise ConfigError(f"{flag} goes only with a table file (.csv, .parquet), not with {experiment.data!r}")
+        options |= {name: experiment.get(name) for name in TABLE_COLUMN_OPTIONS - {"client_column", "target"}}
+    elif given := sorted((TABLE_COLUMN_OPTIONS - {"client_column", "target"}) & experiment.given):
+        flags = " and ".join(write_option(name) for name in given)
+        raise ConfigError(f"{flags} goes only with a table file (.csv, .parquet), not with {experiment.data!r}")
     return load_data(
         experiment.data,
         data_dir=experiment.data_dir,
@@ -335,6 +336,7 @@ def _federate(
         validation=experiment.validation,
         seed=experiment.split_seed,
         small_clients=experiment.small_clients,
+        min_rows=experiment.min_rows,
         stratify=experiment.stratify,
         split=experiment.split,
         time_column=experiment.time_column,
