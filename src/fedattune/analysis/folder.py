@@ -10,14 +10,14 @@ from ..runs.folder import CHECKSUM_FILE, read_checksums, set_checksums, verify_f
 
 EXPERIMENT_FILE, COMMAND_FILE = "experiment.yaml", "command.txt"
 PARTITION_FILE, RESULT_FILE = "partition.json", "result.json"
-NOTES_FILE = "notes.json"
+NOTES_FILE, BUDGET_FILE = "notes.json", "budget.json"
 """List of sentences on the tuning of a comparison's methods, or on its absence."""
 FROM_THE_START = (EXPERIMENT_FILE, COMMAND_FILE, PARTITION_FILE)
 """Files that stay as they are from the start of a comparison."""
 RUN_FOLDERS = "*/seed-*"
 """Pattern of the folders of single runs in the folder of an experiment."""
 DEPLOYMENT_FILES = ("federation.json", "nodes.json", "control.json")
-EXPERIMENT_FILES = {*FROM_THE_START, RESULT_FILE, NOTES_FILE, CHECKSUM_FILE, *DEPLOYMENT_FILES}
+EXPERIMENT_FILES = {*FROM_THE_START, RESULT_FILE, NOTES_FILE, BUDGET_FILE, CHECKSUM_FILE, *DEPLOYMENT_FILES}
 EXPERIMENT_FOLDERS = {"tuning", "baselines"}
 RUN_FILES = {
     "config.json", "environment.json", "facts.json", "inputs.safetensors", "metrics.sqlite", "metrics.sqlite-journal",

@@ -30,9 +30,8 @@ def explain(space: Namespace, problems: list[str]) -> int:
     """Print who learns from whom in a finished run and what clients gain; write it to a file if asked for."""
     from ..analysis.load import read_runs
     from ..analysis.mixing.explain import RunExplanation
-    from ..core.io import write_text
+    from ..core.io import replace_nonfinite, write_text
     from ..experiments.output import check_output_files
-    from ..runs.metrics import replace_nonfinite
 
     options = parse_options(ExplainOptions, space, problems)
     check_output_files({"--json": options.json_file}, {})

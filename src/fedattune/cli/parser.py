@@ -120,7 +120,7 @@ METHOD_OPTIONS = ("model", "algorithms", "set", "seeds")
 TRAINING = (
     Options(EXPERIMENT, "data", DATA_FIELDS),
     Options(EXPERIMENT, "model and methods", METHOD_OPTIONS),
-    Options(EXPERIMENT, "verdict", ("metric", "splits", "tune", "baseline")),
+    Options(EXPERIMENT, "verdict", ("metric", "budget", "splits", "tune", "baseline")),
     Options(SETTINGS, "training"),
     Options(EXPERIMENT, "output", ("rounds_to",)),
     Options(OUTPUT, "output"),

@@ -6,9 +6,11 @@ from ..analysis.output.tables import make_console, print_methods
 from ..core.errors import ConfigError
 from ..core.lock import lock_folder
 from ..core.own_code import list_references
+from ..experiments.budget import settle_budget
 from ..experiments.output import check_output_files, check_run_folder, choose_run_folder
 from ..experiments.plan import StoppedError, make_plan, prepare_command
 from ..experiments.session import InterruptHandler, create_run_folder, list_input_files, reopen_run, train_plan
+from ..experiments.shim import select as select_notes
 from .main import FAILED, INTERRUPTED, format_resume_command, print_message
 from .options import read_experiment
 
@@ -34,6 +36,8 @@ def train(space: Namespace, problems: list[str]) -> int:
     if not output.resume:
         experiment, notes = prepare_command(command, experiment)
         plan = make_plan(experiment)
+        if command == "compare":
+            plan = settle_budget(plan, experiment.given)
         create_run_folder(plan, out, command)
     space.training_folder, space.training_code = out, list_references(plan.experiment.to_keywords())
     try:
@@ -46,10 +50,18 @@ def train(space: Namespace, problems: list[str]) -> int:
     console = make_console()
     if summary.rows:
         print_methods(summary.rows, console, plan.experiment.rounds_to, output.columns)
-    for note in dict.fromkeys([*notes, *summary.notes]):
+    shown, hidden = [*dict.fromkeys([*notes, *summary.notes])], list[str]()
+    if summary.verdict is not None:
+        shown, hidden = select_notes(shown)
+    for note in shown:
         console.print(f"note: {note}")
+    if hidden:
+        console.print(f"{len(hidden)} more note{'s' * (len(hidden) > 1)} in the report")
     if summary.verdict is not None:
         console.print(summary.verdict.text, style="bold")
     start = f"The report is {summary.report}; all" if summary.report else "All"
     console.print(f"{start} numbers are in {out}")
+    if summary.is_stopped:
+        print_message(f"stopped; resume with: {format_resume_command(space)}")
+        return INTERRUPTED
     return FAILED if summary.failed else 0

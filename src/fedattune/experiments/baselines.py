@@ -1,13 +1,15 @@
 """Baselines of a comparison, trained on the very same rows and splits as the methods.
 
-Refused: pipelines with a search of their own. They would choose by data that the methods do not see; the defaults of
-scikit-learn are what a practitioner tries first.
+The linear models are regularised: one strength for all clients, which everybody's validation rows choose, as they
+choose the options of the methods. Boosting has the defaults of scikit-learn, which are what a practitioner tries first.
+Refused: pipelines with a search of their own. They would choose by data that the methods do not see.
 """
 
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +28,10 @@ Array = NDArray[Any]
 PARTS = ("test", "validation")
 UNSEEN_LOGIT = -20.0
 """Logit of a class that a client's training rows lack: a probability of two in a billion."""
+STRENGTHS = {"logistic": (0.01, 0.1, 1.0), "ridge": (1.0, 10.0, 100.0)}
+"""Values of scikit-learn's C of logistic regression and alpha of ridge regression; validation rows choose."""
+MAX_CLIENT_FEATURES = 200
+"""Clients up to which a pooled model gets the client as a feature."""
 MIN_BOOSTED_ROWS = 40
 """Training rows below which boosting cannot split: twice scikit-learn's minimum rows of a leaf."""
 
@@ -34,12 +40,14 @@ MIN_BOOSTED_ROWS = 40
 class SplitRows:
     """The rows of the evaluated clients of one split, by the clients' numbers `ids` (E,).
 
-    `federation` lacks clients that join later; clients in `excluded` are never evaluated.
+    `federation` lacks clients that join later; clients in `excluded` are never evaluated. With `has_client`, the inputs
+    have one more column per client, which is 1 in its rows.
     """
 
     federation: "Federation"
     ids: Sequence[int]
     excluded: Collection[int] = ()
+    has_client: bool = False
 
     def select(self, part: str) -> list[Array]:
         """Return the sample numbers of a part of each evaluated client."""
@@ -52,7 +60,17 @@ class SplitRows:
 
         index = torch.as_tensor(samples, device=self.federation.y.device)
         x = self.federation.features(index).cpu().numpy().reshape(len(samples), -1)
+        if self.has_client:
+            x = np.hstack([x, np.eye(len(self.federation.clients), dtype=x.dtype)[self._owners[samples]]])
         return x, self.federation.y[index].cpu().numpy()
+
+    @cached_property
+    def _owners(self) -> Array:
+        """The number of each sample's client."""
+        owners = np.zeros(len(self.federation.y), dtype=np.int64)
+        for i, client in enumerate(self.federation.clients):
+            owners[client.all] = i
+        return owners
 
     def pool(self) -> Array:
         """Return the numbers of the training samples of all honest clients, also those that are not evaluated."""
@@ -69,7 +87,8 @@ def train_baselines(
     from ..training.uploads.pipeline import find_excluded
 
     experiment = plan.experiment
-    for split, federation in enumerate(plan.federations):
+    for federation in plan.federations:
+        split = int(federation.partition.get("split", 0))
         done = {one.name for one in read_baselines([out]) if one.split == split}
         training, _ = hold_out_newcomers(federation, experiment)
         excluded = find_excluded(experiment, training)
@@ -99,12 +118,15 @@ def _list_baselines(plan: Plan, rows: SplitRows) -> Iterator[tuple[str, Kind, Pr
     is_regression = not rows.federation.classes
     yield "mean" if is_regression else "majority", "alone", lambda stop: _fit_each(rows, _fit_constant, stop)
     if "sklearn" in plan.experiment.baseline:
-        linear, boosted = (_fit_ridge, _fit_boosting) if is_regression else (_fit_logistic, _fit_boosting)
-        first = "ridge" if is_regression else "logistic"
-        yield f"{first} alone", "alone", lambda stop: _fit_each(rows, linear, stop)
-        yield "boosting alone", "alone", lambda stop: _fit_each(rows, boosted, stop)
-        yield f"{first} pooled", "pooled", lambda _: _fit_pooled(rows, linear)
-        yield "boosting pooled", "pooled", lambda _: _fit_pooled(rows, boosted)
+        first, fit = ("ridge", _fit_ridge) if is_regression else ("logistic", _fit_logistic)
+        linear = [partial(fit, strength=strength) for strength in STRENGTHS[first]]
+        yield f"{first} alone", "alone", lambda stop: _choose([_fit_each(rows, one, stop) for one in linear])
+        yield "boosting alone", "alone", lambda stop: _fit_each(rows, _fit_boosting, stop)
+        yield f"{first} pooled", "pooled", lambda _: _choose([_fit_pooled(rows, one) for one in linear])
+        if len(rows.federation.clients) <= MAX_CLIENT_FEATURES:
+            named = replace(rows, has_client=True)
+            yield f"{first} pooled+client", "pooled", lambda _: _choose([_fit_pooled(named, one) for one in linear])
+        yield "boosting pooled", "pooled", lambda _: _fit_pooled(rows, _fit_boosting)
     if "centralized" in plan.experiment.baseline:
         yield "centralized", "pooled", lambda stop: _train_centralized(plan, rows, stop)
 
@@ -113,6 +135,18 @@ Fitted = Callable[[Array], Array]
 """Maps inputs (n, F) to outputs (n, classes) or (n, 1)."""
 Fit = Callable[[Array, Array, int], Fitted]
 """Fits inputs (n, F) and targets (n,); takes the number of classes too, 0 for a number."""
+
+
+def _choose(candidates: Sequence[dict[str, RowPredictions]]) -> dict[str, RowPredictions]:
+    """Choose the candidate with the smallest loss on all validation rows; without any, the one in the middle."""
+    if "validation" not in candidates[0]:
+        return candidates[len(candidates) // 2]
+
+    def measure(one: dict[str, RowPredictions]) -> float:
+        part = one["validation"]
+        return part.pooled["rmse" if part.is_regression else "log_loss"]
+
+    return min(candidates, key=measure)
 
 
 def _fit_each(rows: SplitRows, fit: Fit, should_stop: ShouldStop) -> dict[str, RowPredictions]:
@@ -165,18 +199,18 @@ def _fit_constant(_: Array, y: Array, n_classes: int) -> Fitted:
     return lambda new: np.tile(logits, (len(new), 1))
 
 
-def _fit_logistic(x: Array, y: Array, n_classes: int) -> Fitted:
+def _fit_logistic(x: Array, y: Array, n_classes: int, strength: float) -> Fitted:
     from sklearn.linear_model import LogisticRegression
 
     if len(np.unique(y)) < 2:
         return _fit_constant(x, y, n_classes)
-    return _wrap_classifier(LogisticRegression(max_iter=1000).fit(x, y), n_classes)
+    return _wrap_classifier(LogisticRegression(C=strength, max_iter=1000).fit(x, y), n_classes)
 
 
-def _fit_ridge(x: Array, y: Array, _: int) -> Fitted:
+def _fit_ridge(x: Array, y: Array, _: int, strength: float) -> Fitted:
     from sklearn.linear_model import Ridge
 
-    model = Ridge().fit(x, y)
+    model = Ridge(alpha=strength).fit(x, y)
     return lambda new: np.asarray(model.predict(new)).reshape(-1, 1)
 
 

@@ -15,6 +15,7 @@ from ..core.lock import lock_folder
 from ..core.metrics import METRICS, MetricName
 from ..core.options import list_keywords, name_keywords
 from ..core.text import make_printable
+from .budget import settle_budget
 from .config import DATA_FIELDS, ExperimentKeywords
 from .load import load_options
 from .output import OutputOptions, check_run_folder
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ..runs.callbacks import Callback
     from ..runs.result import Result
 
-RENAMED = {"options": "set", "budget": "tune"}
+RENAMED = {"options": "set", "runs": "tune"}
 """Keyword of a function -> the option that it is, if that has another name."""
 
 
@@ -183,7 +184,7 @@ def tune(
     algorithms: Sequence[str] | str,
     model: str = "mlr",
     *,
-    budget: int = 5,
+    runs: int = 5,
     options: Mapping[str, Any] | None = None,
     out: Path | str | None = None,
     processes: int | Literal["auto"] = "auto",
@@ -196,7 +197,7 @@ def tune(
         data: name of a data set, path of a table, or a federation made in Python.
         algorithms: names of methods, or "file.py:factory" of your own, whose learning rate is tuned.
         model: name of the model, or "file.py:factory".
-        budget: full runs that each method may spend.
+        runs: full runs that each method may spend.
         options: options of methods that are not tuned, and of models, data and partitions, such as
             `{"fedmcsa": {"sigma": 20}}`.
         out: folder for the log of all trials, new or empty; without it, nothing is kept.
@@ -213,12 +214,12 @@ def tune(
 
     Examples:
         >>> import fedattune
-        >>> chosen = fedattune.tune("digits", "local", budget=1, partition="dirichlet", clients=5, rounds=3, lr=0.1)
+        >>> chosen = fedattune.tune("digits", "local", runs=1, partition="dirichlet", clients=5, rounds=3, lr=0.1)
         >>> chosen["local"].options, len(chosen["local"].trials), 0 < chosen["local"].score <= 1
         ({}, 5, True)
     """
     given = {"algorithms": algorithms, "model": model, "options": options or {}, "out": out, "processes": processes}
-    plan, output, _ = plan_from_python(tune, data, settings, **given, budget=budget, quiet=quiet)
+    plan, output, _ = plan_from_python(tune, data, settings, **given, runs=runs, quiet=quiet)
     with tempfile.TemporaryDirectory(prefix="fedattune-") as scratch:
         folder = Path(scratch) / "run" if out is None else Path(out)
         with (
@@ -226,7 +227,7 @@ def tune(
             lock_folder(folder, is_new=True),
             make_progress_display(quiet=output.quiet) as display,
         ):
-            tuning = tune_plan(plan, budget, folder, should_stop, display, output.processes)
+            tuning = tune_plan(plan, runs, folder, should_stop, display, output.processes)
         log = read_json(folder / TUNING_FOLDER / LOG_FILE)
     metric = plan.metric or "accuracy"
     found = {}
@@ -276,6 +277,8 @@ def plan_from_python(
         if function is compare:
             experiment, notes = prepare_command("compare", experiment)
         plan = make_plan(experiment, federation)
+        if function is compare:
+            plan = settle_budget(plan, experiment.given)
         if output.out is not None:
             check_run_folder(output.out, "compare" if function is compare else None)
     return plan, output, notes

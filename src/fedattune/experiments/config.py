@@ -22,7 +22,7 @@ DATA_FIELDS = (
     "small_clients", "min_rows", "scaling", "save_partition",
 )  # fmt: skip
 """Fields that make a federation."""
-NON_IDENTITY_FIELDS = {"data_dir", "save_partition", "rounds_to", "metric", "baseline"}
+NON_IDENTITY_FIELDS = {"data_dir", "save_partition", "rounds_to", "metric", "baseline", "budget"}
 """Fields that change no number of a run."""
 
 
@@ -78,6 +78,7 @@ class ExperimentKeywords(SettingsKeywords, total=False):
     splits: int
     metric: MetricName | None
     tune: int | None
+    budget: str | None
     baseline: str | Sequence[BaselineName]
     rounds_to: float | None
 
@@ -150,6 +151,10 @@ class Experiment(Settings):
     tune: Annotated[int, Field(ge=1, le=1000)] | None = option(
         "budget of tuning, in full runs for each method: learning rate and own options by validation data "
         "(default: no tuning)"
+    )
+    budget: str | None = option(
+        "time in which compare decides how much to train, such as 5m: model, tuning, rounds, splits; off: train once as "
+        "told (default: 5m for tables and small data, unless an option says how much to train)"
     )
     baseline: tuple[BaselineName, ...] = option(
         "what else to compare with, separated by commas: majority (most frequent class, or mean), sklearn "

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +14,8 @@ from ..core.own_code import get_short_name, is_reference
 from .config import Experiment
 from .load import (
     ALL_METHODS,
-    AssignedOptions,
     TABLE_COLUMN_OPTIONS,
+    AssignedOptions,
     KnownOptions,
     assign_options,
     collect_errors,
@@ -123,7 +124,9 @@ class Job:
 class Plan:
     """The checked parts of an experiment: a federation per split, options as given, and the methods built with them.
 
-    `sources` maps custom methods to references to their factories. `tuned` is what tuning chose, if it did.
+    `sources` maps custom methods to references to their factories. `tuned` is what tuning chose, if it did. `models`
+    are those that a budget chooses from, `free` the settings that it chooses, and `federate` makes the federation of a further random split, if there are
+    such splits.
     """
 
     experiment: Experiment
@@ -134,6 +137,9 @@ class Plan:
     sources: Mapping[str, str] = field(default_factory=dict)
     tuned: "Mapping[str, Combination]" = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    free: frozenset[str] = frozenset()
+    federate: "Callable[[int], Federation] | None" = None
 
     @property
     def metric(self) -> str | None:
@@ -143,13 +149,13 @@ class Plan:
     def federation(self) -> "Federation":
         return self.federations[0]
 
-    def make_job(self, name: str, seed: int, title: str, folder: Path, split: int = 0) -> Job:
+    def make_job(self, name: str, seed: int, title: str, folder: Path, federation: "Federation | None" = None) -> Job:
         """Make the job that trains one method with one seed on one split; it takes over what the plan has built."""
         job = Job(
             title=title,
             name=name,
             algorithm=self.algorithms[name],
-            federation=self.federations[split],
+            federation=federation or self.federation,
             model=self.experiment.model,
             settings=self.experiment.settings(seed),
             folder=folder,
@@ -193,21 +199,22 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
         partition = str(federation.partition.get("name", "")) if federation else ""
         partition = partition if partition in PARTITIONS else ""
     assignment = _assign_all(experiment, known_options, partition)
-    problems: list[str] = []
+    problems, rate_notes = list[str](), list[str]()
     options = {get_short_name(name): given for name, given in assignment["algorithm"].items()}
     sources = {get_short_name(name): name for name in experiment.algorithms if is_reference(name)}
     algorithms = {}
     for name in experiment.algorithms:
         with collect_errors(problems):
             algorithms[get_short_name(name)] = build_method(name, assignment["algorithm"][name])
-    federations = [] if federation is None else [federation]
+    federations, federate = [] if federation is None else [federation], None
     with collect_errors(problems):
         if dataset:
             federations = [_federate(experiment, dataset, assignment, 0)]
             # All splits have the scaling of the first one, which may have been chosen by its rows.
             scaling = federations[0].partition.get("scaling", "client")
             same = experiment.model_copy(update={"scaling": scaling if dataset.encode else experiment.scaling})
-            federations += [_federate(same, dataset, assignment, k) for k in range(1, experiment.splits)]
+            federate = partial(_federate, same, dataset, assignment)
+            federations += [federate(k) for k in range(1, experiment.splits)]
         for one in federations[:1]:
             training, _ = hold_out_newcomers(one, experiment)
             check_upload_steps(experiment, training)
@@ -218,14 +225,15 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
                     f"or take {write_option('baseline')} centralized"
                 )
             experiment = settle_local_work(settle_metric(experiment, one), is_table=one.schema is not None)
+            experiment, rate_notes = settle_rate(experiment, training)
     if problems or not federations:
         raise ConfigError("; ".join(problems))
     federation = federations[0]
-    notes: list[str] = []
+    notes = rate_notes
     if are_all and not federation.classes:
         needs = {name: one.network.class_need for name, one in algorithms.items() if one.network}
         needs = {name: need for name, need in needs.items() if need}
-        notes = [f"{name} is left out, as the target is a number: {need}." for name, need in needs.items()]
+        notes += [f"{name} is left out, as the target is a number: {need}." for name, need in needs.items()]
         algorithms = {name: one for name, one in algorithms.items() if name not in needs}
         experiment = experiment.model_copy(update={"algorithms": tuple(algorithms)})
     model_options = assignment["model"][experiment.model]
@@ -245,7 +253,24 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
             problems.append(f"{name}: {error}")
     if problems:
         raise ModelError("; ".join(problems))
-    return Plan(experiment, federations, options, model_options, algorithms, sources, notes=tuple(notes))
+    has_splits = federate is not None and experiment.split == "random" and is_divided_anew(experiment.partition)
+    return Plan(
+        experiment,
+        federations,
+        options,
+        model_options,
+        algorithms,
+        sources,
+        notes=tuple(notes),
+        federate=federate if has_splits else None,
+    )
+
+
+def is_divided_anew(partition: str | None) -> bool:
+    """Tell whether a partition draws the parts of its clients, which a saved one has stored."""
+    from ..data import PARTITIONS
+
+    return partition is None or partition in PARTITIONS or is_reference(partition)
 
 
 def settle_metric(experiment: Experiment, federation: "Federation") -> Experiment:
@@ -271,6 +296,24 @@ def settle_local_work(experiment: Experiment, *, is_table: bool) -> Experiment:
     """
     is_given = {"steps", "epochs"} & experiment.given
     return experiment if is_given or not is_table else experiment.replace(epochs=1)
+
+
+def settle_rate(experiment: Experiment, federation: "Federation") -> tuple[Experiment, list[str]]:
+    """Lower the default learning rate of a table's model where its inputs would let training diverge; add a note.
+
+    The data are standardised, but a rare category or a long tail may still be far from the mean.
+    """
+    if "lr" in experiment.given or federation.schema is None or federation.schema.tokens:
+        return experiment, []
+    from ..training.safe_rate import compute_safe_rate
+
+    rate, usual = compute_safe_rate(federation, experiment.training.batch_size), experiment.training.lr
+    if rate >= usual:
+        return experiment, []
+    rate = float(f"{rate:.1g}")
+    return experiment.replace(lr=rate), [
+        f"the learning rate is {rate:g} and not {usual:g}, because the inputs are large; {write_option('lr')} sets it"
+    ]
 
 
 def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, list[str]]:

@@ -27,6 +27,7 @@ from ..core.errors import ConfigError, RunError
 from ..core.io import read_json, replace_atomically, write_json, write_text
 from ..core.lock import lock_folder
 from ..core.metrics import MetricName
+from ..core.options import write_option
 from ..core.own_code import find_file, get_short_name, is_reference
 from ..core.settings import RAY_DEFAULTS
 from ..runs.folder import CHECKSUM_FILE
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from ..analysis.verdict import Verdict
     from ..runs.callbacks import Callback
     from ..runs.result import Result
+    from .budget import Outcome
+    from .runner import ProgressDisplay
 
 DISPLAY_FIELDS = {"rounds_to"}
 """Fields that change no computation, so that they may be given with --resume."""
@@ -182,10 +185,11 @@ def make_jobs(plan: Plan, out: Path) -> list[Job]:
     experiment = plan.experiment
     seeds = range(experiment.seed, experiment.seed + experiment.seeds)
     jobs = []
-    for name, split, seed in product(plan.algorithms, range(len(plan.federations)), seeds):
-        parts = [f"seed {seed}"] * (len(seeds) > 1) + [f"split {split}"] * (len(plan.federations) > 1)
+    for name, federation, seed in product(plan.algorithms, plan.federations, seeds):
+        split = int(federation.partition.get("split", 0))
+        parts = [f"seed {seed}"] * (len(seeds) > 1) + [f"split {split}"] * (len(plan.federations) > 1 or split > 0)
         title = f"{name} ({', '.join(parts)})" if parts else name
-        jobs.append(plan.make_job(name, seed, title, out / make_run_name(name, split, seed), split))
+        jobs.append(plan.make_job(name, seed, title, out / make_run_name(name, split, seed), federation))
     return jobs
 
 
@@ -199,6 +203,7 @@ class Summary(NamedTuple):
     notes: Sequence[str]
     verdict: "Verdict | None"
     report: Path | None
+    is_stopped: bool = False
 
 
 def train_plan(
@@ -210,45 +215,70 @@ def train_plan(
     is_comparison: bool,
     callbacks: "Sequence[Callback]" = (),
 ) -> Summary:
-    """Tune if asked for, then train every method with every seed on every split, and the baselines of a comparison.
+    """Train a run or a comparison, as told or within its budget; summarize it.
 
     What is finished in the folder is taken from there.
     """
-    from .baselines import train_baselines
-    from .tuning import tune_plan
+    from .budget import parse_budget, train_within_budget
 
-    notes: list[str] = []
-    experiment = plan.experiment
+    seconds = parse_budget(plan.experiment.budget or "off") if is_comparison else None
     seal_experiment(out)  # the other files will change
     with make_progress_display(quiet=output.quiet) as display:
-        if experiment.tune:
-            tuning = tune_plan(plan, experiment.tune, out, should_stop, display, output.processes)
-            plan, notes = replace(plan, tuned=tuning.choices), tuning.write_notes()
-        elif is_comparison:
-            notes = [
-                f"not tuned: every method trains with lr {experiment.training.lr:g} and its default options; "
-                "--tune 5 tunes each with the budget of 5 runs, local too"
-            ]
-        if notes:
-            write_json(out / NOTES_FILE, notes)
-        baselines = train_baselines(plan, out, should_stop, display.print_line) if is_comparison else []
-        seal_experiment(out)  # with what was tuned, and the baselines
-        jobs = [replace(job, callbacks=tuple(callbacks)) for job in make_jobs(plan, out)]
-        results, failed = train_all(
-            jobs, should_stop, display, scratch=out, keep_going=is_comparison, processes=output.processes
-        )
+        if seconds:
+            spent = train_within_budget(
+                plan, seconds, out, should_stop, display, processes=output.processes, callbacks=callbacks
+            )
+        else:
+            spent = _train_as_told(plan, out, should_stop, display, output, is_comparison, callbacks)
+    if spent.notes:
+        write_json(out / NOTES_FILE, spent.notes)
     summary = write_summary(
-        results,
-        failed,
-        baselines,
-        notes,
+        spent.results,
+        spent.failed,
+        spent.baselines,
+        spent.notes,
         files=[file for file in (out / RESULT_FILE, output.json_file) if file],
         report=out / "report.html" if is_comparison else None,
-        rounds_to=experiment.rounds_to,
+        rounds_to=plan.experiment.rounds_to,
         metric=plan.metric,
+        is_tuned=bool(seconds or plan.experiment.tune),
     )
     seal_experiment(out, is_finished=True)
-    return summary._replace(notes=[*plan.notes, *plan.federation.notes, *summary.notes])
+    return summary._replace(notes=[*plan.notes, *plan.federation.notes, *summary.notes], is_stopped=spent.is_stopped)
+
+
+def _train_as_told(
+    plan: Plan,
+    out: Path,
+    should_stop: ShouldStop,
+    display: "ProgressDisplay",
+    output: OutputOptions,
+    is_comparison: bool,
+    callbacks: "Sequence[Callback]",
+) -> "Outcome":
+    """Tune if asked for, then train every method with every seed on every split."""
+    from .baselines import train_baselines
+    from .budget import Outcome
+    from .tuning import tune_plan
+
+    experiment, notes = plan.experiment, list[str]()
+    if experiment.tune:
+        tuning = tune_plan(plan, experiment.tune, out, should_stop, display, output.processes)
+        plan, notes = replace(plan, tuned=tuning.choices), tuning.write_notes()
+    elif is_comparison:
+        notes = [
+            f"not tuned: every method trains with lr {experiment.training.lr:g} and its default options; "
+            f"{write_option('tune')} 5 tunes each with the budget of 5 runs, local too"
+        ]
+    if notes:
+        write_json(out / NOTES_FILE, notes)
+    baselines = train_baselines(plan, out, should_stop, display.print_line) if is_comparison else []
+    seal_experiment(out)  # with what was tuned, and the baselines
+    jobs = [replace(job, callbacks=tuple(callbacks)) for job in make_jobs(plan, out)]
+    results, failed = train_all(
+        jobs, should_stop, display, scratch=out, keep_going=is_comparison, processes=output.processes
+    )
+    return Outcome(results, failed, baselines, notes)
 
 
 def write_summary(
@@ -261,11 +291,13 @@ def write_summary(
     report: Path | None,
     rounds_to: float | None = None,
     metric: MetricName | None = None,
+    is_tuned: bool = False,
 ) -> Summary:
     """Write the result files, and the report of a comparison beside the folders of the runs."""
     from ..analysis.compare import build_rows, describe_failure, rows_to_json
-    from ..analysis.verdict import reach_verdict
     from ..analysis.verdict.notes import merge_notes
+    from .shim import reach as reach_verdict
+    from .shim import to_json
 
     rows = build_rows(results, rounds_to, metric=metric, baselines=baselines)
     content: dict[str, Any] = {"runs": [result.to_json() for result in results]}
@@ -274,9 +306,12 @@ def write_summary(
             run["rounds_to"] = {"accuracy": rounds_to, "round": result.rounds_to(rounds_to)}
     verdict = None
     if report:
-        verdict = reach_verdict(results, baselines=baselines, metric=metric, has_failures=bool(failed))
+        verdict = reach_verdict(
+            results, baselines=baselines, metric=metric, has_failures=bool(failed), is_tuned=is_tuned
+        )
         content |= {
             "verdict": verdict.text,
+            "decision": to_json(verdict),
             "table": rows_to_json(rows),
             "failed": [{"algorithm": o.algorithm, "seed": o.seed, "split": o.split, "error": o.error} for o in failed],
         }

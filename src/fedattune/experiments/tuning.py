@@ -49,13 +49,16 @@ TUNING_FOLDER, LOG_FILE = "tuning", "log.json"
 class Tuning:
     """The outcome of tuning: each method's choice, and the number of combinations tried.
 
-    `is_at_edge` names methods whose learning rate is the smallest or largest one tried.
+    `is_at_edge` names methods whose learning rate is the smallest or largest one tried. `scores` are those of the
+    choices, the larger the better, and `best_rounds` the rounds at which their validation curves are best.
     """
 
     budget: int
     choices: Mapping[str, Combination]
     n_tried: Mapping[str, int]
     is_at_edge: Sequence[str]
+    scores: Mapping[str, float]
+    best_rounds: Mapping[str, int]
 
     def write_notes(self) -> list[str]:
         """Say what was chosen, and where the space ended."""
@@ -140,14 +143,30 @@ def make_tuning_split(federations: "Sequence[Federation]", seed: int) -> "Federa
 
 
 def tune_plan(
-    plan: Plan, budget: int, out: Path, should_stop: ShouldStop, display: "ProgressDisplay", processes: Any = "auto"
+    plan: Plan,
+    budget: int,
+    out: Path,
+    should_stop: ShouldStop,
+    display: "ProgressDisplay",
+    processes: Any = "auto",
+    *,
+    label: str = "",
+    keep_going: bool = False,
 ) -> Tuning:
-    """Choose learning rate and options of every method of a plan; what was begun before goes on."""
+    """Choose learning rate and options of every method of a plan; what was begun before goes on.
+
+    Args:
+        label: distinguishes several tunings in one folder.
+        keep_going: a method that diverges with every combination has the lowest rate, where an error ends all else.
+    """
+    suffix = f"-{label}" if label else ""
     folder = out / TUNING_FOLDER
-    if (folder / "chosen.json").exists():
-        content = read_json(folder / "chosen.json")
+    chosen_file = folder / f"chosen{suffix}.json"
+    if chosen_file.exists():
+        content = read_json(chosen_file)
         choices = {name: Combination(one["lr"], one["options"]) for name, one in content["choices"].items()}
-        return Tuning(content["budget"], choices, content["n_tried"], content["at_edge"])
+        scores = {name: -math.inf if one is None else one for name, one in content["scores"].items()}
+        return Tuning(**{**content, "choices": choices, "scores": scores})
     from ..training.setup import hold_out_newcomers
     from .runner import train_all
 
@@ -160,12 +179,13 @@ def tune_plan(
     }
     n_tried = {name: len(each) for name, each in left.items()}
     log: dict[str, list[dict[str, Any]]] = {name: [] for name in left}
+    scores, best_rounds = dict[str, float](), dict[tuple[str, str], int]()
     for step in range(len(FRACTIONS)):
         jobs: list[tuple[str, Combination, Job]] = []
         for name, combinations in left.items():
             n, length = plan_steps(n_tried[name], budget, rounds)[step]
             jobs += [
-                (name, one, _make_job(plan, federation, name, one, length, folder / name / f"step-{step}-{i}"))
+                (name, one, _make_job(plan, federation, name, one, length, folder / f"{name}{suffix}" / f"{step}-{i}"))
                 for i, one in enumerate(combinations[:n])
             ]
         results, _ = train_all([job for *_, job in jobs], should_stop, display, scratch=out, processes=processes)
@@ -174,22 +194,27 @@ def tune_plan(
         for name, one, job in jobs:
             score = _score(by_folder.get(job.folder), plan)
             scored[name].append((score, one))
+            if result := by_folder.get(job.folder):
+                best_rounds[name, one.describe()] = (result.best_validation or {}).get("round", 0)
             trial = {"rounds": job.settings.rounds, "lr": one.lr, **one.options}
             log[name].append(trial | {"score": None if math.isinf(score) else score})
         for name, each in scored.items():
-            left[name] = [one for _, one in sorted(each, key=lambda pair: -pair[0])]
-            if all(math.isinf(score) for score, _ in each):
+            left[name] = [one for _, one in sorted(each, key=lambda pair: (-pair[0], pair[1].lr))]
+            scores[name] = max(score for score, _ in each)
+            if math.isinf(scores[name]) and not keep_going:
                 raise RunError(f"tuning: training diverged with every combination of {name}; give a lower --lr")
     choices = {name: combinations[0] for name, combinations in left.items()}
     edges = [LR_FACTORS[0] * experiment.training.lr, LR_FACTORS[-1] * experiment.training.lr]
     at_edge = [name for name, one in choices.items() if any(math.isclose(one.lr, edge) for edge in edges)]
-    write_json(folder / LOG_FILE, log)
-    chosen = {name: one._asdict() for name, one in choices.items()}
-    write_json(folder / "chosen.json", {"budget": budget, "choices": chosen, "n_tried": n_tried, "at_edge": at_edge})
+    rounds_of = {name: best_rounds.get((name, one.describe()), 0) for name, one in choices.items()}
+    tuning = Tuning(budget, choices, n_tried, at_edge, scores, rounds_of)
+    write_json(folder / f"log{suffix}.json", log)
+    content = {**vars(tuning), "choices": {name: one._asdict() for name, one in choices.items()}}
+    write_json(chosen_file, content)
     for path in folder.iterdir():
         if path.is_dir():  # the runs of the combinations; the log keeps their scores
             shutil.rmtree(path, ignore_errors=True)  # Windows keeps a store that is still open
-    return Tuning(budget, choices, n_tried, at_edge)
+    return tuning
 
 
 def _make_job(plan: Plan, federation: "Federation", name: str, one: Combination, rounds: int, folder: Path) -> Job:

@@ -1,0 +1,365 @@
+"""Decide how much to train within a budget of time: model, rounds, tuning, and splits until the verdict is sure.
+
+1. Baselines: the constant, and scikit-learn's regularised linear model and gradient boosting, alone and pooled.
+2. Model: linear or one hidden layer, whichever trains better alone or with one shared model, on validation data. The
+   rounds double while the validation curves of these runs still move.
+3. Splits: on each, every method is tuned anew, then trained. So no test row has a say in what it tests.
+
+After 3, 5 and 10 splits the verdict is looked at; training ends when it is sure, or when the time is up.
+
+Refused: Ray Tune and Optuna, whose schedulers stop single trials; here all methods need the same share of the time,
+and a verdict over splits says when to stop.
+"""
+
+import re
+import shutil
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..analysis.compare import BASELINE
+from ..analysis.folder import BUDGET_FILE, seal_experiment
+from ..core.errors import ConfigError
+from ..core.io import read_json, write_json
+from ..core.options import write_option
+from ..core.settings import Settings
+from .baselines import train_baselines
+from .plan import FailedRun, Plan, ShouldStop, StoppedError, make_plan
+from .runner import ProgressDisplay, train_all
+from .tuning import TUNING_FOLDER, Tuning, tune_plan
+
+if TYPE_CHECKING:
+    from ..analysis.compare import Baseline
+    from ..data import Federation
+    from ..runs.callbacks import Callback
+    from ..runs.result import Result
+
+DEFAULT_BUDGET = "5m"
+MAX_SMALL_VALUES = 5_000_000
+"""Input values of all samples up to which data are small, so that they have a budget by default."""
+DECIDES_ALONE = {"tune", "splits", "seeds"}
+"""Options that a budget decides."""
+NO_TRAINING = {"seed", "engine", "device", "dtype", "client_state", "mixed_precision", "held_out", "early_stopping"}
+"""Settings that do not say how much to train."""
+MODELS = ("mlr", "dnn")
+SPLITS = (3, 5, 10)
+"""Numbers of splits after which the verdict is looked at."""
+MIN_ROUNDS, MAX_ROUNDS = 10, 200
+PILOT_ROUNDS = 3
+"""Rounds by which the pace is measured."""
+MAX_TUNING = 3
+"""Full runs that each method may spend to tune on one split."""
+MAX_STEPS = 200
+"""Steps of an epoch of the largest client, from which the batch size follows."""
+N_EVALUATIONS = 25
+MOVING_SHARE = 0.9
+"""Share of the rounds after which a best validation round says that more rounds may be better."""
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def parse_budget(text: str) -> float | None:
+    """Read a budget such as 5m, 90s or 2h as seconds; None for off."""
+    if text == "off":
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match or not float(match[1]):
+        raise ConfigError(f"{write_option('budget')}: got {text!r}, expected a time such as 5m, 90s or 1h, or off")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a time in the largest unit that shows it whole."""
+    unit = next(unit for unit in ("h", "m", "s") if not seconds % UNITS[unit] or unit == "s")
+    return f"{seconds / UNITS[unit]:g} {'hours' if unit == 'h' else 'minutes' if unit == 'm' else 'seconds'}"
+
+
+def settle_budget(plan: Plan, given: Collection[str]) -> Plan:
+    """Decide whether a comparison has a budget, and what is left for it to choose.
+
+    By default, tables and small data have one, unless the user says how much to train by the options `given`.
+    """
+    experiment = plan.experiment
+    if experiment.budget is not None:
+        seconds = parse_budget(experiment.budget)
+        if seconds and (needless := sorted(DECIDES_ALONE & set(given))):
+            names = " and ".join(map(write_option, needless))
+            raise ConfigError(f"{write_option('budget')} decides about {names}; leave {names} out, or give it as off")
+    else:
+        told = set(given) & (DECIDES_ALONE | (Settings.flat_fields().keys() - NO_TRAINING))
+        federation = plan.federation
+        is_small = federation.schema is not None or federation.x.numel() <= MAX_SMALL_VALUES
+        on_ray = experiment.execution.ray is not None
+        seconds = None if told or not is_small or on_ray else parse_budget(DEFAULT_BUDGET)
+    if seconds is None:
+        return replace(plan, experiment=experiment.model_copy(update={"budget": "off"}))
+    changes: dict[str, Any] = {"budget": f"{seconds:g}s"}
+    tokens = plan.federation.schema is not None and bool(plan.federation.schema.tokens)
+    if "baseline" not in given and not tokens:
+        changes["baseline"] = ("majority", "sklearn")
+    models = MODELS if "model" not in given and not tokens else ()
+    experiment = experiment.model_copy(update=changes)
+    if "batch_size" not in given and plan.federation.schema is not None:
+        largest = int(plan.federation.part("train").sizes.max())
+        experiment = experiment.replace(batch_size=max(experiment.training.batch_size, -(-largest // MAX_STEPS)))
+    free = {"rounds", "eval_every"} - set(given)
+    return replace(plan, experiment=experiment, models=models, free=frozenset(free))
+
+
+@dataclass
+class Outcome:
+    """What a budget was spent on: the runs of all whole splits, and what was chosen."""
+
+    results: "list[Result]" = field(default_factory=list)
+    failed: list[FailedRun] = field(default_factory=list)
+    baselines: "list[Baseline]" = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    is_stopped: bool = False
+
+
+class Budget:
+    """The time that is left, and the choices so far; both are kept in the folder, so that a resumed run has them."""
+
+    def __init__(self, seconds: float, out: Path, **choices: Any) -> None:
+        self.file = out / BUDGET_FILE
+        state: dict[str, Any] = read_json(self.file) if self.file.exists() else {}
+        self.choices: dict[str, Any] = {**choices, **state.get("choices", {})}
+        self.spent_before = float(state.get("spent", 0.0))
+        self.seconds, self.started = seconds, time.monotonic()
+
+    @property
+    def spent(self) -> float:
+        return self.spent_before + time.monotonic() - self.started
+
+    @property
+    def left(self) -> float:
+        return self.seconds - self.spent
+
+    def save(self, **choices: Any) -> None:
+        self.choices |= choices
+        write_json(self.file, {"seconds": self.seconds, "spent": round(self.spent, 1), "choices": self.choices})
+
+
+def train_within_budget(
+    plan: Plan,
+    seconds: float,
+    out: Path,
+    should_stop: ShouldStop,
+    display: ProgressDisplay,
+    *,
+    processes: Any = "auto",
+    callbacks: "Sequence[Callback]" = (),
+) -> Outcome:
+    """Train a comparison within a budget; what is finished in the folder is taken from there.
+
+    A stop, or the end of the time, keeps the splits on which all methods have finished.
+
+    Raises:
+        StoppedError: stopped before the first split was finished.
+    """
+    budget = Budget(seconds, out, models=list(plan.models), free=sorted(plan.free))
+    return _Trainer(plan, budget, out, should_stop, display, processes, callbacks).train()
+
+
+class Stages(ProgressDisplay):
+    """Show what goes on, and not the hundreds of short runs."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display = display
+
+    def print_line(self, line: str) -> None:
+        self._display.print_line(line)
+
+
+class Trial(NamedTuple):
+    """A model that was tried: its rounds, its validation score, and whether its curves still move at the end.
+
+    `seconds` is the time of one full run.
+    """
+
+    rounds: int
+    score: float
+    is_moving: bool
+    seconds: float
+
+
+@dataclass
+class _Trainer:
+    plan: Plan
+    budget: Budget
+    out: Path
+    should_stop: ShouldStop
+    display: ProgressDisplay
+    processes: Any
+    callbacks: "Sequence[Callback]"
+
+    def __post_init__(self) -> None:
+        self.outcome = Outcome()
+        self.federations: list[Federation] = []
+        self.one_pass = 0.0  # seconds of one full run of every method
+
+    def train(self) -> Outcome:
+        """Go through the stages until the verdict is sure or the time is up."""
+        try:
+            self.budget.save()
+            self._train_baselines(self.plan)
+            self._choose_model()
+            for split, plan in self._make_splits():
+                if self.federations and self.budget.left < 2 * self.one_pass:
+                    break  # it would not be whole in time
+                self._train_split(split, plan)
+                if len(self.federations) in SPLITS and self._is_sure():
+                    break
+        except StoppedError:
+            if not self.federations:
+                self.budget.save()
+                raise
+            self.outcome.is_stopped = self.should_stop()
+            self._discard_after(len(self.federations))
+        self.budget.save()
+        self.outcome.notes = self._write_notes()
+        return self.outcome
+
+    def _is_over(self) -> bool:
+        """Tell whether to stop now: when asked to, or late, once there is a split to report."""
+        return self.should_stop() or (self.budget.left <= 0 and bool(self.federations))
+
+    def _say(self, what: str) -> None:
+        minutes, seconds = divmod(max(0, round(self.budget.left)), 60)
+        self.display.print_line(f"{minutes}:{seconds:02d} left: {what}")
+
+    def _train_baselines(self, plan: Plan) -> "list[Baseline]":
+        split = int(plan.federation.partition.get("split", 0))
+        self._say(f"split {split + 1}: baselines")
+        return train_baselines(plan, self.out, self._is_over)
+
+    def _choose_model(self) -> None:
+        """Choose the model and the rounds by tuning training alone and one other method with a budget of one run."""
+        choices = self.budget.choices
+        if "model" not in choices:
+            models = choices["models"] or [self.plan.experiment.model]
+            methods = [BASELINE, *[name for name in self.plan.algorithms if name != BASELINE][:1]]
+            # A trial costs two full runs of each method; so does a split, with the least tuning.
+            n_runs = 2 * (len(models) * len(methods) + len(self.plan.algorithms))
+            pace = self._measure_pace(models[-1], methods[-1])
+            rounds = self.plan.experiment.rounds
+            if "rounds" in choices["free"]:
+                rounds = max(MIN_ROUNDS, min(rounds, int(self.budget.left / (n_runs * pace))))
+            if rounds == MIN_ROUNDS:  # no time to try
+                models = models[:1]
+            trials = {}
+            for model in models:
+                self._say(f"trying the model {model}")
+                trials[model] = self._try_model(model, rounds, methods)
+            best = max(trials, key=lambda model: trials[model].score)
+            trial = trials[best]
+            while trial.is_moving and "rounds" in choices["free"] and self._can_afford(2 * trial.rounds, trial):
+                self._say(f"{best} still learns after {trial.rounds} rounds: trying {2 * trial.rounds}")
+                trial = self._try_model(best, 2 * trial.rounds, methods)
+            self.one_pass = trial.seconds * len(self.plan.algorithms)
+            self.budget.save(model=best, rounds=trial.rounds, one_pass=self.one_pass)
+        self.one_pass = choices["one_pass"]
+        self.plan = self._change(choices["model"], choices["rounds"], list(self.plan.algorithms))
+
+    def _measure_pace(self, model: str, method: str) -> float:
+        """Measure the seconds of a round, the preparation of a run included."""
+        plan = self._change(model, PILOT_ROUNDS, [method])
+        started = time.monotonic()
+        folder = self.out / TUNING_FOLDER / "pace"
+        job = plan.make_job(method, plan.experiment.seed, "measuring the pace", folder)
+        train_all([job], self._is_over, Stages(self.display), scratch=self.out, processes=1)
+        shutil.rmtree(folder, ignore_errors=True)
+        return (time.monotonic() - started) / PILOT_ROUNDS
+
+    def _try_model(self, model: str, rounds: int, methods: Sequence[str]) -> Trial:
+        started = time.monotonic()
+        tuning = self._tune(self._change(model, rounds, methods), 1, f"model-{model}-{rounds}")
+        seconds = (time.monotonic() - started) / (2 * len(methods))
+        is_moving = any(one >= MOVING_SHARE * rounds for one in tuning.best_rounds.values())
+        return Trial(rounds, max(tuning.scores.values()), is_moving, seconds)
+
+    def _can_afford(self, rounds: int, trial: Trial) -> bool:
+        """Tell whether three splits with so many rounds and the least tuning fit into half of the time that is left."""
+        one_pass = trial.seconds * rounds / trial.rounds * len(self.plan.algorithms)
+        return rounds <= MAX_ROUNDS and 2 * SPLITS[0] * one_pass < self.budget.left / 2
+
+    def _make_splits(self) -> Iterator[tuple[int, Plan]]:
+        yield 0, self.plan
+        if self.plan.federate is None:
+            return
+        for split in range(1, SPLITS[-1]):
+            yield split, replace(self.plan, federations=(self.plan.federate(split),))
+
+    def _choose_tuning(self) -> int:
+        """Choose the runs for tuning, so that the splits up to the next look at the verdict fit into the time."""
+        n_done = len(self.federations)
+        n_needed = next(n for n in SPLITS if n > n_done) - n_done if self.plan.federate else 1
+        affordable = int(self.budget.left / (n_needed * max(self.one_pass, 1e-3))) - 1
+        return max(1, min(MAX_TUNING, affordable))
+
+    def _train_split(self, split: int, plan: Plan) -> None:
+        """Tune and train all methods on one split."""
+        from .session import make_jobs
+
+        started, runs = time.monotonic(), self._choose_tuning()
+        baselines = self._train_baselines(plan)
+        self._say(f"split {split + 1}: tuning {len(plan.algorithms)} methods")
+        tuning = self._tune(plan, runs, f"split-{split}" if split else "")
+        self._say(f"split {split + 1}: training {len(plan.algorithms)} methods")
+        jobs = make_jobs(replace(plan, tuned=tuning.choices), self.out)
+        results, failed = train_all(
+            [replace(job, callbacks=tuple(self.callbacks)) for job in jobs],
+            self._is_over,
+            Stages(self.display),
+            scratch=self.out,
+            processes=self.processes,
+        )
+        self.federations.append(plan.federation)
+        self.outcome.results += results
+        self.outcome.failed += failed
+        self.outcome.baselines = baselines
+        self.one_pass = max(self.one_pass, (time.monotonic() - started) / (1 + runs))
+        self.budget.save(splits=len(self.federations), one_pass=self.one_pass)
+
+    def _tune(self, plan: Plan, runs: int, label: str) -> Tuning:
+        display = Stages(self.display)
+        tuning = tune_plan(plan, runs, self.out, self._is_over, display, self.processes, label=label, keep_going=True)
+        seal_experiment(self.out)
+        return tuning
+
+    def _is_sure(self) -> bool:
+        from .shim import reach as reach_verdict
+
+        verdict = reach_verdict(
+            self.outcome.results, baselines=self.outcome.baselines, metric=self.plan.metric, is_tuned=True
+        )
+        self._say(f"{len(self.federations)} splits: {verdict.answer}")
+        return str(verdict.answer) != "undecided"
+
+    def _discard_after(self, n_splits: int) -> None:
+        """Remove what belongs to a split that is not whole, so that all readers of the folder see the same splits."""
+        unfinished = [path for path in (self.out / TUNING_FOLDER).iterdir() if path.is_dir()]
+        runs, baselines = (self.out.glob(f"{pattern}split-{n_splits}") for pattern in ("*/seed-*-", "baselines/*/"))
+        for folder in [*unfinished, *runs, *baselines]:
+            shutil.rmtree(folder, ignore_errors=True)
+        seal_experiment(self.out)
+
+    def _change(self, model: str, rounds: int, methods: Sequence[str]) -> Plan:
+        """Make the plan again with another model, other rounds, or fewer methods."""
+        plan, experiment = self.plan, self.plan.experiment.model_copy(update={"model": model})
+        changes = {"rounds": rounds}
+        if "eval_every" in self.budget.choices["free"]:
+            changes["eval_every"] = max(1, rounds // N_EVALUATIONS)
+        changed = make_plan(experiment.replace(**changes), plan.federation)
+        algorithms = {name: changed.algorithms[name] for name in methods}
+        return replace(changed, algorithms=algorithms, federate=plan.federate, notes=plan.notes, models=plan.models)
+
+    def _write_notes(self) -> list[str]:
+        choices, n = self.budget.choices, len(self.federations)
+        why = ", the better on validation data" if len(choices["models"]) > 1 else ""
+        return [
+            f"within {format_seconds(self.budget.seconds)}: the model is {choices['model']}{why}; {choices['rounds']} "
+            f"rounds; every method tuned by validation data on each of {n} random split{'s' * (n > 1)}; "
+            f"{write_option('budget')} off trains once as told"
+        ]
