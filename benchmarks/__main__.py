@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from . import grid, machine, privacy, privacy_attacks, robustness, screening, show
+from . import grid, machine, privacy, privacy_attacks, robustness, screening, show, verdict
 from .measure import Case, Figures, Setting, Skip
 
 DOCS = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -22,6 +22,7 @@ TABLES: dict[str, Callable[[Sequence[str]], int]] = {
     "privacy-attacks": privacy_attacks.main,
     "robustness": robustness.main,
     "screening": screening.main,
+    "verdict": verdict.main,
 }
 """Commands that measure accuracies, each with options of its own."""
 

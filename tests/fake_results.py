@@ -41,6 +41,8 @@ class Fake:
     n_train: list[int] = field(default_factory=list)
     n_validation: list[int] = field(default_factory=list)
     is_regression: bool = False
+    diverged: tuple[str, ...] = ()
+    shares: bool = False
     fractions: dict[str, float] = field(default_factory=lambda: {"test": 0.25, "validation": 0.1})
 
     def __post_init__(self) -> None:
@@ -74,9 +76,10 @@ class Fake:
 
     @property
     def history(self) -> list[Any]:
-        """Losses as given, else one that no other method has."""
+        """Losses as given, else one that no other method has; a global model if all share it."""
         losses = self.losses or [float(zlib.crc32(self.algorithm.encode()))]
-        return [{"round": i + 1, self.evaluation_point: {"loss_uniform": loss}} for i, loss in enumerate(losses)]
+        points = [self.evaluation_point, *["global"] * self.shares]
+        return [{"round": i + 1} | {one: {"loss_uniform": loss} for one in points} for i, loss in enumerate(losses)]
 
     @property
     def n_clients(self) -> int:

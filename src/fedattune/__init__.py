@@ -63,11 +63,16 @@ _MODULE_OF = {
 }
 
 
+_RENAMED = {"federation": "federation_from"}
+"""Old name -> new name."""
+
+
 def __getattr__(name: str) -> Any:
     if name in ("algorithms", "models"):
         return import_module(f".{name}", __name__)
     if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = f"; it is called {_RENAMED[name]} now" if name in _RENAMED else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
     globals()[name] = value
     return value

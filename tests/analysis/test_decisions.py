@@ -74,9 +74,9 @@ def test_the_verdict_tells_it(tmp_path: Path) -> None:
     craft(tmp_path, "local", {4: [5, 10, 5, 20]})
     mixing = {4: (ALL, ALL, {"model": PAIRS})}
     craft(tmp_path, "mine", {4: [7, 15, 6, 30]}, mixing=mixing, facts=facts, moved=100)
-    text = read_runs([tmp_path]).verdict.text
-    assert text.endswith(
-        ". mine found 2 groups of clients; predictions come from their own model for 1 of 4 clients (c), "
+    (text,) = read_runs([tmp_path]).verdict.details
+    assert text == (
+        "mine found 2 groups of clients; predictions come from their own model for 1 of 4 clients (c), "
         "from their group's model for 1, from both for 2."
     )
     plain = results(Fake("local", [0.5] * 4), Fake("mine", [0.6] * 4))

@@ -113,14 +113,16 @@ def test_a_method_with_one_model_for_all(comparison: Path, capsys: Said) -> None
     assert "local sends nothing" in explained(capsys, comparison, "--algorithm", "local")
 
 
-def test_the_verdicts_method_is_passed_over_where_it_does_not_mix(tmp_path: Path, capsys: Said) -> None:
+def test_the_verdicts_method_is_explained_even_if_it_does_not_mix(tmp_path: Path, capsys: Said) -> None:
     for name, right in (("local", 5), ("fedavg", 8), ("fedmcsa", 6)):
         matrix = {"local": None, "fedavg": SAME, "fedmcsa": LATE}[name]
         mixing = {4: (ALL, ALL, {"model": matrix})} if matrix else None
         craft(tmp_path, name, {4: (right, 10, 5, 20)}, mixing=mixing, moved=9)
     text = explained(capsys, tmp_path)
-    assert "The verdict is about fedavg, which does not mix client by client; fedmcsa does." in text
-    assert "The label counts of the clients are not known here" in text
+    assert text.startswith("fedavg on ")
+    assert "fedavg sends one model to all" in text
+    assert "fedmcsa mixes client by client: --algorithm fedmcsa explains it." in text
+    assert "The label counts of the clients are not known here" in explained(capsys, tmp_path, "--algorithm", "fedmcsa")
     assert "Spearman" not in text
     only = explained(capsys, tmp_path / "fedavg" / "seed-0")
     assert "fedavg sends one model to all" in only

@@ -105,5 +105,5 @@ def test_the_verdict_knows_of_failed_and_unfinished_runs(tmp_path: Path) -> None
     assert "give at least one method beside local" in read_runs([tmp_path]).verdict.text
     craft(tmp_path, "fedavg", SCORES, finished=False, moved=1, rounds=9)
     runs = read_runs([tmp_path], running=True)
-    assert runs.verdict.text.startswith("As it stands now: 4 clients are too few")
+    assert runs.verdict.text.startswith("As it stands now: No clear gain from collaborating")
     assert runs.verdict.method == "fedavg"

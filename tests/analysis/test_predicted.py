@@ -35,27 +35,6 @@ def test_predictions_of_one_number_are_named() -> None:
     assert write_prediction_notes(alike) == []
 
 
-@pytest.mark.parametrize(
-    ("metric", "values", "bar", "named"),
-    [
-        ("accuracy", [0.6, 0.6], 0.7, True),
-        ("accuracy", [0.8, 0.8], 0.7, False),
-        ("rmse", [9.0, 9.0], 7.0, True),
-        ("rmse", [5.0, 5.0], 7.0, False),
-    ],
-)
-def test_methods_below_the_constant_baseline_are_named(
-    metric: Any, values: list[float], bar: float, named: bool
-) -> None:
-    is_number = metric == "rmse"
-    baseline = Fake("mean" if is_number else "majority", [bar] * 2, is_regression=is_number)
-    object.__setattr__(baseline, "name", baseline.algorithm)
-    fake = Fake("a", values, is_regression=is_number)
-    notes = write_prediction_notes(results(fake), results(baseline), metric)
-    what = "the mean" if is_number else "the most frequent class"
-    assert any(note.startswith(f"no better than {what} of each client") for note in notes) == named
-
-
 def test_targets_in_other_units_are_named() -> None:
     """Client c1 has a thousand times the spread: the mean RMSE is its RMSE."""
     y = np.concatenate([RNG.normal(0, 1, 100), RNG.normal(0, 1000, 100)])

@@ -207,7 +207,7 @@ def test_browser_shows_numbers_in_the_unit_of_the_target(numbers: Any) -> None:
     for i, row in enumerate(rows):
         cells = dict(zip(heads, row, strict=True))
         assert float(cells["alone"]) == pytest.approx(alone[i], rel=0.01)
-        assert float(cells["judged"]) == pytest.approx(shared[i], rel=0.01)
+        assert float(cells["best round"]) == pytest.approx(shared[i], rel=0.01)
         gain = float(cells["gain"].replace("\u2212", "-"))
         assert gain == pytest.approx(alone[i] - shared[i], abs=0.006 * max(1, abs(alone[i])))
     text = numbers.inner_text("body")

@@ -6,14 +6,7 @@ from scipy import stats
 
 from fake_results import Fake, results
 from fedattune.analysis.verdict import measure_harm
-from fedattune.analysis.verdict.statistics import (
-    adjust_by_holm,
-    compute_influences,
-    compute_row_p,
-    compute_split_interval,
-    compute_wilcoxon_p,
-    resample_rows,
-)
+from fedattune.analysis.verdict.statistics import adjust_by_holm, compute_influences, compute_row_p, estimate_mean
 from fedattune.core.metrics import METRICS, compute_metrics
 from fedattune.runs.predictions import RowPredictions
 
@@ -31,30 +24,36 @@ def test_holm() -> None:
     assert adjust_by_holm([]) == []
 
 
-def test_wilcoxon() -> None:
+def test_the_interval_over_clients_is_that_of_a_t_test() -> None:
     gains = np.array([0.5, 1.0, 1.5, -0.25, 2.0, 0.75])
-    assert compute_wilcoxon_p(gains) == pytest.approx(stats.wilcoxon(gains, method="exact").pvalue)
-    assert compute_wilcoxon_p(np.zeros(5)) == 1.0
-    assert compute_wilcoxon_p(np.array([1.0] * 6)) < 0.05
+    one = estimate_mean(gains[None], np.ones(6), 0.25)
+    known = stats.ttest_1samp(gains, 0).confidence_interval(0.95)
+    assert one.over == "clients"
+    assert one.compute_interval() == pytest.approx((known.low, known.high))
+    # Splits are averaged first, and what is not known does not count.
+    both = np.array([[*(gains + 1), np.nan, 5.0], [*(gains[:5] - 1), np.nan, np.nan, np.nan]])
+    weights = np.array([1.0] * 5 + [0, 1, 0])
+    assert estimate_mean(both, weights, 0.25).mean == pytest.approx(gains[:5].mean())
+    assert estimate_mean(gains[None, :1], np.ones(1), 0.25).compute_interval() is None
+
+
+def test_a_client_with_little_weight_counts_little() -> None:
+    gains = np.array([1.0, 1.2, 0.9, 1.1, 1.0, 0.8, -50.0])
+    light = estimate_mean(gains[None], np.array([*[1.0] * 6, 0.001]), 0.25)
+    without = estimate_mean(gains[None, :6], np.ones(6), 0.25)
+    assert light.mean == pytest.approx(without.mean, abs=0.02)
+    assert light.error == pytest.approx(without.error, rel=0.05)
 
 
 def test_the_interval_over_splits_allows_for_rows_in_common() -> None:
-    """Nadeau and Bengio: variance times 1/n + test/train, here 1/4 + 1/3."""
-    gains = [1.0, 2.0, 3.0, 4.0]
-    low, high = compute_split_interval(gains, 0.25) or (0.0, 0.0)
-    half = stats.t.ppf(0.975, 3) * (np.var(gains, ddof=1) * (1 / 4 + 1 / 3)) ** 0.5
-    assert (low, high) == pytest.approx((2.5 - half, 2.5 + half))
-    assert compute_split_interval([1.0], 0.25) is None
-
-
-def test_rows_are_resampled_within_clients() -> None:
-    """One client of 40 rows, of which the method has 10 right that its reference has wrong, none the other way."""
-    y = [0] * 40
-    mine, other = predicted(y, [0] * 40), predicted(y, [1] * 10 + [0] * 30)
-    low, high = resample_rows([(mine, other)], "accuracy")
-    assert low == pytest.approx(0.25 - 1.96 * (0.25 * 0.75 / 40) ** 0.5, abs=0.03)
-    assert high == pytest.approx(0.25 + 1.96 * (0.25 * 0.75 / 40) ** 0.5, abs=0.03)
-    assert resample_rows([(other, other)], "accuracy") == (0.0, 0.0)
+    """Nadeau and Bengio: variance times 1/n + test/train, here 1/4 + 1/3; for few clients alone."""
+    gains = np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 4.0]])
+    one = estimate_mean(gains, np.ones(2), 0.25)
+    half = stats.t.ppf(0.975, 3) * (np.var(gains[:, 0], ddof=1) * (1 / 4 + 1 / 3)) ** 0.5
+    assert one.over == "splits"
+    assert one.compute_interval() == pytest.approx((2.5 - half, 2.5 + half))
+    assert estimate_mean(gains[:2], np.ones(2), 0.25).over == "clients"
+    assert estimate_mean(np.tile(gains, 3), np.ones(6), 0.25).over == "clients"
 
 
 def test_chance_makes_a_small_client_lose() -> None:

@@ -36,7 +36,7 @@ def test_latex_has_booktabs_escaped_names_deviations_and_the_best_in_bold() -> N
 def test_markdown_escapes_and_aligns() -> None:
     text = markdown(SimpleNamespace(rows=build_rows(results(*TWO), 0.9), rounds_to=0.9), None)
     head, rule, *_ = text.splitlines()
-    assert head.startswith(r"| method | accuracy % | worst 10% | \> local | p |")
+    assert head.startswith(r"| method | accuracy % | gain | 95% interval | worst 10% | \> local |")
     assert head.endswith("| rounds to 90% |")
     assert rule.startswith("|---|---:|---:|")
     assert r"| pfedme\_mcsa | **61.00 ±1.0** |" in text

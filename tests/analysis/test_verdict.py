@@ -1,5 +1,6 @@
 """The verdict on made-up results, its interval, and notes on fairness."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -7,52 +8,96 @@ import pytest
 
 from fake_results import EIGHT, LOCAL, Fake, results
 from fedattune import Settings
-from fedattune.analysis.verdict import reach_verdict
-from fedattune.analysis.verdict.notes import merge_notes, write_fairness_notes
+from fedattune.analysis.compare import build_rows, rows_to_json
+from fedattune.analysis.verdict import Verdict, reach_verdict
+from fedattune.analysis.verdict.notes import merge_notes, select_notes, write_fairness_notes
+
+
+def decide(*fakes: Fake, **options: Any) -> Verdict:
+    """The verdict on tuned runs."""
+    return reach_verdict(results(*fakes), **{"is_tuned": True, **options})
 
 
 def test_verdict_helps() -> None:
-    said = reach_verdict(
-        results(Fake("local", EIGHT), Fake("a", [0.6, 0.7, 0.8, 0.79] * 2, 0.6), Fake("b", [0.5] * 8, 0.55))
-    ).text
-    assert said.startswith(
-        "Collaborating helps here: use a (chosen by validation accuracy), which is 7.25 points above"
+    verdict = decide(Fake("local", EIGHT), Fake("a", [0.6, 0.7, 0.8, 0.79] * 2, 0.6), Fake("b", [0.5] * 8, 0.55))
+    assert verdict.text == (
+        "Collaborating helps: use a, a model for each client. a has accuracy 72.25% against 65.00% with local, the "
+        "best alone: +7.25 points (95% interval +2.99 to +11.51). 2 of 8 clients would lose (most of all client c3)."
     )
-    assert "72.25% against 65.00%; 95% interval" in said
-    assert said.endswith("2 of 8 clients would lose; most of all client c3 with -1.00 points.")
-    assert said.count(". ") == 0
+    assert verdict.details == ("a: 2 of 8 clients would lose; most of all client c3 with -1.00 points.",)
 
 
 def test_verdict_no_clear_gain() -> None:
-    said = reach_verdict(results(Fake("local", EIGHT), Fake("a", [0.9, 0.3, 0.8, 0.75] * 2, 0.6))).text
-    assert said.startswith("No clear gain from collaborating is shown here: a, the best method by validation")
-    assert "4 of 8 clients would lose; most of all client c1 with -30.00 points" in said
+    said = decide(Fake("local", EIGHT), Fake("a", [0.9, 0.3, 0.8, 0.75] * 2, 0.6)).text
+    assert said.startswith("No clear gain from collaborating is shown here. a, the best method by validation")
+    assert "4 of 8 clients would lose (most of all client c1)" in said
+
+
+def test_the_sentence_the_table_and_the_json_have_the_same_numbers() -> None:
+    """One client of two test rows counts a fifth."""
+    few = {
+        "clients": [{"id": f"c{i}", "n_train": 9, "n_validation": 9, "n_test": 2 if i == 3 else 20} for i in range(8)]
+    }
+    fakes = [Fake("local", EIGHT, facts=few), Fake("a", [0.6, 0.7, 0.8, 0.1, 0.6, 0.7, 0.8, 0.9], 0.6, facts=few)]
+    verdict, rows = decide(*fakes), build_rows(results(*fakes))
+    assert verdict.weights is not None
+    assert verdict.weights.tolist() == [1, 1, 1, 0.2, 1, 1, 1, 1]
+    assert verdict.gain == pytest.approx((7 * 10 - 0.2 * 70) / 7.2)
+    assert rows[1].mean is not None
+    assert rows[1].mean.mean == pytest.approx((0.6 + 0.7 + 0.8 + 0.02 + 0.6 + 0.7 + 0.8 + 0.9) / 7.2)
+    assert verdict.options[1].value == pytest.approx(rows[1].mean.mean)
+    assert (rows[1].gain, rows[1].interval) == (verdict.gain, verdict.interval)
+    content = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
+    assert (content["gain"], tuple(content["interval"])) == (verdict.gain, verdict.interval)
+    assert f"{100 * rows[1].mean.mean:.2f}% against" in verdict.text
+    assert f"{verdict.gain:+.2f} points" in verdict.text
+
+
+def test_one_split_without_tuning_decides_nothing() -> None:
+    better, worse = Fake("a", [0.9] * 8, 0.9), Fake("a", [0.4] * 8, 0.4)
+    for fake in (better, worse):
+        verdict = decide(Fake("local", EIGHT), fake, is_tuned=False)
+        assert verdict.answer == "undecided"
+        assert verdict.text.startswith("Undecided: one split without tuning cannot decide; --budget 5m, or --splits 5")
+    assert decide(Fake("local", EIGHT), better).answer == "yes"
+    assert decide(Fake("local", EIGHT), worse).answer == "no"
+    runs = [*splits("local", [EIGHT] * 3, 0.5), *splits("a", [[0.9] * 8] * 3, 0.9)]
+    assert decide(*runs, is_tuned=False).answer == "yes"
+    assert decide(*(run for run in runs if run.split < 2), is_tuned=False).answer == "undecided"
 
 
 def test_verdict_where_validation_and_test_do_not_agree() -> None:
     """Local is best by validation, or as good; test data alone does not make a recommendation."""
     better = Fake("a", [0.7, 0.8, 0.9, 0.95] * 2, 0.6)
-    verdict = reach_verdict(results(Fake("local", EIGHT, 0.7), better))
-    assert verdict.answer == "undecided"
-    assert verdict.text.startswith("Undecided: local is as good on validation data, but not on test data; local is")
-    said = reach_verdict(results(Fake("local", EIGHT, 0.6), better)).text
-    assert "local and a are equally good by validation accuracy; a is 18.75 points above" in said
+    for validation in (0.7, 0.6):
+        verdict = decide(Fake("local", EIGHT, validation), better)
+        assert verdict.answer == "undecided"
+        assert verdict.text.startswith("Undecided: local is as good on validation rows, but not on test rows. a, the")
 
 
-def test_verdict_where_another_method_is_better_on_test_data() -> None:
-    """The chosen method is not recommended alone where a rival is surely better; undecided if one does not gain."""
-    local, rival = Fake("local", EIGHT, 0.5), Fake("b", [0.9] * 8, 0.55)
-    both = reach_verdict(results(local, Fake("a", [0.6, 0.7, 0.8, 0.79] * 2, 0.6), rival))
-    assert both.answer == "yes"
-    assert "use a or b: validation data choose a, but on test data b is 17.75 points better; a is 7.25" in both.text
-    verdict = reach_verdict(results(local, Fake("a", [0.5, 0.6, 0.7, 0.79] * 2, 0.6), rival))
-    assert verdict.answer == "undecided"
-    assert verdict.text.startswith("Undecided: validation data choose a, but on test data b is")
+def test_the_cheapest_option_that_no_dearer_one_surely_beats_is_recommended() -> None:
+    def shared(accuracy: float, validation: float) -> Fake:
+        fake = Fake("avg", [accuracy + 0.01 * i for i in range(8)], validation, evaluation_point="received")
+        fake.shares = True
+        return fake
+
+    local, personal = Fake("local", [0.5] * 8, 0.5), Fake("own", [0.7 + 0.01 * i for i in range(8)], 0.75)
+    verdict = decide(local, shared(0.6, 0.7), personal)
+    assert (verdict.method, [one.kind for one in verdict.options]) == ("own", ["alone", "shared", "personal"])
+    assert [one.name for one in verdict.options if one.is_recommended] == ["own"]
+    assert " Another option: share one model with avg, 63.50% (+13.50, 95% interval +11.45 to +15.55)." in verdict.text
+    noisy = Fake("own", [0.9, 0.62] * 4, 0.75)  # 2.5 points better than one model, but not surely
+    verdict = decide(local, shared(0.7, 0.7), noisy)
+    assert (verdict.answer, verdict.method) == ("yes", "avg")
+    assert verdict.text.startswith("Collaborating helps: use avg, one model for all.")
+    weak = Fake("avg", [0.3, 0.9] * 4, 0.6, evaluation_point="received")
+    weak.shares = True
+    assert decide(local, weak, personal).method == "own"
 
 
-def test_verdict_on_a_handful_of_clients_draws_no_conclusion() -> None:
-    said = reach_verdict(results(Fake("local", [0.5, 0.6], 0.4), Fake("a", [0.6, 0.7], 0.6))).text
-    assert said.startswith("2 clients are too few to say whether collaborating helps: a, the best method")
+def test_verdict_on_one_client_draws_no_conclusion() -> None:
+    said = decide(Fake("local", [0.5], 0.4), Fake("a", [0.6], 0.6)).text
+    assert said.startswith("1 clients are too few to say whether collaborating helps. a, the best method")
     assert "interval" not in said
 
 
@@ -61,15 +106,53 @@ def test_verdict_leaves_out_what_cannot_show_a_gain() -> None:
     longer = Fake("longer", [0.95] * 8, 0.9, local_steps=22_000)
     alone = Fake("alone", [0.9] * 8, 0.8, bytes_up=0)
     fair = Fake("fair", [0.6, 0.7, 0.8, 0.9] * 2, 0.6)
-    said = reach_verdict(results(Fake("local", EIGHT), longer, alone, fair)).text
-    assert said.startswith("Collaborating helps here: use fair (chosen by validation accuracy)")
+    said = decide(Fake("local", EIGHT), longer, alone, fair).text
+    assert said.startswith("Collaborating helps: use fair")
     notes = write_fairness_notes(results(Fake("local", EIGHT), longer, alone, fair))
     assert notes[0] == (
         "left out of the conclusion on collaborating: longer did 22,000 local steps per client where local did 2,000; "
         "alone shared nothing"
     )
-    said = reach_verdict(results(Fake("local", EIGHT), longer, alone)).text
+    said = decide(Fake("local", EIGHT), longer, alone).text
     assert said.startswith("Nothing can be compared fairly: longer did 22,000 local steps")
+
+
+def test_what_is_worse_than_a_constant_is_never_recommended() -> None:
+    """All models fail on one client's rows, so that `a` beats `local` surely, but not the mean."""
+    local, a = Fake("local", [9.0] * 8, 9.0, is_regression=True), Fake("a", [8.0] * 8, 8.0, is_regression=True)
+    mean = baseline("mean", [1.5] * 8, 10.0, is_regression=True)  # worse by chance on few validation rows
+    verdict = decide(local, a, baselines=[mean])
+    assert (verdict.answer, verdict.reference) == ("nothing_learned", "mean")
+    assert verdict.untrained == ("local", "a")
+    assert verdict.text.startswith(
+        "Nothing was learned: no model is surely better than the mean of each client (mean);"
+    )
+    assert verdict.text.endswith("Worse than a constant: local, a.")
+    assert not any(one.is_recommended for one in verdict.options)
+    # A baseline that learns shows that the rows are worth something.
+    ridge = baseline("ridge alone", [1.0] * 8, 1.0, is_regression=True)
+    verdict = decide(local, a, baselines=[mean, ridge])
+    assert (verdict.answer, verdict.reference) == ("undecided", "ridge alone")
+    assert verdict.text.startswith("Undecided: no method is better than a constant")
+
+
+def test_a_method_must_beat_everything_alone() -> None:
+    """Boosting alone is better on test rows than both, but not chosen on validation rows."""
+    boosting = baseline("boosting alone", [0.9] * 8, 0.4)
+    verdict = decide(Fake("local", EIGHT), Fake("a", [0.6, 0.7, 0.8, 0.85] * 2, 0.6), baselines=[boosting])
+    assert verdict.reference == "local"
+    assert verdict.answer == "undecided"
+
+
+def test_diverged_clients_are_named_and_their_method_is_not_ranked() -> None:
+    local, a = Fake("local", EIGHT, is_regression=True), Fake("a", [np.inf, *[0.1] * 7], 0.1, is_regression=True)
+    a.diverged = ("c0",)
+    verdict = decide(local, a, Fake("b", [0.4, 0.5, 0.6, 0.7] * 2, 0.4, is_regression=True))
+    assert (verdict.answer, verdict.method) == ("yes", "b")
+    assert verdict.diverged == {"a": ("c0",)}
+    assert verdict.text.endswith("a diverged at c0: a smaller --lr or --tune may prevent it.")
+    rows = rows_to_json(build_rows(results(local, a), metric="rmse"))
+    json.dumps([rows, verdict.to_json()], allow_nan=False)
 
 
 def test_what_the_methods_were_not_given_alike_is_said() -> None:
@@ -124,7 +207,7 @@ def test_equal_methods_are_seldom_called_a_gain_and_real_gains_are_found() -> No
                 )
                 for name, extra in (("local", 0.0), ("a", gain), ("b", gain), ("c", gain), ("d", gain))
             ]
-            answers.append(reach_verdict(results(*made)).answer)
+            answers.append(decide(*made).answer)
         return answers.count("yes")
 
     assert count(0.0) < 8
@@ -135,23 +218,23 @@ def splits(name: str, by_split: list[list[float]], validation: float | None) -> 
     return [Fake(name, accuracy, validation, split=k) for k, accuracy in enumerate(by_split)]
 
 
-def test_a_gain_and_a_loss_must_hold_over_splits() -> None:
-    """Eight clients always differ by the same; over two splits the mean jumps, so the answer waits for more splits."""
-    alone = splits("local", [[0.5] * 8] * 2, 0.5)
-    gains = splits("a", [[0.51] * 8, [0.7] * 8], 0.6)
-    verdict = reach_verdict(results(*alone, *gains))
-    assert verdict.interval == pytest.approx((10.5, 10.5))
-    assert verdict.split_interval is not None
-    assert verdict.split_interval[0] < 0
-    assert verdict.answer == "undecided"
-    losses = splits("a", [[0.49] * 8, [0.3] * 8], 0.4)
-    verdict = reach_verdict(results(*alone, *losses))
-    assert verdict.split_interval is not None
-    assert verdict.split_interval[1] > 0
-    assert verdict.answer == "undecided"
-    steady = splits("a", [[0.4] * 8, [0.41] * 8, [0.4] * 8], 0.4)
-    verdict = reach_verdict(results(*splits("local", [[0.5] * 8] * 3, 0.5), *steady))
-    assert verdict.answer == "no"
+def test_few_clients_are_judged_over_splits() -> None:
+    """Four clients always differ by the same; over three splits the mean jumps, so the answer is open."""
+    alone = splits("local", [[0.5] * 4] * 3, 0.5)
+    jumping = splits("a", [[0.51] * 4, [0.7] * 4, [0.52] * 4], 0.6)
+    assert decide(*alone, *jumping).answer == "undecided"
+    steady = splits("a", [[0.4] * 4, [0.41] * 4, [0.4] * 4], 0.4)
+    verdict = decide(*alone, *steady)
+    assert (verdict.answer, verdict.is_clear) == ("no", True)
+    assert verdict.by_run == pytest.approx((-10, -9, -10))
+
+
+def test_an_answer_is_clear_at_a_stricter_level() -> None:
+    local = Fake("local", [0.5] * 8, 0.5)
+    near = decide(local, Fake("a", [0.5 + 0.01 * (i - 1.2) for i in range(8)], 0.6))
+    assert (near.answer, near.is_clear) == ("yes", False)
+    far = decide(local, Fake("a", [0.7 + 0.01 * i for i in range(8)], 0.6))
+    assert (far.answer, far.is_clear) == ("yes", True)
 
 
 def test_a_lower_error_is_a_gain() -> None:
@@ -159,30 +242,44 @@ def test_a_lower_error_is_a_gain() -> None:
     alone = Fake("local", errors, 6.0, is_regression=True)
     better = Fake("a", [0.8 * error for error in errors], 5.0, is_regression=True)
     worse = Fake("b", [1.2 * error for error in errors], 7.0, is_regression=True)
-    verdict = reach_verdict(results(alone, better, worse))
+    verdict = decide(alone, better, worse)
     assert (verdict.answer, verdict.method, verdict.metric) == ("yes", "a", "rmse")
-    assert "a (chosen by validation RMSE), which is 1.52 RMSE better than training alone" in verdict.text
-    verdict = reach_verdict(results(alone, worse))
+    assert "a has RMSE 6.1 against 7.625 with local, the best alone: +1.53 RMSE" in verdict.text
+    verdict = decide(alone, worse)
     assert verdict.answer == "no"
-    assert "8 of 8 clients would lose; most of all client c7 with RMSE higher by 2.4" in verdict.text
+    assert "8 of 8 clients would lose; most of all client c7 with RMSE higher by 2.4" in verdict.details[0]
 
 
 def test_a_better_model_of_everybodys_rows_makes_a_no_undecided() -> None:
     """Of 1,802 schools, five methods trained too little: the pooled regression shows that others' rows help."""
     local, method = Fake("local", EIGHT, 0.7), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6)
     pooled = baseline("logistic pooled", [0.6, 0.7, 0.8, 0.85] * 2, 0.75)
-    verdict = reach_verdict(results(local, method), baselines=[pooled])
+    verdict = decide(local, method, baselines=[pooled])
     assert verdict.answer == "undecided"
     assert verdict.text.startswith(
-        "Undecided: logistic pooled, on everybody's rows, is 8.75 points above training alone on test data, so the "
-        "rows of others help, and more rounds, another --lr or --tune may let a method use them; local is the best"
+        "Undecided: logistic pooled, on everybody's rows, is 8.75 points better than local, so the rows of others "
+        "help; more rounds, another --lr or --tune may let a method use them."
     )
     no_better = baseline("logistic pooled", [0.6, 0.5, 0.7, 0.85] * 2, 0.75)
-    assert reach_verdict(results(local, method), baselines=[no_better]).answer == "no"
+    assert decide(local, method, baselines=[no_better]).answer == "no"
 
 
-def baseline(name: str, accuracy: list[float], validation: float) -> Any:
-    """A baseline of everybody's rows with these accuracies."""
-    one = Fake(name, accuracy, validation)
-    one.name, one.kind = name, "pooled"  # type: ignore[attr-defined]
+def baseline(name: str, accuracy: list[float], validation: float, **settings: Any) -> Any:
+    """A baseline with these accuracies: of everybody's rows if it is pooled."""
+    one = Fake(name, accuracy, validation, **settings)
+    one.name, one.kind, one.notes = name, "pooled" if "pooled" in name else "alone", ()  # type: ignore[attr-defined]
     return one
+
+
+def test_the_most_urgent_notes_are_shown() -> None:
+    notes = [
+        "Column 'x' names 5 clients.",
+        "b",
+        "Column 'y' alone predicts the target nearly perfectly (98%): ...",
+        "c",
+    ]
+    notes += ["fedavg diverged at c", "d"]
+    shown, hidden = select_notes(notes)
+    assert shown == [notes[4], notes[2], "b"]
+    assert hidden == ["c", "d", notes[0]]
+    assert select_notes(notes[:1]) == ([], notes[:1])

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from fedattune import ConfigError, RunError
-from fedattune.core.io import load_tensors, read_json, read_scalar, read_yaml, save_tensors
+from fedattune.core.io import load_tensors, read_json, read_scalar, read_yaml, save_tensors, write_json
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux lists the files that are mapped into memory")
@@ -56,6 +57,12 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "large.json").write_text(json.dumps("x" * (1 << 20)))
     with pytest.raises(RunError, match=r"large\.json: it has more than 1 MiB"):
         read_json(tmp_path / "large.json")
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    write_json(file, {"a": [math.inf, (1.5, math.nan)], "b": {"c": -math.inf, "d": "Infinity"}})
+    assert read_json(file) == {"a": [None, [1.5, None]], "b": {"c": None, "d": "Infinity"}}
 
 
 @pytest.mark.parametrize(

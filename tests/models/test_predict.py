@@ -93,7 +93,7 @@ def fedattune_card(file: Path) -> str:
 SMALL = ("a", "b")
 
 
-def small(folder: Path) -> tuple[Result, Federation, Path]:
+def small(folder: Path, **more: Any) -> tuple[Result, Federation, Path]:
     """Two clients, of which b never measured `lab`; the model of b."""
     rows = []
     for client in SMALL:
@@ -111,7 +111,8 @@ def small(folder: Path) -> tuple[Result, Federation, Path]:
                     "sick": "yes" if k % 2 else "no",
                 }
             )
-    data = fedattune.load_federation(write_rows(folder / "small.csv", rows), client_column="who", target="sick")
+    path = write_rows(folder / "small.csv", rows)
+    data = fedattune.load_federation(path, client_column="who", target="sick", **more)
     result = fedattune.fit(data, "local", **RUN)
     result.export("b", folder / "b.safetensors")
     return result, data, folder / "b.safetensors"
@@ -119,7 +120,7 @@ def small(folder: Path) -> tuple[Result, Federation, Path]:
 
 def test_new_rows_by_hand(tmp_path: Path) -> None:
     """Numbers are standardised as those of training, a gap is the median, a column without values counts nothing."""
-    result, data, model = small(tmp_path)
+    result, data, model = small(tmp_path, scaling="client")
     new = [
         {"kind": "k2", "age": "", "size": 3.5, "lab": 7, "extra": "x"},
         {"kind": "k1", "age": 60, "size": 0, "lab": "", "extra": ""},
@@ -170,6 +171,35 @@ def test_a_table_of_another_encoding(encoding: str, file: Path, tmp_path: Path) 
         fedattune.predict(file, table)
     with pytest.raises(DataError, match="is not UTF-8"):
         fedattune.load_federation(table, client_column="hospital", target="outcome")
+
+
+@pytest.mark.parametrize("scaling", ["federated", "client"])
+def test_numbers_far_from_training_are_named(scaling: str, tmp_path: Path) -> None:
+    _, data, model = small(tmp_path, scaling=scaling)
+    _, mean, deviation = data.preparation["b"][:, 0]
+    row: Cells = {"kind": "k2", "age": 30, "size": mean, "lab": 7}
+    beside = {"size": f"{mean + 7.5 * deviation:.3f}"}
+    assert not any(
+        "far" in one for one in fedattune.predict(model, write_rows(tmp_path / "n.csv", [row, row | beside])).notes
+    )
+    value = float(f"{mean - 9 * deviation:.3f}")
+    rows = [row, row | {"size": value}, row | {"size": mean - 8.5 * deviation}]
+    notes = fedattune.predict(model, write_rows(tmp_path / "new.csv", rows)).notes
+    (said,) = [one for one in notes if "far from training" in one]
+    assert said.startswith(f"column 'size' is far from training in 2 of 3 rows, such as {value:.6g} in data row 2, ")
+    assert f"most training rows have {mean - 2 * deviation:.6g} to {mean + 2 * deviation:.6g}" in said
+
+
+def test_dates_far_from_training_are_named_as_dates(tmp_path: Path) -> None:
+    rows = [
+        {"who": "ab"[k % 2], "day": f"2024-03-{1 + k % 28:02d}", "sick": "yes" if k % 3 else "no"} for k in range(56)
+    ]
+    data = fedattune.load_federation(write_rows(tmp_path / "t.csv", rows), client_column="who", target="sick")
+    fedattune.fit(data, "local", **RUN).export("a", tmp_path / "a.safetensors")
+    new = write_rows(tmp_path / "new.csv", [{"day": "2024-03-09"}, {"day": "1924-03-09"}])
+    (said,) = [one for one in fedattune.predict(tmp_path / "a.safetensors", new).notes if "far from" in one]
+    assert "such as 1924-03-" in said
+    assert "most training rows have 2024-02-" in said
 
 
 def test_digits_from_columns_of_numbers(tmp_path: Path) -> None:

@@ -84,6 +84,52 @@ def test_a_resumed_run_keeps_the_same_models(state: str, tmp_path: Path) -> None
     np.testing.assert_allclose(resumed.predictions["test"].outputs, whole.predictions["test"].outputs, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["local", "fedavg", "ditto"])
+def test_every_number_is_of_the_judged_round(name: str, tmp_path: Path) -> None:
+    """`metrics`, `clients` and `model` speak of one round; `final` is of the last evaluation."""
+    data = make_federation([40, 60, 80, 9, 30])
+    result = fedattune.fit(data, name, "dnn", out=tmp_path / "run", **RUN)
+    assert (result.judged_rounds < 12).any()
+    found = []
+    for i, client in enumerate(result.clients):
+        rows = torch.as_tensor(data.part("test")[i])
+        with torch.no_grad():
+            predicted = result.model(client.id)(data.features(rows)).argmax(1)
+        found.append(float((predicted == data.y[rows]).double().mean()))
+        assert getattr(client, result.evaluation_point) == pytest.approx(found[-1])
+    assert result.metrics["acc_uniform"] == pytest.approx(np.mean(found))
+    assert result.final[result.evaluation_point] == result.history[-1][result.evaluation_point]
+    assert Result.load(tmp_path / "run").clients == result.clients
+
+
+@pytest.mark.parametrize("stop", [0, 7])
+def test_every_metric_is_chosen_by_others_rows(stop: int, tmp_path: Path) -> None:
+    """The outputs of the others' rounds give the accuracy that the scores of these rounds give, also after a break."""
+    data = make_federation([40, 60, 80, 9, 30])
+
+    def pause(progress: fedattune.Progress) -> bool:
+        return progress.round == stop
+
+    fedattune.fit(data, "local", "dnn", out=tmp_path, callbacks=[fedattune.OnRound(pause)], **RUN)
+    result = fedattune.fit(data, "local", "dnn", out=tmp_path, resume=True, **RUN)
+    scores = result._scores_by_others
+    assert scores is not None
+    np.testing.assert_allclose(result.measure_for_choice("accuracy"), scores[1] / scores[0])
+    np.testing.assert_allclose(result.measure_for_choice("log_loss"), scores[2] / scores[0], rtol=1e-4, atol=1e-6)
+    assert not np.allclose(result.predictions["choice"].outputs, result.predictions["validation"].outputs)
+    by_others = result.predictions["choice"].by_client["f1"]
+    np.testing.assert_array_equal(result.measure_for_choice("f1"), by_others)
+    assert set(result.to_json()["metrics"]) == {"test", "validation"}
+    assert result.is_honest_for_choice("f1")
+
+
+def test_without_a_second_copy_of_models_some_metrics_are_flattered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedattune.training.backends.local.MAX_CHOICE_BYTES", 0)
+    result = fedattune.fit(make_federation([40, 60, 80]), "local", "dnn", **RUN)
+    assert set(result.predictions) == {"test", "validation"}
+    assert [result.is_honest_for_choice(name) for name in ("accuracy", "f1")] == [True, False]
+
+
 def test_off_judges_the_last_round() -> None:
     data = make_federation([40, 60, 80])
     result = fedattune.fit(data, "local", "dnn", early_stopping="off", **RUN)

@@ -54,6 +54,10 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
+DEFAULT_LAM = 5.0
+"""The strength that FedMCSA's code has, where it does nothing: the anchor moves with the model."""
+
+
 def make_client(lam: float, anchor: str, start: StartPoint) -> SGD:
     """Return local SGD with the proximal term of an anchor, `round` or `moving`."""
     # The proximal term of an anchor that moves with the model is always zero.
@@ -66,8 +70,8 @@ def resolve_profile(profile: Profile, **switches: Any) -> tuple[Any, ...]:
 
 
 def note_inert_lam(name: str, anchor: str, lam: float) -> tuple[str, ...]:
-    """Return a note if lam has no effect."""
-    if anchor == "round" or not lam:
+    """Return a note if the user gave a lam that has no effect."""
+    if anchor == "round" or lam in (0.0, DEFAULT_LAM):
         return ()
     return (f"{name}: lam={lam:g} has no effect because the anchor moves with the model (anchor=moving)",)
 
@@ -99,7 +103,7 @@ def fedmcsa(
     *,
     profile: Profile = "code",
     sigma: NonNegative = 50.0,
-    lam: NonNegative = 5.0,
+    lam: NonNegative = DEFAULT_LAM,
     unit: Unit | None = None,
     size_weighted: bool | None = None,
     anchor: Anchor | None = None,
@@ -135,7 +139,7 @@ def fedmcsa(
 def fedmcsa_no_mcsa(
     *,
     profile: Profile = "code",
-    lam: NonNegative = 5.0,
+    lam: NonNegative = DEFAULT_LAM,
     anchor: Anchor | None = None,
     weight_decay: NonNegative | None = None,
     evaluate: Literal["received", "trained"] = "received",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import ConfigError
-from ..core.io import read_json, write_json
+from ..core.io import read_json, replace_nonfinite, write_json
 from ..core.metrics import METRICS, MetricName
 from ..runs.metrics import MERGED_NAME, Part, Point, RunMetrics
 from ..runs.predictions import RowPredictions, load_predictions, save_predictions
@@ -114,10 +114,13 @@ class MethodRow:
         point: the evaluation point, received or trained; a dash for a baseline.
         metric: name of the metric of `mean`, `pooled`, `std` and `worst10`; of a metric in percent these are fractions.
         mean, pooled, std, worst10: the metric on test data: mean over clients, over all rows, its deviation over
-            clients, and its mean over the worst tenth of the clients, for the judged models.
+            clients, and its mean over the worst tenth of the clients, for the judged models. Clients with few test
+            rows count less: see `weigh_tests`.
         metrics: metric -> its mean over clients, for all metrics of the target.
         better_than_local: share of the clients that gain over training alone.
-        p_value: Holm's adjusted p value of Wilcoxon's test over clients against training alone; None for few clients.
+        reference: the best thing alone by validation: `local` or a baseline.
+        gain, interval: mean gain over the reference and its 95% interval, in points or in the unit of the metric; None
+            for the reference itself, and the interval for too few clients.
         last: mean test accuracy after the last round; here and below, RMSE if the target is a number.
         best_validation: mean test accuracy at the round with the best validation accuracy.
         bmta, bmta_pooled: best mean test accuracy of any round; None if the target is a number.
@@ -141,7 +144,9 @@ class MethodRow:
     worst10: MeanStd | None
     metrics: dict[str, float]
     better_than_local: float | None
-    p_value: float | None = None
+    reference: str = BASELINE
+    gain: float | None = None
+    interval: tuple[float, float] | None = None
     last: MeanStd | None = None
     best_validation: MeanStd | None = None
     bmta: MeanStd | None = None
@@ -175,6 +180,26 @@ def average_clients(runs: Sequence[Contestant], metric: MetricName = "accuracy",
     total: FloatArray = np.where(np.isfinite(values), values, 0.0).sum(axis=0)
     with np.errstate(invalid="ignore"):
         return total / np.where(n > 0, n, np.nan)
+
+
+FULL_TEST_ROWS = 10
+"""Test rows, over all splits, from which a client counts fully in means over clients."""
+
+
+def weigh_tests(results: Sequence[RunMetrics]) -> FloatArray:
+    """Weigh the clients in means over clients (N,): 1, and less for those with under FULL_TEST_ROWS test rows.
+
+    A test row counts in each split that tests it.
+    """
+    by_split = {run.split: [one.get("n_test", 0) for one in run.facts["clients"]] for run in results}
+    weights: FloatArray = np.minimum(np.sum([*by_split.values()], axis=0), FULL_TEST_ROWS) / FULL_TEST_ROWS
+    return weights if weights.any() else np.ones_like(weights)  # nobody told how many rows there are
+
+
+def average_weighted(values: FloatArray, weights: FloatArray) -> float:
+    """Average known values (N,) with weights (N,); NaN if none is known."""
+    known = np.isfinite(values) & (weights > 0)
+    return float(np.average(values[known], weights=weights[known])) if known.any() else float("nan")
 
 
 def align_runs(mine: Sequence[AnyRun], others: Sequence[Contestant]) -> tuple[Sequence[AnyRun], Sequence[Contestant]]:
@@ -217,7 +242,8 @@ def compute_gains_over_local(
 
 def compute_mean_std(values: Sequence[float]) -> MeanStd:
     """Compute mean and population standard deviation of some numbers."""
-    return MeanStd(float(np.mean(values)), float(np.std(values)))
+    with np.errstate(invalid="ignore", over="ignore"):  # the spread of infinite errors is not a number
+        return MeanStd(float(np.mean(values)), float(np.std(values)))
 
 
 def build_rows(
@@ -232,23 +258,26 @@ def build_rows(
     Args:
         metric: the metric of the table; by default accuracy, or RMSE if the target is a number.
     """
-    from .verdict.statistics import MIN_CLIENTS, adjust_by_holm, compute_wilcoxon_p
+    from .verdict import Comparison
 
     groups, others = group_by_algorithm(results), group_by_algorithm(baselines)
     metric = metric or get_default_metric(results)
-    rows = [_build_row(name, groups, rounds_to, metric) for name in groups]
+    weights = weigh_tests(results)
+    rows = [_build_row(name, groups, rounds_to, metric, weights) for name in groups]
     everybody = groups | others
     rows += [
-        MethodRow(kind=group[0].kind, point="-", **_summarise(name, everybody, metric))
+        MethodRow(kind=group[0].kind, point="-", **_summarise(name, everybody, metric, weights))
         for name, group in others.items()
     ]
-    tests = {}
-    for row in rows:
-        gains = compute_gains_over_local(everybody, row.algorithm, metric)
-        if gains is not None and row.algorithm != BASELINE and np.isfinite(gains).sum() >= MIN_CLIENTS:
-            tests[row.algorithm] = compute_wilcoxon_p(gains[np.isfinite(gains)])
-    adjusted = dict(zip(tests, adjust_by_holm([*tests.values()]), strict=True))
-    rows = [replace(row, p_value=adjusted.get(row.algorithm)) for row in rows]
+    if BASELINE in groups:
+        comparison = Comparison(results, baselines, metric)
+        estimates = {row.algorithm: comparison.estimate(row.algorithm, comparison.reference) for row in rows}
+        rows = [
+            replace(row, reference=comparison.reference)
+            if row.algorithm == comparison.reference or not np.isfinite((one := estimates[row.algorithm]).mean)
+            else replace(row, reference=comparison.reference, gain=one.mean, interval=one.compute_interval())
+            for row in rows
+        ]
     if any(is_merged(run) for run in results):  # one client that stands for all has no spread
         return [replace(row, std=None, worst10=None, better_than_local=None) for row in rows]
     return rows
@@ -264,31 +293,38 @@ def get_default_metric(results: Sequence[RunMetrics]) -> MetricName:
     return "rmse" if results and results[0].is_regression else "accuracy"
 
 
-def _summarise_metric(runs: Sequence[Contestant], metric: MetricName) -> dict[str, MeanStd | None]:
+def _summarise_metric(runs: Sequence[Contestant], metric: MetricName, weights: FloatArray) -> dict[str, MeanStd | None]:
     measure = METRICS[metric]
     summaries: dict[str, list[float]] = {"mean": [], "pooled": [], "std": [], "worst10": []}
     for run in runs:
         values = run.measure_clients(metric)
-        values = values[np.isfinite(values)]
-        if not len(values):
+        is_counted = np.isfinite(values) & (weights > 0)
+        if not is_counted.any():
             continue
-        worst = np.sort(measure.sign * values)[: max(1, round(0.1 * len(values)))]
-        summaries["mean"].append(float(values.mean()))
-        summaries["std"].append(float(values.std()))
-        summaries["worst10"].append(measure.sign * float(worst.mean()))
+        order = np.argsort(measure.sign * values[is_counted])
+        values, shares = values[is_counted][order], weights[is_counted][order]
+        mean = float(np.average(values, weights=shares))
+        n_worst = max(1.0, round(0.1 * shares.sum()))  # a client with few rows is a part of one
+        worst = np.clip(n_worst - (shares.cumsum() - shares), 0, shares)
+        summaries["mean"].append(mean)
+        summaries["std"].append(float(np.sqrt(np.average((values - mean) ** 2, weights=shares))))
+        summaries["worst10"].append(float(np.average(values, weights=worst)))
         if "test" in run.predictions:
             summaries["pooled"].append(run.predictions["test"].pooled[metric])
         elif metric == "accuracy" and (judged := getattr(run, "judged", {})).get("acc_pooled") is not None:
             summaries["pooled"].append(judged["acc_pooled"])
-    return {key: compute_mean_std(each) if each else None for key, each in summaries.items()}
+    found = {key: compute_mean_std(each) if each else None for key, each in summaries.items()}
+    if found["mean"]:  # the mean of the clients' means, as in the verdict, also if some splits do not define it for all
+        found["mean"] = found["mean"]._replace(mean=average_weighted(average_clients(runs, metric), weights))
+    return found
 
 
 def _build_row(
-    name: str, groups: Mapping[str, list[RunMetrics]], rounds_to: float | None, metric: MetricName
+    name: str, groups: Mapping[str, list[RunMetrics]], rounds_to: float | None, metric: MetricName, weights: FloatArray
 ) -> MethodRow:
     runs = groups[name]
     numbers = [_pick_numbers(run) for run in runs]
-    common = _summarise(name, groups, metric)
+    common = _summarise(name, groups, metric, weights)
     for key in numbers[0]:
         values = [value for one in numbers if (value := one[key]) is not None]
         common[key] = compute_mean_std(values) if values else None
@@ -304,7 +340,9 @@ def _build_row(
     )
 
 
-def _summarise(name: str, groups: Mapping[str, Sequence[Contestant]], metric: MetricName) -> dict[str, Any]:
+def _summarise(
+    name: str, groups: Mapping[str, Sequence[Contestant]], metric: MetricName, weights: FloatArray
+) -> dict[str, Any]:
     """Return the columns that methods and baselines have in common."""
     runs = groups[name]
     gains = None if name == BASELINE else compute_gains_over_local(groups, name, metric)
@@ -313,8 +351,8 @@ def _summarise(name: str, groups: Mapping[str, Sequence[Contestant]], metric: Me
     for key in METRICS:
         with suppress(KeyError):  # a metric of numbers for classes, or the reverse
             values = average_clients(runs, METRICS[key].name)
-            if np.isfinite(values).any():
-                means[key] = float(np.nanmean(values))
+            if np.isfinite(mean := average_weighted(values, weights)):
+                means[key] = mean
     return {
         "algorithm": name,
         "metric": metric,
@@ -322,7 +360,7 @@ def _summarise(name: str, groups: Mapping[str, Sequence[Contestant]], metric: Me
         "better_than_local": float(np.mean(known > 0)) if len(known) else None,
         "seconds": float(np.mean([run.seconds for run in runs])),
         "n_seeds": len(runs),
-        **_summarise_metric(runs, metric),
+        **_summarise_metric(runs, metric, weights),
     }
 
 
@@ -360,9 +398,12 @@ def _pick_numbers(run: RunMetrics) -> dict[str, float | None]:
 
 
 def rows_to_json(table: Sequence[MethodRow]) -> list[dict[str, Any]]:
-    """Return the rows as JSON values."""
+    """Return the rows as JSON values; None for numbers that are not finite."""
     return [
-        {key: value._asdict() if isinstance(value, MeanStd) else value for key, value in vars(row).items()}
+        {
+            key: replace_nonfinite(value._asdict() if isinstance(value, MeanStd) else value)
+            for key, value in vars(row).items()
+        }
         for row in table
     ]
 
@@ -372,7 +413,7 @@ SPREADS = (
     "global_accuracy", "arrived", "newcomers",
 )  # fmt: skip
 """Columns that `MethodRow` has as mean and deviation; of a single run, the mean is its number."""
-NUMBERS = ("better_than_local", "bytes_up", "bytes_down", "seconds", "local_steps")
+NUMBERS = ("gain", "better_than_local", "bytes_up", "bytes_down", "seconds", "local_steps")
 
 
 def build_run_table(

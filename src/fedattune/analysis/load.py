@@ -27,6 +27,7 @@ from .compare import (
     to_pandas,
 )
 from .folder import (
+    BUDGET_FILE,
     EXPERIMENT_FILE,
     MARKS,
     NOTES_FILE,
@@ -56,6 +57,7 @@ class Runs:
         metric: the metric that the verdict is about.
         baselines: what clients can do alone with other tools, and what everybody's rows together give.
         notes: how the methods were tuned, or that they were not.
+        is_tuned: whether validation data chose the methods' rates.
     """
 
     results: list[RunMetrics]
@@ -66,6 +68,7 @@ class Runs:
     metric: MetricName = "accuracy"
     baselines: Sequence[Baseline] = ()
     notes: Sequence[str] = ()
+    is_tuned: bool = False
 
     @property
     def is_finished(self) -> bool:
@@ -81,6 +84,7 @@ class Runs:
             metric=self.metric,
             has_failures=bool(self.failed),
             is_final=self.is_finished,
+            is_tuned=self.is_tuned,
         )
 
     @cached_property
@@ -177,7 +181,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
     failed, waiting = list[str](), list[Path]()
     folders = [Path(path) for path in paths]
     for path in folders:
-        failures = read_failures(path)
+        failures, is_tuned = read_failures(path), (path / BUDGET_FILE).exists()
         failed += failures.values()
         planned = [folder for folder, *_ in list_planned_runs(path)]
         waiting += [folder for folder in planned if not folder.exists() and folder not in failures]
@@ -189,7 +193,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
             if run is None or not (run.is_finished or running):
                 waiting.append(folder)
                 continue
-            config, own, key = _strip_config(run), run.algorithm, (run.split, run.seed)
+            config, own, key = _strip_config(run, is_tuned=is_tuned), run.algorithm, (run.split, run.seed)
             if (own, key, run.rounds, config) in identities:
                 continue
             identities.append((own, key, run.rounds, config))
@@ -216,11 +220,15 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
         metric = get_default_metric(results)
     failed, waiting = list(dict.fromkeys(failed)), list(dict.fromkeys(waiting))
     rounds_to, baselines = experiment.get("rounds_to"), read_baselines(folders)
-    return Runs(results, [folder for _, folder in ordered], failed, waiting, rounds_to, metric, baselines, notes)
+    is_tuned = bool(experiment.get("tune") or experiment.get("budget") not in (None, "off"))
+    return Runs(
+        results, [folder for _, folder in ordered], failed, waiting, rounds_to, metric, baselines, notes, is_tuned
+    )
 
 
-def _strip_config(run: RunMetrics) -> dict[str, Any]:
-    hidden = {"algorithm", "seed", "split", *RESUMABLE_SETTINGS}
+def _strip_config(run: RunMetrics, *, is_tuned: bool = False) -> dict[str, Any]:
+    """Return what makes runs further seeds and splits of one method; tuning chooses rate and options on each split."""
+    hidden = {"algorithm", "seed", "split", *RESUMABLE_SETTINGS} | ({"lr", "options"} if is_tuned else set())
     config = {key: value for key, value in run.config.items() if key not in hidden and value is not None}
     partition = {key: value for key, value in config.get("partition", {}).items() if key != "split"}
     return config | {"partition": partition}

@@ -33,7 +33,7 @@ def plan_privacy(space: Namespace, problems: Sequence[str]) -> int:
         )
     plans = _plan_clients(options) if options.level == "client" else [_plan_rows(options)]
     if options.json_:
-        from ..runs.metrics import replace_nonfinite
+        from ..core.io import replace_nonfinite
 
         values = replace_nonfinite([plan._asdict() for plan in plans])
         print(json.dumps({"level": options.level, "delta": options.delta, "plans": values}, indent=2))

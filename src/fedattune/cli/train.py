@@ -3,6 +3,7 @@
 from argparse import Namespace
 
 from ..analysis.output.tables import make_console, print_methods
+from ..analysis.verdict.notes import select_notes
 from ..core.errors import ConfigError
 from ..core.lock import lock_folder
 from ..core.own_code import list_references
@@ -10,7 +11,6 @@ from ..experiments.budget import settle_budget
 from ..experiments.output import check_output_files, check_run_folder, choose_run_folder
 from ..experiments.plan import StoppedError, make_plan, prepare_command
 from ..experiments.session import InterruptHandler, create_run_folder, list_input_files, reopen_run, train_plan
-from ..experiments.shim import select as select_notes
 from .main import FAILED, INTERRUPTED, format_resume_command, print_message
 from .options import read_experiment
 

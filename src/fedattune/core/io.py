@@ -227,8 +227,17 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def format_json(content: Any) -> str:
-    """Return the text of a JSON file."""
-    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+    """Return the text of a JSON file; numbers that JSON cannot write become null."""
+    return json.dumps(replace_nonfinite(content), indent=1, allow_nan=False) + "\n"
+
+
+def replace_nonfinite(value: Any) -> Any:
+    """Copy a nest of mappings and lists, with None for numbers that JSON cannot write."""
+    if isinstance(value, Mapping):
+        return {k: replace_nonfinite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_nonfinite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Path) -> Any:

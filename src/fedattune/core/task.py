@@ -3,6 +3,7 @@
 import copy
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -169,16 +170,43 @@ class Task:
             output = functional_call(self.model, {**w, **changed}, (batch[0],))
             return objective(output, batch), changed
 
-    def find_vectorization_error(self, batch: Batch) -> str | None:
-        """Return the reason why models cannot train as one batch of models, or None."""
+    def find_vectorization_error(self, batch: Batch, clip: float | None = None) -> str | None:
+        """Return the reason why models cannot train as one batch of models, or None; `clip` as in the next method."""
         two = (self.params.repeat(2), self.buffers.copies(2), tuple(t.expand(2, *t.shape) for t in batch))
+        each = vmap(partial(self._try_gradient, clip=clip), randomness="different")
         try:
-            vmap(self.gradient, randomness="different")(*two)
-            with torch.no_grad():  # some layers have a batched gradient and no batched prediction
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                each(*two)  # some layers have a batched gradient and no batched prediction
                 vmap(self.predict, randomness="different")(two[0], two[1], two[2][0])
         except Exception as error:
             return summarize_error(error)
         return None
+
+    def find_gradient_error(self, batch: Batch, clip: float | None = None, *, is_eager: bool = False) -> str | None:
+        """Return the reason why the model has no gradient on a batch, or None.
+
+        Args:
+            batch: inputs and targets.
+            clip: norm to which the gradients of single samples are clipped, with differential privacy of rows.
+            is_eager: whether plain autograd takes the gradient, as in the sequential engine.
+        """
+        gradient = self.eager_gradient if is_eager and clip is None else partial(self._try_gradient, clip=clip)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                gradient(self.params, self.buffers, batch)
+        except Exception as error:
+            return summarize_error(error)
+        return None
+
+    def _try_gradient(self, params: Params, buffers: Params, batch: Batch, clip: float | None) -> Params:
+        if clip is None:
+            return self.gradient(params, buffers, batch)[0]
+        x, y = batch
+        return self.clipped_gradient(params, buffers, (x, y, torch.ones(len(y), dtype=x.dtype, device=x.device)), clip)
+
+    def _advise_on_tokens(self) -> str:
+        has_tokens = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in self.model.modules())
+        return "; inputs are floating-point numbers: call x.long() before the embedding" if has_tokens else ""
 
     def check(self, x: Tensor, n_outputs: int) -> None:
         """Run the model once on `x` (B, ...); raise a ModelError if it has not one score per class, or one number."""
@@ -189,7 +217,7 @@ class Task:
         except Exception as error:
             raise ModelError(
                 f"the model {name} does not fit the data: it cannot take inputs of shape "
-                f"{tuple(x.shape[1:])} ({summarize_error(error)})"
+                f"{tuple(x.shape[1:])} ({summarize_error(error)}){self._advise_on_tokens()}"
             ) from error
         if not isinstance(out, Tensor) or out.shape != (len(x), n_outputs):
             description = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import ConfigError, DataError
+from ..core.errors import ConfigError, DataError, list_some
 from ..core.options import check_options, list_options
 from ..core.own_code import get_short_name, is_reference
 from .client_index import PARTS, Client, ClientIndex
-from .dataset import Dataset
+from .dataset import TARGET_NOTE, Dataset, scale_target
 from .federated import Federation
 from .manifest import check_manifest, check_saved_partition, load_manifest
 from .partitions import (
@@ -26,19 +26,22 @@ from .partitions import (
 from .schema import describe_target
 from .sources import SOURCES, is_table, load_data, resolve_source_name
 from .splits import (
+    MAX_CLIENTS_IN_NOTE,
     SmallClients,
     SplitKind,
     check_fractions,
     check_two_clients,
-    compute_part_sizes,
     describe_cuts,
+    describe_groups,
     leave_out_timeless,
     read_times,
     select_usable_clients,
     split_parts,
+    suggest_min_rows,
 )
+from .tables.file import list_columns
 from .tables.scaling import SCALING_NOTES
-from .types import Array, Index, Scaling, TargetScale
+from .types import Array, Scaling
 
 
 def partition_dataset(
@@ -71,8 +74,10 @@ def partition_dataset(
     """
     name = partition or dataset.default_partition
     if name not in PARTITIONS and not is_reference(name):
-        if split_number or split != "random" or time_column:
-            raise ConfigError(f"the saved partition {name!r} fixes the parts of its clients, so there is one split")
+        if split_number or split != "random" or time_column or min_rows is not None:
+            raise ConfigError(
+                f"the saved partition {name!r} fixes the parts of its clients; leave the split and min_rows out"
+            )
         return _federate_saved(dataset, name, options, clients, scaling)
     checked = check_options(get_short_name(name), find_partition(name), options or {})
     seed = DEFAULT_SEEDS.get(name, 0) if seed is None else seed
@@ -89,21 +94,28 @@ def partition_dataset(
     rows, time_notes = leave_out_timeless(rows, times)
     if small_clients == "auto":
         small_clients = "drop" if name == "by_column" else "error"
-    sizes = [compute_part_sizes(len(one), test, validation, [seed, u, split_number]) for u, one in enumerate(rows)]
-    usable, notes = select_usable_clients(dataset, names, rows, sizes, small_clients, min_clients)
-    members = []
-    for u in usable:
-        parts = split_parts(
-            rows[u],
+    if min_rows is not None and min_rows < 1:
+        raise ConfigError(f"min_rows must be at least 1, got {min_rows}")
+    parts = [
+        split_parts(
+            mine,
             test=test,
             validation=validation,
             seed=seed,
             client=u,
-            labels=dataset.y[rows[u]] if is_stratified else None,
+            labels=dataset.y[mine] if is_stratified else None,
             split_number=split_number,
-            times=None if times is None else times.values[rows[u]],
+            times=None if times is None else times.values[mine],
+            groups=None if dataset.groups is None else dataset.groups[mine],
         )
-        members.append(Client(names[u], *parts))
+        for u, mine in enumerate(rows)
+    ]
+    sizes = [(len(train), len(held_out), len(tests)) for train, held_out, tests in parts]
+    usable, notes = select_usable_clients(dataset, names, rows, sizes, small_clients, min_clients, min_rows)
+    members = [Client(names[u], *parts[u]) for u in usable]
+    if name == "by_column" and min_rows is None:
+        notes += suggest_min_rows(members)
+    notes += describe_groups(dataset, members)
     description: dict[str, Any] = {
         "name": get_short_name(name),
         "options": checked,
@@ -113,6 +125,8 @@ def partition_dataset(
     }
     description |= {"stratified": True} if is_stratified else {}
     description |= {"split": split_number} if split_number else {}
+    description |= {"grouped": True} if dataset.groups is not None else {}
+    description |= {"min_rows": min_rows} if min_rows is not None else {}
     if times is not None:
         description["time_column"] = times.column
         time_notes += describe_cuts(dataset, times, members)
@@ -185,8 +199,7 @@ def _assemble(
     """Build the federation; features of a table are fitted on each client's training part."""
     y, target_scale, schema = dataset.y, None, dataset.schema
     if not dataset.classes:
-        target_scale = _fit_target(y, [client.train for client in members])
-        y = ((y - target_scale.mean) / target_scale.deviation).astype(np.float32)
+        y, target_scale = scale_target(y, [client.train for client in members])
         notes = (*notes, TARGET_NOTE)
         schema = schema and schema.model_copy(update=describe_target(target_scale))
     x, preparation = dataset.x, dict[str, Array]()
@@ -198,10 +211,15 @@ def _assemble(
                 f"{dataset.name}: clients that share rows cannot be used, because the "
                 "features are fitted per client; give each row to one client"
             )
-        x, constants, chosen = dataset.encode([client.train for client in members], rows, scaling)
+        chosen: Scaling = "federated" if scaling == "auto" else scaling
+        x, constants, borrowed = dataset.encode([client.train for client in members], rows, chosen)
         preparation = dict(zip(members.names, constants, strict=True))
         if dataset.schema and dataset.schema.numbers:
-            notes = (*notes, SCALING_NOTES[chosen])
+            notes = (
+                *notes,
+                SCALING_NOTES[chosen],
+                *_describe_borrowed(dataset.schema.numbers, members.names, borrowed),
+            )
         if chosen != "client":
             partition = {**partition, "scaling": chosen}
     return Federation(
@@ -221,18 +239,16 @@ def _assemble(
     )
 
 
-TARGET_NOTE = (
-    "The target is a number: models learn it in deviations from its mean over all training rows, for which clients "
-    "share count, sum and sum of squares; results are in its unit."
-)
-
-
-def _fit_target(y: Array, train: Sequence[Index]) -> TargetScale:
-    """Fit mean and deviation of targets (n,) from what clients share: count, sum and sum of squares."""
-    sums = np.array([(len(rows), y[rows].sum(dtype=np.float64)) for rows in train])
-    mean = float(sums[:, 1].sum() / sums[:, 0].sum())
-    squares = sum(float(((y[rows].astype(np.float64) - mean) ** 2).sum()) for rows in train)
-    return TargetScale(mean, float(np.sqrt(squares / sums[:, 0].sum())) or 1.0)
+def _describe_borrowed(numbers: Sequence[str], names: Sequence[str], borrowed: Array) -> list[str]:
+    """Name the columns whose deviation some clients took from all clients, by `borrowed` (N, K)."""
+    columns = [numbers[k] for k in np.flatnonzero(borrowed.any(axis=0)).tolist()]
+    if not columns:
+        return []
+    clients = [names[u] for u in np.flatnonzero(borrowed.any(axis=1)).tolist()]
+    return [
+        f"{len(clients)} of {len(names)} clients ({list_some(clients, MAX_CLIENTS_IN_NOTE)}) have too few different "
+        f"values in {list_columns(columns)} and take the deviation of all clients there."
+    ]
 
 
 def load_federation(
@@ -273,11 +289,11 @@ def load_federation(
         seed: seed of the partition and of the split into parts.
         small_clients: "error" names clients that are too small in an error, "drop" leaves them out, "auto" leaves out
             clients of the data's own.
-        min_rows: leave out clients with fewer samples.
+        min_rows: leave out clients with fewer samples; by default those without a sample to train and one to test.
         stratify: whether each part of a client has the same share of every class; by default the partition decides.
-        scaling: rows whose constants standardise the numbers of a table: "client" (each client's own training rows),
-            "federated" (all training rows, from shared counts, means and variances), "global" (all training rows in
-            one place); "auto" takes client unless a column is constant within most clients, then federated.
+        scaling: rows whose constants standardise the numbers of a table: "federated", which is "auto" (all training
+            rows, from shared counts, sums and sums of squares), "client" (each client's own training rows), "global"
+            (all training rows in one place).
         split: what decides the part of a sample: `random`, or `time`, where a client's oldest rows are for training
             and its newest ones for testing.
         time_column: column of dates or numbers of a table with the age of rows; by default the only date column.

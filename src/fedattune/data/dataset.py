@@ -1,7 +1,7 @@
 """Labelled samples before they are divided among clients."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.errors import DataError
 from .schema import Schema, fits
-from .types import Array, Index, Scaling
+from .types import Array, Index, Scaling, TargetScale
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Times:
         return str(np.datetime64(int(np.floor(value)), "D")) if self.are_dates else f"{value:g}"
 
 
-Encoder = Callable[[list[Index], list[Index], Scaling], tuple[Array, list[Array], Scaling]]
+Encoder = Callable[[list[Index], list[Index], Scaling], tuple[Array, list[Array], Array]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +44,9 @@ class Dataset:
         scale: multiplied with the shifted samples, likewise.
         owner: number of each sample's natural client, (n,), int64.
         owners: names of the natural clients.
-        groups: group of each sample, such as a patient of several rows, (n,), int64; the samples of a group share a part.
+        groups: group of each sample, such as the patient of a visit, (n,), int64; a group is in one part as a whole.
         encode: takes the training rows and all rows of each client, and the scaling; returns features, float32
-            (n, F), each client's constants, and the scaling that was chosen (see `tables.scaling`).
+            (n, F), each client's constants (3, K), and which deviations it took from all clients, bool (N, K).
         read_times: of a table, reads the column of their age; None stands for the only date column.
         notes: sentences for the user.
         known_fingerprint: fingerprint of x and y, where reading them has found it.
@@ -75,6 +75,9 @@ class Dataset:
         if len(self.x) != len(self.y) or (self.owner is not None and len(self.owner) != len(self.y)):
             labels = f"{len(self.y)} labels" + ("" if self.owner is None else f", {len(self.owner)} owners")
             raise DataError(f"{self.name}: {len(self.x)} samples but {labels}; give one of each per sample")
+        if self.groups is not None and (self.groups.shape != self.y.shape or self.groups.dtype != np.int64):
+            got = f"{self.groups.dtype} of shape {self.groups.shape}"
+            raise DataError(f"{self.name}: groups must be int64 of shape ({len(self.y)},), one per sample, got {got}")
         if len(self.y) == 0:
             raise DataError(f"{self.name}: no samples; give at least one")
         _check_target(self.name, self.y, len(self.classes))
@@ -102,6 +105,24 @@ class Dataset:
     def fingerprint(self) -> str:
         """SHA-256 of x and y, in hexadecimal digits."""
         return self.known_fingerprint or hash_arrays(self.x, self.y)
+
+
+def scale_target(y: Array, train: Sequence[Index]) -> tuple[Array, TargetScale]:
+    """Scale targets (n,) by mean and deviation of the training rows, and return both.
+
+    They come from what clients share: count, sum and sum of squares.
+    """
+    sums = np.array([(len(rows), y[rows].sum(dtype=np.float64)) for rows in train])
+    mean = float(sums[:, 1].sum() / sums[:, 0].sum())
+    squares = sum(float(((y[rows].astype(np.float64) - mean) ** 2).sum()) for rows in train)
+    scale = TargetScale(mean, float(np.sqrt(squares / sums[:, 0].sum())) or 1.0)
+    return ((y - scale.mean) / scale.deviation).astype(np.float32), scale
+
+
+TARGET_NOTE = (
+    "The target is a number: models learn it in deviations from its mean over all training rows, for which clients "
+    "share count, sum and sum of squares; results are in its unit."
+)
 
 
 def hash_arrays(*arrays: Array) -> str:

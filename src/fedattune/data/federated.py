@@ -144,6 +144,43 @@ class Federation:
         tensors = {name: getattr(self, name) for name in ("x", "y", "shift", "scale")}
         return replace(self, **{name: one.to(device) for name, one in tensors.items() if one is not None})
 
+    def rescale(self, constants: Array | None = None) -> "Federation":
+        """Return the federation with the numbers of its table standardised by the same constants for all clients.
+
+        Models of pooled rows need that, because clients that scale their numbers alone hide how they differ; so do
+        newcomers of a run whose clients shared their constants.
+
+        Args:
+            constants: median, mean and deviation of K columns, (3, K); by default those of all training rows.
+
+        Returns:
+            The same federation if it is no table, or if the clients have these constants already.
+
+        Raises:
+            DataError: the constants are of another number of columns.
+        """
+        own = [self.preparation[name] for name in self.names if name in self.preparation]
+        if len(own) < self.n_clients:
+            return self
+        common = own[0] if constants is None else constants
+        if common.shape != own[0].shape:
+            raise DataError(
+                f"{self.name}: got constants of {common.shape[1]} columns for a table with {own[0].shape[1]} columns "
+                "of numbers; take a table with the columns of the run"
+            )
+        if all(np.array_equal(one, common, equal_nan=True) for one in own):
+            return self
+        from .tables.scaling import fit_all_constants, limit, standardise, undo_scaling
+
+        train, rows = ([getattr(client, part) for client in self.index] for part in ("train", "all"))
+        x = self.x.cpu().numpy()
+        raw = undo_scaling(x, own, rows)
+        constants = fit_all_constants(raw, train, "federated")[0][0] if constants is None else constants
+        scaled = np.concatenate([limit(standardise(raw, constants)), x[:, raw.shape[1] :]], axis=1)
+        return replace(
+            self, x=torch.from_numpy(scaled).to(self.device), preparation=dict.fromkeys(self.names, constants)
+        )
+
     def manifest(self) -> dict[str, Any]:
         """Return the values of the manifest, which says which client has which samples; `hash` covers the rest."""
         return dict(json.loads("".join(self.iter_manifest())))
@@ -352,6 +389,15 @@ def renumber_clients(federation: Federation, members: Index, n_clients: int) -> 
     return replace(federation, clients=federation.index.change(renumber, None))
 
 
+def rescale_target(federation: Federation, scale: TargetScale) -> Federation:
+    """Return the federation with its target, a number, in deviations of another scale."""
+    own = federation.target_scale
+    if own is None or own == scale:
+        return federation
+    y = (federation.y.double() * own.deviation + own.mean - scale.mean) / scale.deviation
+    return replace(federation, y=y.float(), target_scale=scale)
+
+
 def fit_to_schema(federation: Federation, schema: Schema, where: str) -> Federation:
     """Check a federation against the schema that all nodes share.
 
@@ -365,8 +411,7 @@ def fit_to_schema(federation: Federation, schema: Schema, where: str) -> Federat
                 f"{where}: the target is a number, but the schema has no target_mean and target_deviation, which all "
                 "nodes must share; add them to the schema"
             )
-        y = (federation.y.double() * own.deviation + own.mean - common.mean) / common.deviation
-        federation = replace(federation, y=y.float(), target_scale=common)
+        federation = rescale_target(federation, common)
     if federation.shift is None and federation.scale is None:
         shift, scale = schema.scaling()
         federation = replace(federation, shift=shift, scale=scale)

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import DataError, did_you_mean
+from ..core.errors import ConfigError, DataError, did_you_mean
 from .client_index import PARTS, Client, ClientIndex
-from .dataset import Dataset, find_nonfinite_row
+from .dataset import TARGET_NOTE, Dataset, find_nonfinite_row, scale_target
 from .federated import Federation
 from .splits import SmallClients, check_fractions, compute_part_sizes, select_usable_clients, split_parts
+from .tables.checks import MAX_ABS_VALUE, MAX_NUMBER_CLASSES, TargetType
 from .types import Array, Index
 
 LabelledSamples = tuple[Array, Array]
@@ -22,6 +23,7 @@ def federation_from(
     clients: Sequence[Any] | Mapping[str, Any],
     *,
     classes: Sequence[str] | None = None,
+    target_type: TargetType = "auto",
     names: Sequence[str] | None = None,
     test: float = 0.25,
     validation: float = 0.1,
@@ -34,12 +36,14 @@ def federation_from(
 
     An object is a pair `(x, y)` of arrays or tensors, or a `torch.utils.data.Dataset` of such items. Where the user
     has split the samples already, it is a mapping with such an object for "train" and "test" and maybe "validation".
-    Samples are used as they are: (n_i, *shape), uint8 or converted to float32. Labels are text, or whole numbers
-    from 0.
+    Samples are used as they are: (n_i, *shape), uint8 or converted to float32. Targets are (n_i,): classes, as text
+    or as whole numbers from 0, or numbers to predict, in their unit.
 
     Args:
         clients: the objects in a list, or by the client's name.
         classes: names of the classes, in their order.
+        target_type: "class" or "number"; "auto" takes floating point numbers, and more than 20 different whole numbers
+            that do not count classes from 0, as numbers to predict, unless `classes` are given.
         names: names of the clients.
         test: fraction of a client's samples for testing, where the user has not split them.
         validation: fraction of a client's training samples for validation, where the user gives none.
@@ -49,7 +53,7 @@ def federation_from(
         name: name of the data.
 
     Raises:
-        ConfigError: impossible fractions.
+        ConfigError: impossible fractions, or arguments that do not go together.
         DataError: clients that do not fit together or are too small; the message names the client.
 
     Examples:
@@ -70,9 +74,8 @@ def federation_from(
     owners = [label for label, parts in zip(labels, client_parts, strict=True) for _ in parts]
     pieces = [piece for parts in client_parts for piece in parts.values()]
     x = _concatenate(owners, [x for x, _ in pieces])
-    y, class_names = _encode_labels(owners, [y for _, y in pieces], classes)
+    y, class_names, notes = _encode_targets(owners, [y for _, y in pieces], classes, target_type)
     dataset = Dataset(name=name, x=x, y=y, classes=class_names)
-    notes = []
     if x.dtype == np.uint8:
         notes.append(f"Samples are bytes and reach the model as 0 to {x.max()}; scale them first if it matters.")
     ends = np.cumsum([0, *(len(y) for _, y in pieces)]).tolist()
@@ -81,17 +84,21 @@ def federation_from(
     rows = [np.concatenate(list(parts.values())) for parts in members]
     sizes = [_count(parts, test, validation, [seed, u, 0]) for u, parts in enumerate(members)]
     usable, more_notes = select_usable_clients(dataset, labels, rows, sizes, small_clients, min_clients)
+    parts = [Client(labels[u], *_split(members[u], sizes[u][0], test, validation, seed, u)) for u in usable]
+    target_scale = None
+    if not class_names:
+        y, target_scale = scale_target(y, [client.train for client in parts])
+        notes.append(TARGET_NOTE)
     return Federation(
         name=name,
         x=torch.from_numpy(x),
         y=torch.from_numpy(y),
         classes=class_names,
-        clients=ClientIndex.from_clients(
-            Client(labels[u], *_split(members[u], sizes[u][0], test, validation, seed, u)) for u in usable
-        ),
+        clients=ClientIndex.from_clients(parts),
         partition={"name": "given", "seed": seed, "fractions": {"test": test, "validation": validation}},
         notes=(*notes, *more_notes),
         source=dataset.fingerprint,
+        target_scale=target_scale,
     )
 
 
@@ -126,13 +133,15 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise DataError(f"{where}: expected a pair (x, y) of arrays or a torch Dataset, got {type(item).__name__}")
     x, y = _to_array(item[0]), _to_array(item[1])
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
         got = f"{x.shape} and {y.shape}"
         raise DataError(f"{where}: expected x of shape (n, features...) and y of shape (n,), got {got}")
     if x.dtype.kind not in "buif":
         raise DataError(f"{where}: x must hold numbers, got {x.dtype}")
     if y.dtype.kind not in "buifUO":
-        raise DataError(f"{where}: y must hold whole numbers or text, got {y.dtype}")
+        raise DataError(f"{where}: y must hold numbers or text, got {y.dtype}")
     if y.dtype.kind == "b":
         y = y.astype(np.int64)
     if x.dtype != np.uint8:
@@ -161,23 +170,74 @@ def _concatenate(owners: list[str], xs: list[Array]) -> Array:
     return np.concatenate(xs)
 
 
-def _encode_labels(owners: list[str], ys: list[Array], classes: Sequence[str] | None) -> tuple[Array, tuple[str, ...]]:
-    """Return labels as int64 in [0, classes), and the names of the classes."""
-    if any(len(y) and y.dtype.kind in "UO" for y in ys):
-        joint = np.concatenate([y.astype(str) for y in ys])
-        names = tuple(classes) if classes is not None else tuple(str(c) for c in np.unique(joint))
-        number = {c: k for k, c in enumerate(names)}
-        strange = sorted(set(joint.tolist()) - set(names))
-        if strange:
-            raise DataError(f"label {strange[0]!r} is no class; {did_you_mean(strange[0], names)}")
-        return np.array([number[label] for label in joint.tolist()], dtype=np.int64), names
+def _encode_targets(
+    owners: list[str], ys: list[Array], classes: Sequence[str] | None, kind: TargetType
+) -> tuple[Array, tuple[str, ...], list[str]]:
+    """Return class numbers, int64, and the names of the classes; or numbers to predict, float32. Notes say which."""
+    if kind not in (kinds := ("auto", "class", "number")):
+        raise ConfigError(f"unknown target_type {kind!r}; {did_you_mean(kind, kinds)}")
+    if kind == "number" and classes:
+        raise ConfigError("target_type='number' and classes do not go together; leave one of them out")
+    joint = np.concatenate([y for y in ys if len(y)])
+    is_text = joint.dtype.kind in "UO"
+    if is_text and kind == "number":
+        raise DataError("target_type='number', but the targets are text; give numbers")
+    if is_text:
+        return *_encode_texts(np.concatenate([y.astype(str) for y in ys]), classes), []
+    is_number, notes = _choose_kind(joint, classes, kind)
+    if is_number:
+        return _check_numbers(owners, ys), (), notes
     for owner, y in zip(owners, ys, strict=True):
         if not (y == np.floor(y)).all() or (len(y) and y.min() < 0):
-            raise DataError(f"client {owner!r}: labels must be whole numbers from 0, or text")
+            raise DataError(
+                f"client {owner!r}: labels must be whole numbers from 0, or text; numbers to predict need "
+                "target_type='number'"
+            )
         if classes is not None and len(y) and y.max() >= len(classes):
             raise DataError(f"client {owner!r} has label {y.max()}, but there are {len(classes)} classes, from 0")
-    joint = np.concatenate(ys).astype(np.int64)
-    return joint, tuple(classes) if classes is not None else tuple(str(c) for c in range(joint.max() + 1))
+    names = tuple(classes) if classes is not None else tuple(str(c) for c in range(int(joint.max()) + 1))
+    return joint.astype(np.int64), names, notes
+
+
+def _encode_texts(labels: Array, classes: Sequence[str] | None) -> tuple[Array, tuple[str, ...]]:
+    """Return the class numbers of labels that are text, int64, and the names of the classes."""
+    names = tuple(classes) if classes is not None else tuple(str(c) for c in np.unique(labels))
+    number = {c: k for k, c in enumerate(names)}
+    strange = sorted(set(labels.tolist()) - set(names))
+    if strange:
+        raise DataError(f"label {strange[0]!r} is no class; {did_you_mean(strange[0], names)}")
+    return np.array([number[label] for label in labels.tolist()], dtype=np.int64), names
+
+
+def _choose_kind(y: Array, classes: Sequence[str] | None, kind: TargetType) -> tuple[bool, list[str]]:
+    """Tell whether targets are numbers to predict, and say so where they might be classes, or the other way round."""
+    if kind != "auto" or classes is not None:
+        return kind == "number" or (kind == "auto" and not classes), []
+    values = np.unique(y)
+    is_whole = bool((values == np.floor(values)).all())
+    is_counting = len(values) == values[-1] + 1 and values[0] == 0
+    is_number = y.dtype.kind == "f" or (len(values) > MAX_NUMBER_CLASSES and not is_counting)
+    if not is_whole or (not is_number and len(values) <= MAX_NUMBER_CLASSES):
+        return is_number, []
+    what = f"The targets are {len(values)} different whole numbers ({values[0]:g} to {values[-1]:g})"
+    if is_number:
+        return True, [f"{what} and taken as numbers to predict; for classes, give target_type='class'."]
+    return False, [f"{what} and taken as classes; to predict them as numbers, give target_type='number'."]
+
+
+def _check_numbers(owners: list[str], ys: list[Array]) -> Array:
+    """Return numbers to predict as float32 (n,), after a check that they are finite and differ."""
+    for owner, y in zip(owners, ys, strict=True):
+        wrong = np.flatnonzero(~(np.abs(y.astype(np.float64)) <= MAX_ABS_VALUE))
+        if len(wrong):
+            raise DataError(
+                f"client {owner!r}: the target of sample {wrong[0]} is {y[wrong[0]]}, expected a finite number of at "
+                f"most {MAX_ABS_VALUE:g}; correct it or leave the sample out"
+            )
+    joint = np.concatenate(ys).astype(np.float32)
+    if joint.min() == joint.max():
+        raise DataError(f"all targets are {joint[0]:g}; there is nothing to predict")
+    return joint
 
 
 def _count(parts: dict[str, Index], test: float, validation: float, stream: Sequence[int]) -> tuple[int, int, int]:

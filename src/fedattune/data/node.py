@@ -239,7 +239,9 @@ def _read_tables(node: NodeConfig, files: Sequence[Path], schema: Schema | None,
             replace(data, owner=np.zeros(len(data.y), dtype=np.int64), owners=(name,))
             for data, name in zip(tables, names, strict=True)
         ]
+    # A node knows nothing of other nodes' numbers, so each of its clients scales its own.
     as_named: dict[str, Any] = {"partition": "by_column", "small_clients": "error", "min_clients": 1, **split}
+    as_named["scaling"] = "client"
     pieces = [partition_dataset(data, **as_named) for data in tables]
     federation = combine_federations(node.data, pieces)
     return NodeData(federation, (None,) * federation.n_clients)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ class Schema(StrictSchema):
     Of a table, whose features are its numbers, the marks of missing numbers, and one column per category:
 
         numbers: number columns; each client standardises its own
+        units: units of the numbers that have one, such as kg or %; the target may be among them
+        decimals: decimal sign of the numbers that are not written with a point, as far as cells do not show it
         flagged: columns of numbers that may lack values; a further column of 0 and 1 marks each missing value
         categories: text columns, each with all categories that a client may have; cells without a value
             have the category "missing"
@@ -63,6 +65,8 @@ class Schema(StrictSchema):
     # Pydantic checks a field after the fields above it.
     classes: Names
     numbers: Names = ()
+    units: dict[str, str] = Field(default_factory=dict)
+    decimals: dict[str, Literal[".", ","]] = Field(default_factory=dict)
     flagged: Names = ()
     categories: dict[str, Names] = Field(default_factory=dict)
     dates: dict[str, str] = Field(default_factory=dict)
@@ -136,8 +140,8 @@ class Schema(StrictSchema):
         """
         for field in type(self).model_fields:
             value, other_value = getattr(self, field), getattr(other, field)
-            if field in ("target_mean", "target_deviation"):
-                continue  # every node takes the constants of the common schema
+            if field in ("target_mean", "target_deviation", "decimals"):
+                continue  # every node takes the constants of the common schema, and may write numbers in its own way
             if field in ("shift", "scale"):
                 is_same = (other.shift is None and other.scale is None) or self._is_equal(value, other_value)
             else:
@@ -173,7 +177,8 @@ class Schema(StrictSchema):
     @field_validator("flagged", "dates")
     @classmethod
     def _check_numbers(cls, names: Names | dict[str, str], info: ValidationInfo) -> Names | dict[str, str]:
-        strange = [name for name in names if name not in info.data.get("numbers", names)]
+        numbers = set(info.data.get("numbers", names))
+        strange = [name for name in names if name not in numbers]
         if strange:
             raise ValueError(f"{strange[0]!r} is none of the numbers")
         return names
@@ -181,8 +186,9 @@ class Schema(StrictSchema):
     @field_validator("categories")
     @classmethod
     def _check_categories(cls, categories: dict[str, Names], info: ValidationInfo) -> dict[str, Names]:
+        numbers = set(info.data.get("numbers", ()))
         for name, values in categories.items():
-            if name in info.data.get("numbers", ()):
+            if name in numbers:
                 raise ValueError(f"{name!r} is one of the numbers, too")
             if not values:
                 raise ValueError(f"{name!r} has no categories")
@@ -301,7 +307,7 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
             )
     if len({(*schema.tokens.items(), schema.max_tokens) for schema in schemas}) > 1:
         raise DataError("tables must read their text alike: one column of tokens, one tokenizer, one max_tokens")
-    lacking = {name for schema in schemas for name in (*numbers, *texts) if name not in schema.columns}
+    lacking = {name for schema in schemas for name in {*numbers, *texts} - set(schema.columns)}
     for name in lacking & set(texts):
         texts[name].add(MISSING_CATEGORY)
     lacking.update(name for schema in schemas for name in schema.flagged)
@@ -310,12 +316,25 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
         numbers=tuple(numbers),
         flagged=tuple(name for name in numbers if name in lacking),
         categories={name: tuple(sorted(categories)) for name, categories in texts.items()},
+        units=_merge_units(schemas),
+        decimals={name: one for schema in schemas for name, one in schema.decimals.items()},
         dates={name: one for schema in schemas for name, one in schema.dates.items()},
         texts={name: n for schema in schemas for name, n in schema.texts.items()},
         tokens=schemas[0].tokens,
         max_tokens=schemas[0].max_tokens,
         target=targets[0],
     )
+
+
+def _merge_units(schemas: Sequence[Schema]) -> dict[str, str]:
+    """Return the units of all columns; two units of one column are refused."""
+    units: dict[str, str] = {}
+    for name, unit in (item for schema in schemas for item in schema.units.items()):
+        if units.setdefault(name, unit) != unit:
+            raise DataError(
+                f"column {name!r} is in {units[name]!r} in one table and in {unit!r} in another; convert one of them"
+            )
+    return units
 
 
 def _sort_classes(classes: set[str]) -> Names:

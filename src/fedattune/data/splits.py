@@ -24,11 +24,13 @@ def split_parts(
     labels: Array | None = None,
     split_number: int = 0,
     times: Array | None = None,
+    groups: Array | None = None,
 ) -> tuple[Index, Index, Index]:
     """Shuffle a client's indices, or sort them by time, and cut them into a training, a validation and a test part.
 
     Of n samples, m = floor((1 - test) n) are for training; the last floor(validation m) of these become the
-    validation part. A client too small for a validation sample has one by chance; see `compute_part_sizes`.
+    validation part. A client too small for a validation sample has one by chance; see `compute_part_sizes`. A client
+    too small for a split has an empty part.
 
     Args:
         client: number of the client, which gives each client its own random stream.
@@ -36,22 +38,24 @@ def split_parts(
         split_number: number of the split; each gives the client other parts.
         times: age of these samples, (n,): the oldest are for training and the newest for testing. Samples of one time
             keep their order, and may come into two parts.
+        groups: group of these samples, (n,): each group is in one part as a whole, and parts are as large as groups
+            allow.
 
     Returns:
         Indices of the three parts.
-
-    Raises:
-        DataError: the training or the test part would be empty.
     """
     random = np.random.default_rng([seed, client, split_number] if split_number else [seed, client])
-    n_train, n_validation, n_test = compute_part_sizes(len(indices), test, validation, [seed, client, split_number])
-    if not n_train or not n_test:
-        raise DataError(
-            f"client {client} has {len(indices)} samples, too few for a training and a test part; "
-            'leave such clients out with --small-clients drop (small_clients="drop")'
-        )
+    n_train, n_validation, _ = compute_part_sizes(len(indices), test, validation, [seed, client, split_number])
     n_used = n_train + n_validation
-    if labels is None or times is not None:
+    if groups is not None and len(indices):
+        strata = np.zeros(len(indices), dtype=np.int64) if labels is None else np.unique(labels, return_inverse=True)[1]
+        inside, outside = _draw_groups(groups, strata, n_used, random)
+        if n_validation and len(np.unique(groups[inside])) > MIN_TRAIN_BESIDE:
+            train, held_out = _draw_groups(groups[inside], strata[inside], n_train, random)
+        else:
+            train, held_out = np.arange(len(inside)), np.arange(0)
+        return indices[inside[train]], indices[inside[held_out]], indices[outside]
+    if labels is None or times is not None or not n_used:
         order = random.permutation(indices) if times is None else indices[np.argsort(times, kind="stable")]
         return order[:n_train], order[n_train:n_used], order[n_used:]
     _, strata = np.unique(labels, return_inverse=True)
@@ -74,6 +78,41 @@ def _draw_stratified(strata: Array, n: int, random: np.random.Generator) -> tupl
     mixed = [np.split(random.permutation(rows), [k]) for rows, k in zip(group_rows(strata), quotas, strict=True)]
     selected_rows, other_rows = (np.concatenate(pieces) for pieces in zip(*mixed, strict=True))
     return random.permutation(selected_rows), random.permutation(other_rows)
+
+
+GROUP_ORDERS = 32
+"""Random orders of groups of which the one is taken whose parts have the sizes most nearly."""
+
+
+def _draw_groups(groups: Array, strata: Array, n: int, random: np.random.Generator) -> tuple[Index, Index]:
+    """Draw whole groups with about n of the samples, and the same share of every stratum.
+
+    Returns positions of these and of the other samples; both hold a group, unless there is a single one.
+    """
+    codes = np.unique(groups, return_inverse=True)[1]
+    counts = np.zeros((codes.max() + 1, strata.max() + 1), dtype=np.int64)  # samples by group and stratum
+    np.add.at(counts, (codes, strata), 1)
+    wanted = counts.sum(axis=0) * n / len(codes)
+    orders = random.permuted(np.tile(np.arange(len(counts)), (GROUP_ORDERS, 1)), axis=1)
+    lacking = np.tile(wanted, (GROUP_ORDERS, 1))
+    takes = np.zeros(orders.shape, dtype=bool)  # (orders, groups)
+    each, last = np.arange(GROUP_ORDERS), len(counts) - 1
+    for step, group in enumerate(orders.T):  # a group is taken if that brings the sizes nearer
+        without = lacking - counts[group]
+        is_nearer = _measure_gap(without) < _measure_gap(lacking)
+        if step == last > 0:  # both sides hold a group
+            n_taken = takes.sum(axis=1)
+            is_nearer = (n_taken == 0) | (is_nearer & (n_taken < last))
+        takes[each, group] = is_nearer
+        lacking = np.where(is_nearer[:, None], without, lacking)
+    best = takes[_measure_gap(lacking).argmin()]
+    is_taken = best[codes]
+    return random.permutation(np.flatnonzero(is_taken)), random.permutation(np.flatnonzero(~is_taken))
+
+
+def _measure_gap(lacking: Array) -> Array:
+    """Return how far sizes are from the wanted ones (orders,), by stratum and in all, from samples that are lacking."""
+    return np.asarray(np.abs(lacking).sum(axis=1) + np.abs(lacking.sum(axis=1)))
 
 
 def group_rows(values: Array, n_values: int = 0) -> list[Index]:
@@ -136,6 +175,11 @@ def read_times(
         return None
     if dataset.read_times is None:
         raise ConfigError(f"--split time needs a table with a column of dates, and {dataset.name} is none")
+    if dataset.groups is not None:
+        raise ConfigError(
+            "--split time and --group-column do not go together: the rows of a group may be older and newer than the "
+            "cut; leave one of them out"
+        )
     if is_stratified:
         raise ConfigError(
             "--split time and --stratify true do not go together: time alone decides the part of a row; "
@@ -194,28 +238,42 @@ def select_usable_clients(
     sizes: Sequence[tuple[int, int, int]],
     small_clients: SmallClients,
     min_clients: int,
+    min_rows: int | None = None,
 ) -> tuple[list[int], tuple[str, ...]]:
-    """Return the numbers of the clients that have samples to train and to test, and notes for the user."""
+    """Return the numbers of the clients that have samples to train and to test, and notes for the user.
+
+    Clients with fewer than `min_rows` samples are left out, too.
+    """
     if small_clients not in ("error", "drop"):
         raise ConfigError(f"small_clients must be 'error' or 'drop', got {small_clients!r}")
     name, y = dataset.name, dataset.y
     single = [u for u, mine in enumerate(rows) if dataset.classes and len(mine) and y[mine].min() == y[mine].max()]
+    small = {u: f"{names[u]!r} ({len(mine)})" for u, mine in enumerate(rows) if len(mine) < (min_rows or 0)}
     faults = {}
     for u, (n_train, _, n_test) in enumerate(sizes):
-        if not n_train or not n_test:
+        if u not in small and (not n_train or not n_test):
             plural = "s" * (len(rows[u]) != 1)
             faults[u] = f"has {len(rows[u])} sample{plural}, {n_train} to train and {n_test} to test"
+            if dataset.groups is not None and len(rows[u]) > 1:
+                faults[u] = f"has {len(rows[u])} samples of one group, which is not divided"
     listed = "; ".join(f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:MAX_CLIENTS_IN_NOTE])
     more = f"; and {len(faults) - MAX_CLIENTS_IN_NOTE} more" if len(faults) > MAX_CLIENTS_IN_NOTE else ""
     if faults and small_clients == "error":
         drop = ', or leave them out with --small-clients drop (small_clients="drop")' * (min_clients > 1)
         raise DataError(f"{name}: {listed}{more}; give such clients more data{drop}")
-    usable = [u for u in range(len(rows)) if u not in faults]
+    usable = [u for u in range(len(rows)) if u not in faults and u not in small]
+    notes = []
+    if small:
+        named = list_some(list(small.values()), MAX_CLIENTS_IN_NOTE)
+        notes.append(f"{len(small)} of {len(rows)} clients have fewer than {min_rows} rows and are left out: {named}.")
     if not usable:
-        raise DataError(f"{name}: no client is left: {listed}{more}; give the clients more data")
+        why = "; ".join([*(note.rstrip(".") for note in notes), *([f"{listed}{more}"] if faults else [])])
+        raise DataError(
+            f"{name}: no client is left: {why}; give the clients more data{' or a smaller --min-rows' * bool(small)}"
+        )
     if min_clients > 1:
-        check_two_clients(name, [names[u] for u in usable], len(faults))
-    notes = [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
+        check_two_clients(name, [names[u] for u in usable], len(faults) + len(small))
+    notes += [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
     if alone := [names[u] for u in single if u not in faults]:
         verb, listing = "holds" if len(alone) == 1 else "hold", list_some(alone, MAX_CLIENTS_IN_NOTE)
         notes.append(f"{len(alone)} of {len(usable)} clients {verb} a single class: {listing}.")
@@ -224,6 +282,36 @@ def select_usable_clients(
         listing = list_some(bare, MAX_CLIENTS_IN_NOTE)
         notes.append(f"{len(bare)} of {len(usable)} clients have no validation part: {listing}.")
     return usable, tuple(notes)
+
+
+FEW_ROWS, MANY_ROWS = 20, 200
+"""A note suggests `min_rows` where some clients have fewer rows, and others more than many."""
+
+
+def suggest_min_rows(members: Sequence[Client]) -> tuple[str, ...]:
+    """Say that some clients have a handful of rows, and others hundreds."""
+    sizes = np.array([len(client.all) for client in members])
+    n_few = int((sizes < FEW_ROWS).sum())
+    if not n_few or sizes.max() < MANY_ROWS or len(sizes) - n_few < 2:
+        return ()
+    return (
+        f"Clients have {sizes.min()} to {sizes.max():,} rows, {n_few} of them fewer than {FEW_ROWS}; --min-rows "
+        f"{FEW_ROWS} leaves these out.",
+    )
+
+
+def describe_groups(dataset: Dataset, members: Sequence[Client]) -> tuple[str, ...]:
+    """Say how many groups have rows at several clients, where they may be in different parts."""
+    if dataset.groups is None:
+        return ()
+    holders = np.concatenate([np.unique(dataset.groups[client.all]) for client in members])
+    groups, times = np.unique(holders, return_counts=True)
+    if not (n_shared := int((times > 1).sum())):
+        return ()
+    return (
+        f"{n_shared:,} of {len(groups):,} groups have rows at several clients, so that one client may train on a group "
+        "that another one is tested on.",
+    )
 
 
 def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> None:

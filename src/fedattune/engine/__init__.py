@@ -4,6 +4,7 @@ from typing import Literal
 
 import torch
 
+from ..core.payload import Batch
 from ..core.task import Task
 from ..data import Federation
 from .base import Engine
@@ -24,24 +25,30 @@ def make_engine(
     *,
     steps: int = MIN_COMPILED_STEPS,
     cohort_size: int = 1,
+    clip: float | None = None,
 ) -> Engine:
     """Make the engine for a run.
 
     `auto` and the actors of `ray` run clients as one batch of models. They run one client after the other on every core
     for convolutions and pretrained networks on a CPU, where this is faster. They do the same with models that cannot
     run as one batch, such as models with recurrent layers of PyTorch or branches on values. Steps are compiled if a
-    client takes MIN_COMPILED_STEPS of them until the process ends.
+    client takes MIN_COMPILED_STEPS of them until the process ends. Models without a gradient inside `torch.func`, such
+    as those with checkpointed layers, run in the sequential engine. `clip` is the norm of the gradients of single rows,
+    with differential privacy of rows.
     """
     if name == "sequential":
         return SequentialEngine(task, federation)
     slow = task.is_fastest_alone and federation.y.device.type == "cpu"
-    is_serial = name != "vectorized" and (slow or not _supports_batching(task, federation))
+    batch = _take_batch(task, federation)
+    is_serial = name != "vectorized" and (slow or task.find_vectorization_error(batch, clip) is not None)
+    if is_serial and task.find_gradient_error(batch, clip) is not None:
+        return SequentialEngine(task, federation)
     separate = steps * (cohort_size if is_serial else 1)
     return VectorizedEngine(task, federation, is_serial=is_serial, should_compile=separate >= MIN_COMPILED_STEPS)
 
 
-def _supports_batching(task: Task, federation: Federation) -> bool:
+def _take_batch(task: Task, federation: Federation) -> Batch:
     samples = next(rows for rows in federation.part("train") if len(rows))
     index = torch.as_tensor(samples[:4], device=federation.y.device)
     dtype = next(iter(task.params.values())).dtype
-    return task.find_vectorization_error((federation.features(index, dtype), federation.y[index])) is None
+    return federation.features(index, dtype), federation.y[index]

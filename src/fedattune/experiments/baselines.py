@@ -65,6 +65,12 @@ class SplitRows:
         return x, self.federation.y[index].cpu().numpy()
 
     @cached_property
+    def pooled(self) -> "SplitRows":
+        """The same rows with the numbers of a table scaled by all training rows."""
+        federation = self.federation.rescale()
+        return self if federation is self.federation else replace(self, federation=federation)
+
+    @cached_property
     def _owners(self) -> Array:
         """The number of each sample's client."""
         owners = np.zeros(len(self.federation.y), dtype=np.int64)
@@ -163,6 +169,8 @@ def _fit_each(rows: SplitRows, fit: Fit, should_stop: ShouldStop) -> dict[str, R
 
 
 def _fit_pooled(rows: SplitRows, fit: Fit) -> dict[str, RowPredictions]:
+    """Fit everybody's rows, scaled alike: scaling by client would hide how the clients differ."""
+    rows = rows.pooled
     fitted = fit(*rows.gather(rows.pool()), len(rows.federation.classes))
     samples = {part: np.concatenate(rows.select(part)) for part in PARTS}
     return _collect(rows, {part: [fitted(rows.gather(one)[0])] for part, one in samples.items() if len(one)})
@@ -243,6 +251,7 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
     from ..data.client_index import Client, ClientIndex
     from ..training.fit import fit
 
+    rows = rows.pooled
     experiment, federation = plan.experiment, rows.federation
     evaluated = {part: np.concatenate(rows.select(part)).astype(np.int64) for part in PARTS}
     everybody = Client("everybody", rows.pool(), evaluated["validation"], evaluated["test"])

@@ -329,7 +329,7 @@ class _Trainer:
         return tuning
 
     def _is_sure(self) -> bool:
-        from .shim import reach as reach_verdict
+        from ..analysis.verdict import reach_verdict
 
         verdict = reach_verdict(
             self.outcome.results, baselines=self.outcome.baselines, metric=self.plan.metric, is_tuned=True

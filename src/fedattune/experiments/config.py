@@ -153,8 +153,8 @@ class Experiment(Settings):
         "(default: no tuning)"
     )
     budget: str | None = option(
-        "time in which compare decides how much to train, such as 5m: model, tuning, rounds, splits; off: train once as "
-        "told (default: 5m for tables and small data, unless an option says how much to train)"
+        "time in which compare decides how much to train, such as 5m: model, tuning, rounds, splits; off: train once "
+        "as told (default: 5m for tables and small data, unless an option says how much to train)"
     )
     baseline: tuple[BaselineName, ...] = option(
         "what else to compare with, separated by commas: majority (most frequent class, or mean), sklearn "

@@ -125,8 +125,8 @@ class Plan:
     """The checked parts of an experiment: a federation per split, options as given, and the methods built with them.
 
     `sources` maps custom methods to references to their factories. `tuned` is what tuning chose, if it did. `models`
-    are those that a budget chooses from, `free` the settings that it chooses, and `federate` makes the federation of a further random split, if there are
-    such splits.
+    are those that a budget chooses from, `free` the settings that it chooses, and `federate` makes the federation of a
+    further random split, if there are such splits.
     """
 
     experiment: Experiment
@@ -209,12 +209,8 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     federations, federate = [] if federation is None else [federation], None
     with collect_errors(problems):
         if dataset:
-            federations = [_federate(experiment, dataset, assignment, 0)]
-            # All splits have the scaling of the first one, which may have been chosen by its rows.
-            scaling = federations[0].partition.get("scaling", "client")
-            same = experiment.model_copy(update={"scaling": scaling if dataset.encode else experiment.scaling})
-            federate = partial(_federate, same, dataset, assignment)
-            federations += [federate(k) for k in range(1, experiment.splits)]
+            federate = partial(_federate, experiment, dataset, assignment)
+            federations = [federate(k) for k in range(experiment.splits)]
         for one in federations[:1]:
             training, _ = hold_out_newcomers(one, experiment)
             check_upload_steps(experiment, training)

@@ -295,9 +295,8 @@ def write_summary(
 ) -> Summary:
     """Write the result files, and the report of a comparison beside the folders of the runs."""
     from ..analysis.compare import build_rows, describe_failure, rows_to_json
+    from ..analysis.verdict import reach_verdict
     from ..analysis.verdict.notes import merge_notes
-    from .shim import reach as reach_verdict
-    from .shim import to_json
 
     rows = build_rows(results, rounds_to, metric=metric, baselines=baselines)
     content: dict[str, Any] = {"runs": [result.to_json() for result in results]}
@@ -311,7 +310,7 @@ def write_summary(
         )
         content |= {
             "verdict": verdict.text,
-            "decision": to_json(verdict),
+            "decision": verdict.to_json(),
             "table": rows_to_json(rows),
             "failed": [{"algorithm": o.algorithm, "seed": o.seed, "split": o.split, "error": o.error} for o in failed],
         }

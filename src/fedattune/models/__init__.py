@@ -1,5 +1,6 @@
 """Build the papers' models by name, and custom models by `file.py:factory` or `package.module:factory`."""
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..core.errors import ConfigError, FedAttuneError, ModelError, did_you_mean, summarize_error
+from ..core.errors import ConfigError, FedAttuneError, ModelError, did_you_mean, list_some, summarize_error
 from ..core.hardware import seed_rng
 from ..core.options import build
 from ..core.own_code import is_reference, load_function
@@ -32,6 +33,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "hf": hf,
 }
 """Name -> factory(input_shape, n_classes, *, options)."""
+
+
+MAX_LISTED = 5
+"""Clients that a message names."""
 
 
 def has_outside_parts(name: str) -> bool:
@@ -96,6 +101,26 @@ def build_model(name: str, input_shape: tuple[int, ...], n_classes: int, options
     return model
 
 
+def copy_module(model: nn.Module) -> nn.Module:
+    """Copy a custom module.
+
+    Raises:
+        ModelError: it holds something that cannot be copied.
+    """
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        old_norms = any("weight_g" in dict(m.named_parameters(recurse=False)) for m in model.modules())
+        advice = (
+            "it uses torch.nn.utils.weight_norm; use torch.nn.utils.parametrizations.weight_norm"
+            if old_norms
+            else f"keep no computed tensors, locks or open files in it ({summarize_error(error)})"
+        )
+        raise ModelError(
+            f"the model {type(model).__name__} cannot be copied, and every client needs a copy: {advice}"
+        ) from error
+
+
 def check_model(model: nn.Module, federation: Federation, *, batch_size: int = 20, engine: EngineName = "auto") -> None:
     """Run the model on one batch of the federation, with the gradient that the engine will compute.
 
@@ -121,12 +146,19 @@ def check_model(model: nn.Module, federation: Federation, *, batch_size: int = 2
     if isinstance(model, PretrainedNetwork):
         model.check_inputs(x)
     task.check(x, federation.n_outputs)
-    try:
-        task.gradient(task.params, task.buffers, (x, y))
-    except Exception as error:
-        raise ModelError(
-            f"the model {name} cannot be trained on batches of {len(x)} samples: {summarize_error(error)}"
-        ) from error
+    # A model without the gradient of other engines may train in the sequential one.
+    modes = (True,) if engine == "sequential" else (False, True)
+    errors = [task.find_gradient_error((x, y), is_eager=is_eager) for is_eager in modes]
+    if all(errors):
+        if len(x) == 1 and task.has_batch_statistics:
+            single = [federation.names[i] for i in (part.sizes == 1).nonzero()[0]]
+            raise ModelError(
+                f"the model {name} normalizes over a batch of rows (BatchNorm), and {len(single):,} "
+                f"client{'s have' if len(single) > 1 else ' has'} a single training row: "
+                f"{list_some(single, MAX_LISTED)}; leave out small clients (--min-rows 5, min_rows=5), or use a model "
+                "without BatchNorm"
+            )
+        raise ModelError(f"the model {name} cannot be trained on batches of {len(x)} samples: {errors[-1]}")
     if engine == "vectorized" and (reason := task.find_vectorization_error((x, y))):
         raise ModelError(
             f"the model {name} cannot be trained by the vectorized engine ({reason}); use --engine sequential"

@@ -162,6 +162,12 @@ def _make_export_error(form: str, error: BaseException) -> RunError:
     return RunError(f"the model cannot be written as {form}: {why}; export it as safetensors, which keeps its weights")
 
 
+def _advise_other_format(format: str) -> str:  # noqa: A002
+    if format != "safetensors":
+        return "export it as safetensors, which keeps its weights"
+    return "a model whose outputs change from call to call cannot be exported; check its forward pass in eval mode"
+
+
 def _compare_logits(logits: LogitsFunction, model: nn.Module, card: ModelCard, format: str) -> float:  # noqa: A002
     """Return the largest difference of logits on random inputs."""
     generator, dtype = torch.Generator().manual_seed(0), get_dtype(model)
@@ -170,6 +176,11 @@ def _compare_logits(logits: LogitsFunction, model: nn.Module, card: ModelCard, f
         x = draw_inputs(model, card, n, generator)
         with torch.no_grad():
             ours, theirs = model(x), logits(x)
+        if not bool(ours.isfinite().all()):
+            raise RunError(
+                f"the model of client {card.get('client', '')!r} gives values that are not finite, so its training "
+                "diverged: nothing was written; train again with a lower learning rate"
+            )
         difference = float((ours - theirs).abs().max())
         limit = LOGIT_TOLERANCE[dtype] * max(1.0, float(ours.abs().max()))
         # Of two classes that are equal but for rounding, either may be the larger one.
@@ -177,7 +188,7 @@ def _compare_logits(logits: LogitsFunction, model: nn.Module, card: ModelCard, f
         if not (difference <= limit and bool((predicted >= ours.amax(1) - 2 * difference).all())):
             raise RunError(
                 f"the file that was written as {format} predicts otherwise than the run's model: logits differ by "
-                f"{difference:.2g}, expected at most {limit:.2g}; the file was removed; export it as safetensors"
+                f"{difference:.2g}, expected at most {limit:.2g}; the file was removed; {_advise_other_format(format)}"
             )
         largest = max(largest, difference)
     return largest

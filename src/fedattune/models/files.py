@@ -187,21 +187,24 @@ def read_model(file: Path, module: nn.Module | None, factory: str | None) -> tup
     state, meta = load_tensors(file)
     card: ModelCard = {k: v for k, v in parse_card(meta.get(CARD_KEY), file).items() if k != SOURCE_KEY}
     if module is None:
-        card = confirm_code(card, factory, file)
+        card = confirm_code(card, factory, file, otherwise=", or export the model as onnx")
     model = fill_model(module, state, card)
     check_reference_logits(model, card, card.get("reference_logits"), file)
     return model, card
 
 
-def confirm_code(card: ModelCard, factory: str | None, where: Path | str) -> ModelCard:
-    """Return the card of a model whose code may run: FedAttune's, or custom code that the user names as `factory`."""
+def confirm_code(card: ModelCard, factory: str | None, where: Path | str, *, otherwise: str = "") -> ModelCard:
+    """Return the card of a model whose code may run: FedAttune's, or custom code that the user names as `factory`.
+
+    `otherwise` ends the message with another way out.
+    """
     if not is_reference(card["model"]):
         return card
     name = make_portable(card["model"])
     if factory is None or make_portable(factory) != name:
         raise RunError(
             f"{where} was trained with {name!r}, which is code of somebody's own and is not run because a file "
-            f"names it; if it is yours, say so by factory={name!r} (--factory {name}), or export the model as onnx"
+            f"names it; if it is yours, say so by factory={name!r} (--factory {name}){otherwise}"
         )
     return {**card, "model": factory}  # the user's path, not the path in the file
 

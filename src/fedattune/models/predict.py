@@ -19,7 +19,7 @@ from ..core.text import guard_cell
 from ..data import Schema
 from ..data.federated import gather
 from ..data.tables.new_rows import read_rows
-from ..data.tables.scaling import constants_from_card
+from ..data.tables.scaling import constants_from_card, limit
 from ..data.types import Array
 from .export import LogitsFunction, open_onnx
 from .files import CARD_KEY, ModelCard, check_preparation, parse_card, read_model
@@ -137,8 +137,8 @@ def predict(
 ) -> Predictions:
     """Predict the rows of a table with a client's model.
 
-    The rows are prepared like the client's own training rows. Columns are found by name, a missing number becomes the
-    median of the client's training part, and numbers are standardised with the client's mean and deviation.
+    The rows are prepared like the client's own training rows. Columns are found by name, and the constants in the
+    model's file fill missing numbers and standardise all. Notes name columns with numbers far from training.
 
     Args:
         file: a model that `fedattune export` or `Result.save_models` wrote, as .safetensors or .onnx.
@@ -161,7 +161,8 @@ def predict(
     rows = read_rows(Path(table), schema, constants)
     dtype: torch.dtype = getattr(torch, card["dtype"])
     shift, scale = (None if one is None else one.to(dtype) for one in schema.scaling())
-    x = torch.from_numpy(rows.x)
+    n_numbers = len(schema.numbers) if constants is not None else 0
+    x = torch.from_numpy(np.hstack([limit(rows.x[:, :n_numbers]), rows.x[:, n_numbers:]]) if n_numbers else rows.x)
     at_once = MAX_TEXTS if schema.tokens else BATCH_ROWS
     if isinstance(logits, nn.Module):
         at_once = limit_samples(logits, at_once, x[:1].numel())
@@ -170,12 +171,39 @@ def predict(
         outputs = torch.cat([logits(gather(x, index, shift, scale, dtype)) for index in batches])
     owner = f"the model belongs to client {card.get('client')!r}: {card['algorithm']}, seed {card['seed']}"
     notes = (owner, *rows.notes)
+    if constants is not None:
+        notes += _describe_far(rows.x[:, : len(schema.numbers)], schema, constants)
     if schema.classes:
         return Predictions(schema.classes, outputs.softmax(1).numpy(), rows.y, notes)
     if (target := schema.target_scale) is None:
         raise RunError(f"{file} does not say the unit of its target: target_mean or target_deviation is missing")
     values = outputs[:, 0].double().numpy() * target.deviation + target.mean
     return Predictions((), np.zeros((len(values), 0)), rows.y, notes, values)
+
+
+FAR_DEVIATIONS = 8.0
+"""Deviations from the mean beyond which a number is far from training: at most 1 training row in 64 has such a one."""
+
+
+def _describe_far(x: Array, schema: Schema, constants: Array) -> tuple[str, ...]:
+    """Name the columns with numbers far from those of training, by standardised numbers x (n, K)."""
+    notes = []
+    for name, z, (_, mean, deviation) in zip(schema.numbers, x.T, constants.T, strict=True):
+        far = np.flatnonzero(np.abs(z) > FAR_DEVIATIONS)
+        if not len(far):
+            continue
+        row = int(far[np.abs(z[far]).argmax()])
+        value, low, high = (mean + k * deviation for k in (float(z[row]), -2, 2))
+        if name in schema.dates:
+            value, low, high = (np.datetime64(int(day), "D") for day in (value, low, high))
+        else:
+            value, low, high = (f"{number:.6g}" for number in (value, low, high))
+        notes.append(
+            f"column {name!r} is far from training in {len(far)} of {len(z)} rows, such as {value} in data row "
+            f"{row + 1}, where most training rows have {low} to {high}: do not trust these predictions, or correct "
+            "the cells"
+        )
+    return tuple(notes)
 
 
 def check_predictions_file(file: Path) -> None:

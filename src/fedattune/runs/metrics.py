@@ -1,6 +1,6 @@
 """The numbers of a run: per client and round, over clients, and the summaries that papers report."""
 
-import math
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from ..core.effect import Effect, Mechanism
 from ..core.errors import ConfigError
+from ..core.io import replace_nonfinite
 from ..core.metrics import METRICS, Metric, MetricName
 from ..core.settings import Settings
-from .predictions import RowPredictions
+from .predictions import FOR_CHOICE, RowPredictions
 from .stopping import StoppingRule, pick_by_others
 from .store import MixingLog, RoundRecord, RunStore
 
@@ -25,8 +26,8 @@ class ClientResult:
     Attributes:
         id: name of the client.
         n_train: its training samples, and `n_test` its test samples.
-        received: its test accuracy after the last communication, and `trained` after the local training before it;
-            its RMSE if the target is a number.
+        received: its test accuracy after the communication of its judged round, and `trained` after the local training
+            before it; its RMSE if the target is a number.
     """
 
     id: str
@@ -57,6 +58,8 @@ If the target is a number: rmse_uniform, rmse_pooled, rmse_std and rmse_worst10 
 JsonDict = dict[str, Any]
 MERGED_NAME = "all clients together"
 """Name of the client that stands for all where the server learns sums only."""
+ABSURD_RATIO = 1e3
+"""Ratio of a model's error to the error of a constant above which its training counts as diverged."""
 
 
 def score_clients(
@@ -81,6 +84,21 @@ def measure_scores(metric: MetricName, scores: NDArray[np.float64], deviation: f
     return np.full(len(n), np.nan)
 
 
+def find_diverged(
+    scores: NDArray[np.float64], n_classes: int, constant: NDArray[np.float64] | float = 1.0
+) -> NDArray[np.bool_]:
+    """Find the clients (E,) whose error is not finite, or above ABSURD_RATIO times the error of a constant.
+
+    Args:
+        scores: samples, right predictions and sums of losses of each client (3, E); without samples, nothing is found.
+        n_classes: number of classes; 0 if the target is a number.
+        constant: mean loss of a constant (E,), in squared deviations, if the target is a number.
+    """
+    n, _, loss = scores
+    limit = ABSURD_RATIO * np.log(max(2, n_classes)) if n_classes else ABSURD_RATIO**2 * np.maximum(constant, 1.0)
+    return np.asarray((n > 0) & ~(loss <= limit * n))
+
+
 def summarize_scores(
     n: NDArray[np.int64], correct: NDArray[np.int64], loss: NDArray[np.float64], *, deviation: float | None = None
 ) -> Metrics:
@@ -92,19 +110,18 @@ def summarize_scores(
     """
     has = n > 0
     n, correct, loss = n[has], correct[has], loss[has]
-    values = score_clients(n, correct, loss, deviation=deviation)
     name, best_last = ("acc", 1) if deviation is None else ("rmse", -1)
-    worst = np.sort(values)[::best_last][: max(1, round(0.1 * len(n)))]
-    pooled = score_clients(n.sum(), correct.sum(), loss.sum(), deviation=deviation)
-    with np.errstate(invalid="ignore"):  # the spread of infinite errors is not a number
-        spread = float(values.std())
-    return {
-        f"{name}_uniform": float(values.mean()),
-        f"{name}_pooled": float(pooled),
-        f"{name}_std": spread,
-        f"{name}_worst10": float(worst.mean()),
-        "loss_uniform": float((loss / n).mean()),
-    }
+    with np.errstate(invalid="ignore", over="ignore"):  # the spread of infinite errors is not a number
+        values = score_clients(n, correct, loss, deviation=deviation)
+        worst = np.sort(values)[::best_last][: max(1, round(0.1 * len(n)))]
+        pooled = score_clients(n.sum(), correct.sum(), loss.sum(), deviation=deviation)
+        return {
+            f"{name}_uniform": float(values.mean()),
+            f"{name}_pooled": float(pooled),
+            f"{name}_std": float(values.std()),
+            f"{name}_worst10": float(worst.mean()),
+            "loss_uniform": float((loss / n).mean()),
+        }
 
 
 def is_in_last_tenth(round_: int, rounds: int) -> bool:
@@ -116,15 +133,6 @@ def reaches(entry: Metrics, accuracy: float) -> bool:
     """Return whether the mean over clients is at least `accuracy`."""
     # A mean of fractions that is 0.9 on paper may be 0.8999999999999999 in memory.
     return entry["acc_uniform"] >= accuracy - 1e-9
-
-
-def replace_nonfinite(value: Any) -> Any:
-    """Copy a nest of lists and dicts, with None for numbers that JSON cannot write."""
-    if isinstance(value, dict):
-        return {k: replace_nonfinite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [replace_nonfinite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def build_history(store: RunStore, names: Mapping[int, str], deviation: float | None = None) -> list[JsonDict]:
@@ -173,8 +181,9 @@ class RunMetrics:
         facts: facts about model, clients and notes.
         store: scores, traffic and mixing matrices of all rounds.
         is_finished: whether all rounds are done.
-        predictions: part (test or validation) -> outputs of the judged models for its rows; empty before the end of
-            the run, and where the clients are elsewhere.
+        predictions: part (test or validation) -> outputs of the judged models for its rows; `choice` has outputs for
+            validation rows as in `measure_for_choice`. Empty before the end of the run, and where the clients are
+            elsewhere.
     """
 
     config: Mapping[str, Any]
@@ -224,7 +233,8 @@ class RunMetrics:
     def effects(self) -> list[Effect]:
         """The effects of the method's mechanisms, at the end of the run; empty for methods without a mechanism."""
         measured = self.facts.get("effects", ())
-        return [Effect(Mechanism(part, like, same), value) for part, like, same, value in measured]
+        is_known = [value is not None and np.isfinite(value) for *_, value in measured]  # unknown of diverged models
+        return [Effect(Mechanism(*words), value) for *words, value in itertools.compress(measured, is_known)]
 
     @property
     def reports(self) -> dict[str, JsonDict]:
@@ -256,7 +266,11 @@ class RunMetrics:
     @property
     def newcomers(self) -> list[NewcomerResult]:
         """Clients that joined after training; none unless clients were held out."""
-        return [NewcomerResult(**one) for one in self.facts.get("newcomers", ())]
+
+        def restore(one: JsonDict) -> JsonDict:
+            return {k: np.inf if v is None else v for k, v in one.items()}  # JSON has no infinite errors
+
+        return [NewcomerResult(**restore(one)) for one in self.facts.get("newcomers", ())]
 
     @property
     def is_regression(self) -> bool:
@@ -332,8 +346,11 @@ class RunMetrics:
 
     @property
     def metrics(self) -> Metrics:
-        """Test metrics at the last evaluation, at the evaluation point."""
-        return self.final[self.evaluation_point] or {}
+        """Test metrics of the judged models, at the evaluation point; empty before the first evaluation.
+
+        These are the models that a result keeps and exports. `final` has the numbers of the last evaluation.
+        """
+        return self.judged
 
     @property
     def best_test(self) -> JsonDict | None:
@@ -404,19 +421,18 @@ class RunMetrics:
 
     @cached_property
     def clients(self) -> list[ClientResult]:
-        """The results of all evaluated clients at the last evaluation."""
-        last = {
-            key: float(score_clients(*(np.array(value) for value in scores), deviation=self.target_deviation))
-            for key, scores in self.store.last_scores("test").items()
-            if scores[0]
-        }
-        return [
-            ClientResult(
-                *(client[key] for key in ("id", "n_train", "n_test")),
-                *(last.get((number, point)) for point in ("received", "trained")),
-            )
-            for number, client in zip(self.eval_ids, self.facts["clients"], strict=True)
-        ]
+        """The results of all evaluated clients in the rounds of their judged models."""
+
+        def measure(point: Point) -> list[float | None]:
+            scores = self._read_judged("test", point)
+            has = scores[0] > 0
+            values = np.full(len(has), np.nan)
+            with np.errstate(invalid="ignore"):
+                values[has] = score_clients(*scores[:, has], deviation=self.target_deviation)
+            return [float(value) if one else None for value, one in zip(values, has, strict=True)]
+
+        each = zip(self.facts["clients"], measure("received"), measure("trained"), strict=True)
+        return [ClientResult(one["id"], one["n_train"], one["n_test"], *values) for one, *values in each]
 
     @cached_property
     def judged_rounds(self) -> NDArray[np.int64]:
@@ -432,16 +448,41 @@ class RunMetrics:
 
         Clients without samples have zeros, and clients that were never evaluated have NaN.
         """
+        return self._read_judged(part, self.evaluation_point)
+
+    def _read_judged(self, part: Part, point: Point) -> NDArray[np.float64]:
         scores, rounds = np.full((3, len(self.eval_ids)), np.nan), self.judged_rounds
         if self.facts.get("early_stopping", "off") == "off":  # nodes of a deployment may be absent at times
             last = self.store.last_scores(part)
             for i, number in enumerate(self.eval_ids):
-                scores[:, i] = last.get((number, self.evaluation_point), np.nan)
+                scores[:, i] = last.get((number, point), np.nan)
             return scores
-        for round_, point, values in self.store.scores(part):
-            if point == self.evaluation_point and (is_judged := rounds == round_).any():
+        for round_, scored_point, values in self.store.scores(part):
+            if scored_point == point and (is_judged := rounds == round_).any():
                 scores[:, is_judged] = values[:, is_judged]
         return scores
+
+    @cached_property
+    def diverged(self) -> tuple[str, ...]:
+        """The ids of the clients whose judged model diverged.
+
+        Its error is not finite or above ABSURD_RATIO times a constant's, or the client's training diverged in every
+        round up to the judged one, so that its model is the initial one.
+        """
+        found = np.zeros(len(self.eval_ids), dtype=np.bool_)
+        for part in ("test", "validation"):
+            constant = np.ones(len(self.eval_ids))
+            if self.is_regression and (rows := self.predictions.get(part)) is not None:
+                errors = (rows.y - self.facts["target_scale"]["mean"]) / self.facts["target_scale"]["deviation"]
+                constant = np.bincount(rows.client, errors**2, rows.n_clients) / np.maximum(rows.sizes, 1)
+            found |= find_diverged(self.judged_scores(part), len(self.facts.get("classes", ())), constant)
+        failures = np.zeros(len(self.eval_ids), dtype=np.int64)
+        position = {number: i for i, number in enumerate(self.eval_ids)}
+        for record in self._records:
+            hit = [position[i] for i in record.diverged if i in position]
+            failures[hit] += record.round <= self.judged_rounds[hit]
+        found |= (failures > 0) & (failures >= self.judged_rounds)
+        return tuple(client["id"] for client, one in zip(self.facts["clients"], found, strict=True) if one)
 
     @cached_property
     def judged(self) -> Metrics:
@@ -463,15 +504,27 @@ class RunMetrics:
     def measure_for_choice(self, metric: MetricName) -> NDArray[np.float64]:
         """Measure validation rows for the choice between methods: a value for each evaluated client (E,).
 
-        A client's own rows choose its judged round, which flatters this round. So accuracy, log loss and RMSE are of
-        the round that the other clients' rows choose. Other metrics are not known of every round, so they are of the
-        judged models.
+        A client's own rows choose its judged round, which flatters this round. So this is of the round that the other
+        clients' rows choose. Without predictions, as for `measure_clients`, only accuracy, log loss and RMSE are known
+        of it. Other metrics are then of the judged models.
         """
+        if (rows := self.predictions.get(FOR_CHOICE)) is not None:
+            return rows.by_client[metric]
         if (scores := self._scores_by_others) is not None:
             values = measure_scores(metric, scores, self.target_deviation)
             if np.isfinite(values).any():
                 return values
         return self.measure_clients(metric, "validation")
+
+    def is_honest_for_choice(self, metric: MetricName) -> bool:
+        """Tell whether `measure_for_choice` is of rounds that other clients' rows chose, or of no chosen round.
+
+        It is not for metrics that need predictions, where these were not kept: engine ray, deployments, models that are
+        too large, and a single client with validation rows.
+        """
+        if self.facts.get("early_stopping", "off") == "off" or FOR_CHOICE in self.predictions:
+            return True
+        return self._scores_by_others is not None and metric in ("accuracy", "log_loss", "rmse")
 
     @cached_property
     def _scores_by_others(self) -> NDArray[np.float64] | None:
@@ -487,7 +540,7 @@ class RunMetrics:
         return self.store.mixing(self.n_clients)
 
     def to_json(self) -> JsonDict:
-        """Return the run as plain JSON values; accuracies are fractions, and a loss that is not finite is None."""
+        """Return the run as plain JSON values; accuracies are fractions, and numbers that are not finite are None."""
         content = {
             "algorithm": self.algorithm,
             "config": dict(self.config),
@@ -499,7 +552,7 @@ class RunMetrics:
             "evaluation_point": self.evaluation_point,
             "final": self.final,
             "judged": self.judged,
-            "metrics": {part: one.pooled for part, one in self.predictions.items()},
+            "metrics": {part: one.pooled for part, one in self.predictions.items() if part != FOR_CHOICE},
             "best_test": self.best_test,
             "bmta": self.bmta,
             "best_validation": self.best_validation,
@@ -507,6 +560,7 @@ class RunMetrics:
             "global_accuracy": self.global_accuracy,
             "history": self.history,
             "clients": [vars(c) for c in self.clients],
+            "diverged": list(self.diverged),
             "newcomers": [vars(c) for c in self.newcomers],
             "effects": [{**effect.mechanism._asdict(), "value": effect.value} for effect in self.effects],
             **{key: value for key, value in self.facts.items() if key == "client_scalars"},
@@ -514,7 +568,7 @@ class RunMetrics:
             "notes": self.notes,
             "finished": self.is_finished,
         }
-        return {key: replace_nonfinite(value) for key, value in content.items()}
+        return dict(replace_nonfinite(content))
 
     def _late(self) -> list[JsonDict]:
         return [e for e in self._scored if is_in_last_tenth(e["round"], self.rounds)]
@@ -522,5 +576,6 @@ class RunMetrics:
     def _best(self, key: Callable[[JsonDict], float], entries: Sequence[JsonDict]) -> JsonDict | None:
         if not entries:
             return None
-        best = max(entries, key=lambda entry: self.curve_metric.sign * key(entry))
+        values = [self.curve_metric.sign * key(entry) for entry in entries]
+        best = entries[int(np.argmax(np.nan_to_num(values, nan=-np.inf, posinf=np.inf, neginf=-np.inf)))]
         return {**best[self.evaluation_point], "round": best["round"]}

@@ -24,6 +24,8 @@ from .rows import RowStack
 FloatArray = NDArray[np.float64]
 MAX_OUTPUTS = 50_000_000
 """Outputs of one part above which they are not stored: 200 MB."""
+FOR_CHOICE = "choice"
+"""Name of the outputs for validation rows by which methods are chosen: of the round that the other clients chose."""
 PREDICTED_AT_ONCE = 4096
 """Rows that go through a model together."""
 
@@ -74,6 +76,15 @@ def predict_parts(context: RunContext, models: RowStack, buffers: RowStack) -> d
         return {}
     parts = {part: predict_rows(task, federation, part, ids, models, buffers) for part in EVALUATED_PARTS}
     return {part: one for part, one in parts.items() if one is not None}
+
+
+def predict_for_choice(context: RunContext, models: RowStack, buffers: RowStack) -> dict[str, RowPredictions]:
+    """Let the models of the rounds that other clients chose predict the validation rows; nothing without models."""
+    task, federation, ids = context.task, context.federation, context.eval_ids.tolist()
+    if not isinstance(federation, Federation) or not models:
+        return {}
+    rows = predict_rows(task, federation, "validation", ids, models, buffers)
+    return {} if rows is None else {FOR_CHOICE: rows}
 
 
 def predict_rows(

@@ -5,7 +5,7 @@ PRIOR_ROWS rows more; a client without validation rows follows the mean alone. T
 also where accuracy is judged: it separates rounds with equally many right rows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,24 +51,37 @@ def _add_prior(n: FloatArray, total: FloatArray) -> FloatArray:
     return np.asarray((total + PRIOR_ROWS * mean) / (n + PRIOR_ROWS))
 
 
+def compute_criterion_of_others(scores: FloatArray, by: EarlyStopping) -> Criterion:
+    """Compute the criterion of one round from the rows of all other clients; arguments as for `compute_criterion`.
+
+    A client's own rows flatter the round that they chose, most with methods whose rounds differ by chance. The round
+    of the others gives an honest measure for the choice between methods.
+    """
+    n, correct, loss = scores
+
+    def average_others(total: FloatArray) -> FloatArray:
+        sums, rows = (one.sum() - one for one in (_bound(n, total), n))
+        return np.asarray(np.round(sums / np.maximum(rows, 1.0), 12))
+
+    return Criterion(average_others(loss if by == "loss" else n - correct), average_others(loss))
+
+
+def have_others(n: FloatArray) -> bool:
+    """Tell from the validation rows of each client (E,) whether every client has others that choose a round for it."""
+    return int((n > 0).sum()) >= 2
+
+
 def pick_by_others(scores: Sequence[FloatArray], by: EarlyStopping) -> FloatArray | None:
     """Pick the scores of each client (3, E) at the round that the other clients' rows choose.
 
-    A client's own rows flatter the round that they chose, most with methods whose rounds differ by chance. Scores at
-    the round of the others are an honest measure for comparing methods. None if rounds are not judged, or fewer than
-    two clients have rows.
+    None if rounds are not judged, or fewer than two clients have rows.
     """
-    if by == "off" or not len(scores) or (scores[0][0] > 0).sum() < 2:
+    if by == "off" or not len(scores) or not have_others(scores[0][0]):
         return None
-    n, correct, loss = stacked = np.stack(scores, axis=1)  # (3, R, E)
-
-    def average_others(total: FloatArray) -> FloatArray:
-        sums, rows = (one.sum(axis=1, keepdims=True) - one for one in (_bound(n, total), n))
-        return np.asarray(np.round(sums / np.maximum(rows, 1.0), 12))
-
-    main = average_others(loss if by == "loss" else n - correct)
-    best = np.lexsort((average_others(loss), main), axis=0)[0]
-    return np.asarray(stacked[:, best, np.arange(n.shape[1])])
+    rule = StoppingRule(by, compute_criterion_of_others)
+    for r, one in enumerate(scores):
+        rule.add_round(r, one)
+    return np.asarray(np.stack(scores, axis=1)[:, rule.rounds, np.arange(len(rule.rounds))])
 
 
 def _bound(n: FloatArray, total: FloatArray) -> FloatArray:
@@ -81,6 +94,7 @@ class StoppingRule:
     """Remember the best round of each client so far; `off` judges the last one."""
 
     by: EarlyStopping
+    criterion: Callable[[FloatArray, EarlyStopping], Criterion] = compute_criterion
     rounds: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """The best round of each client (E,); empty before the first evaluation."""
     best: Criterion | None = None
@@ -92,7 +106,7 @@ class StoppingRule:
         """
         if self.by == "off" or scores is None or not scores[0].sum():
             return None
-        criterion = compute_criterion(scores, self.by)
+        criterion = self.criterion(scores, self.by)
         if self.best is None:
             self.rounds = np.full(scores.shape[1], r)
             self.best = criterion

@@ -98,7 +98,8 @@ class TensorBoard(Callback):
                     self._writer.add_scalar(f"{group}/{name}", value, record.round, walltime=when)
             bins: Any = ACCURACY_BINS if self._deviation is None else "auto"
             for point, values in clients.items():
-                self._writer.add_histogram(f"clients/{point}", values, record.round, bins, walltime=when)
+                if len(finite := values[np.isfinite(values)]):  # a histogram has no place for models that diverged
+                    self._writer.add_histogram(f"clients/{point}", finite, record.round, bins, walltime=when)
             self._next, absent, diverged = record.round + 1, 0, 0
 
     def _mixing(self, round_: int) -> dict[str, dict[str, float]]:

@@ -18,7 +18,7 @@ from ..runs.context import RunContext
 from ..runs.folder import RunFolder
 from ..runs.rows import RowStack, load_rows
 from ..runs.store import RoundRecord, RunStore
-from .backends.base import Backend
+from .backends.base import CHOICE_KEY, Backend
 from .clients.options import ClientLedger
 from .server import Server
 from .uploads.pipeline import UploadPipeline
@@ -104,7 +104,10 @@ class RunCheckpoints:
             self.server.load_fewer(saved.flat, n_before)
             self.backend.load_fewer(saved.flat, n_before, self.server.make_payload)
         else:
-            tree = restore_tree(self._state_tree(), saved.flat, rows=self.folder.rows, older=saved.older_slots)
+            template = self._state_tree()
+            if not any(key.startswith(f"clients/{CHOICE_KEY}/") for key in saved.flat):  # of an engine without them
+                template["clients"].pop(CHOICE_KEY, None)
+            tree = restore_tree(template, saved.flat, rows=self.folder.rows, older=saved.older_slots)
             self.server.state = tree["server"]
             self.backend.load_state_tree(tree["clients"])
         self.ledger.load(saved.flat)

@@ -1,6 +1,5 @@
 """`fit`: train one algorithm on a federation."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from ..core.options import list_keywords
 from ..core.own_code import get_short_name, is_reference, make_absolute
 from ..core.settings import Settings, SettingsKeywords
 from ..data import Federation
-from ..models import build_seeded_model, check_model
+from ..models import build_seeded_model, check_model, copy_module
 from ..models.files import SOURCE_KEY
 from ..runs.callbacks import Callback, StartedRun, check_callbacks
 from ..runs.context import Progress
@@ -143,10 +142,7 @@ def prepare_run(
     """
     if check:
         if not isinstance(federation, Federation):
-            raise ConfigError(
-                f"fit needs a Federation, got {type(federation).__name__}; make one with "
-                "fedattune.federation_from(clients)"
-            )
+            raise ConfigError(_explain_wrong_data(federation, algorithm))
         check_device(settings)
         check_ray(settings)
         training, _ = hold_out_newcomers(federation, settings)
@@ -160,7 +156,7 @@ def prepare_run(
         model = make_absolute(model)
         module = build_seeded_model(model, federation, options=model_options, seed=settings.seed)
     else:
-        module = copy.deepcopy(model)
+        module = copy_module(model)
     if check:
         check_model(module, federation, batch_size=settings.training.batch_size, engine=settings.execution.engine)
     return PreparedRun(
@@ -174,6 +170,12 @@ def prepare_run(
         options or {},
         source,
     )
+
+
+def _explain_wrong_data(data: object, algorithm: object) -> str:
+    if isinstance(algorithm, Federation):
+        return 'fit takes the data before the method: fit(data, "fedavg", model)'
+    return f"fit needs a Federation, got {type(data).__name__}; make one with fedattune.federation_from(clients)"
 
 
 def train_run(

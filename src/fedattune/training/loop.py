@@ -22,9 +22,9 @@ from ..runs.callbacks import Callback
 from ..runs.context import Progress, RunContext
 from ..runs.folder import RunFolder
 from ..runs.metrics import Metrics, score_clients, summarize_scores
-from ..runs.predictions import predict_parts
+from ..runs.predictions import predict_for_choice, predict_parts
 from ..runs.result import Result
-from ..runs.stopping import StoppingRule
+from ..runs.stopping import StoppingRule, compute_criterion_of_others
 from ..runs.store import RoundRecord, RunStore
 from ..server.average import client_weights, weighted_sum
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
@@ -73,6 +73,7 @@ class RoundLoop:
         self.store = RunStore(folder.metrics if folder else None)
         self.status = RunStatus()
         self.stopping = StoppingRule(self.context.early_stopping)
+        self.choice = StoppingRule(self.context.early_stopping, compute_criterion_of_others)
         self._new_scores: dict[int, dict[str, Metrics]] = {}  # round -> scores of which callbacks do not know yet
         if make_backend:
             self.backend = make_backend(self.context, self.server.make_payload)
@@ -95,7 +96,8 @@ class RoundLoop:
             parts = self.server, self.backend, self.store, self.uploads, self.ledger
             self.checkpoints = RunCheckpoints(folder, config["algorithm"], self.context, *parts)
             self.status = self.checkpoints.load()
-            self.stopping.add_rounds(self.store.scores("validation"), self.context.algorithm.evaluation_point)
+            for rule in (self.stopping, self.choice):
+                rule.add_rounds(self.store.scores("validation"), self.context.algorithm.evaluation_point)
             if self._lacks_received_scores(self.record.round):
                 self._defer_evaluation(self.record.round)
 
@@ -283,9 +285,10 @@ class RoundLoop:
         found = next((one for one in scores if (one.point, one.part) == (point, "validation")), None)
         if found is not None and found.scores.n.sum():
             values = np.array([column.tolist() for column in found.scores], dtype=float)
-            is_best = self.stopping.add_round(r, values)
-            if is_best is not None and is_best.any():
-                self.backend.keep_models(found.ids[torch.from_numpy(is_best).to(found.ids.device)])
+            for rule, keep in ((self.stopping, self.backend.keep_models), (self.choice, self.backend.keep_for_choice)):
+                is_best = rule.add_round(r, values)
+                if is_best is not None and is_best.any():
+                    keep(found.ids[torch.from_numpy(is_best).to(found.ids.device)])
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
@@ -361,12 +364,16 @@ class RoundLoop:
         if not is_finished and isinstance(models, Params) and isinstance(buffers, Params):
             # The models that were evaluated last may be the ones that clients hold, and went on changing.
             models, buffers = models.map(copy_dense), buffers.map(copy_dense)
+        predictions = {}
+        if is_finished:
+            predictions = predict_parts(context, models, buffers)
+            predictions |= predict_for_choice(context, *self.backend.models_for_choice)
         return Result(
             self.config,
             facts,
             self.store,
             is_finished,
-            predict_parts(context, models, buffers) if is_finished else {},
+            predictions,
             to_cpu(models),
             to_cpu(buffers),
             context.task.model,

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +17,8 @@ from ..core.params import Params
 from ..core.payload import Broadcast, Payload, ServerState
 from ..core.settings import RAY_DEFAULTS, UNDISTURBED, Settings
 from ..data import Federation, federation_from
+from ..data.federated import rescale_target
+from ..data.types import TargetScale
 from ..models.files import SOURCE_KEY, build_algorithm, rebuild_model
 from ..runs.checkpoint import restore_tree
 from ..runs.folder import RunFolder
@@ -89,11 +92,21 @@ def personalize(
             f"the new clients' data do not fit the run: got inputs of shape {clients.input_shape} and the classes "
             f"{', '.join(clients.classes)}, expected {shape} and {', '.join(classes)}"
         )
+    clients = _prepare_like_run(clients, result)
     if result.trained_server:
         return train_newcomers(result.trained_server, clients, result.config, rounds)
     wants_gpu = result.settings.execution.device != "cpu"
     config = {**result.config, "device": "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"}
     return train_newcomers(_load_trained_server(result, config, clients, algorithm, module), clients, config, rounds)
+
+
+def _prepare_like_run(clients: Federation, result: Result) -> Federation:
+    """Scale newcomers' numbers and target by the constants that the clients of the run share, if they share any."""
+    constants = None if result.inputs is None else result.inputs.constants
+    if constants is not None and len(constants) > 1 and np.array_equal(constants[1:], constants[:-1], equal_nan=True):
+        clients = clients.rescale(constants[0])
+    scale = result.facts.get("target_scale")
+    return clients if scale is None else rescale_target(clients, TargetScale(**scale))
 
 
 def train_newcomers(

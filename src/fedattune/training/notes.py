@@ -5,6 +5,8 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
+import numpy as np
+
 from ..core.errors import list_some
 from ..core.network import MethodModule
 from ..core.params import Params
@@ -13,7 +15,7 @@ from ..core.selectors import AllParameters, BatchNorms, NoParameters
 from ..data import Federation
 from ..data.client_index import PARTS
 from ..runs.context import RunContext
-from ..runs.metrics import MERGED_NAME
+from ..runs.metrics import ABSURD_RATIO, MERGED_NAME, find_diverged
 from ..runs.rows import RowStack
 from ..runs.store import RoundRecord, RunStore
 from ..server.wrapper import ServerWrapper
@@ -109,6 +111,7 @@ def collect_notes(
     if algorithm.full_participation and is_partial:
         notes.append("defined for rounds in which all clients take part, which was not so here")
     notes += _note_divergence(records, context.federation.names)
+    notes += _note_absurd_errors(context, store)
     notes += _note_lost_clients(store, context.federation.names)
     return [*algorithm.notes, *(f"{name}: {note}" for note in notes), *_note_settings(context, records)]
 
@@ -122,6 +125,24 @@ def _note_divergence(records: Sequence[RoundRecord], names: Sequence[str]) -> li
         f"in {len(rounds)} of {len(records)} rounds training diverged on clients "
         f"({list_some([names[i] for i in clients], MAX_LISTED)}): they kept the model they had and uploaded nothing; "
         "a lower learning rate would help"
+    ]
+
+
+def _note_absurd_errors(context: RunContext, store: RunStore) -> list[str]:
+    """Name the clients whose models had finite weights and absurd errors at some evaluation."""
+    ids, n_classes = context.eval_ids.tolist(), len(context.federation.classes)
+    first: dict[int, int] = {}
+    for round_, point, scores in store.scores("test"):
+        if point == context.algorithm.evaluation_point and len(scores[0]) == len(ids):
+            for i in np.flatnonzero(find_diverged(scores, n_classes)):
+                first.setdefault(ids[i], round_)
+    if not first:
+        return []
+    names = [context.federation.names[i] for i in first]
+    return [
+        f"from round {min(first.values())} on, the test error of {len(names):,} clients "
+        f"({list_some(names, MAX_LISTED)}) is not finite or above {ABSURD_RATIO:,.0f} times a constant's: training "
+        f"diverged there; lower the learning rate (lr is {context.settings.training.lr:g})"
     ]
 
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.labels import count_labels, covers, labels_with
-from fedattune import DataError
+from fedattune import DataError, load_federation
 from fedattune.data.partitions import dirichlet
-from fedattune.data.partitions.dirichlet import _draw_counts, dirichlet_clients
+from fedattune.data.partitions.dirichlet import _draw_counts, _fill_up, dirichlet_clients
 
 
 @settings(max_examples=40, deadline=None)
@@ -28,10 +28,39 @@ def test_dirichlet_is_disjoint_covers_and_has_its_least_size(counts, n_clients, 
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
-def test_dirichlet_gives_up_and_says_what_to_change():
+@pytest.mark.parametrize("beta", [0.001, 0.01, 0.1])
+@pytest.mark.parametrize("counts", [[180] * 10, [800, 400, 200, 100, 50, 20]])
+def test_dirichlet_repairs_what_draws_do_not_give(beta, counts):
+    """Twenty clients of a handful of classes: three draws never give each of them its minimum."""
+    labels = labels_with(counts)
+    minimum = len(labels) / 20 / 2
+    for seed in range(12):
+        parts = dirichlet(labels, 20, seed, beta=beta, max_tries=30)
+        assert covers(parts, len(labels))
+        assert min(map(len, parts)) >= min(40, minimum)
+        again = dirichlet(labels, 20, seed, beta=beta, max_tries=30)
+        assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    # The clients are still unlike: few classes each.
+    assert np.median((count_labels(labels, parts) > 0).sum(axis=1)) <= len(counts) / 2
+
+
+def test_repairs_move_no_more_than_is_lacking():
+    counts = np.array([[10, 0, 30], [0, 1, 5], [0, 0, 14]])
+    _fill_up(counts, 10)
+    # The second client lacks nine: five of the class that both hold, then four of the largest client's first class.
+    assert counts.tolist() == [[10, 4, 26], [0, 6, 0], [0, 0, 14]]
+
+
+@pytest.mark.parametrize("seed", [8, 9, 11])
+def test_dirichlet_of_digits_succeeds_for_seeds_that_failed(seed):
+    fed = load_federation("digits", partition="dirichlet", clients=20, seed=seed)
+    assert int(fed.label_counts().sum(axis=1).min()) == 40
+
+
+def test_dirichlet_says_what_to_change():
     labels = labels_with([40] * 5)
-    with pytest.raises(DataError, match=r"no division in 3 tries.*larger dirichlet.beta"):
-        dirichlet(labels, 10, 0, beta=0.001, min_size=19, max_tries=3)
+    with pytest.raises(DataError, match=r"no division in 1 tries.*larger dirichlet.beta"):
+        dirichlet(labels, 2, 4, beta=0.001, max_tries=1)
     with pytest.raises(DataError, match=r"smaller dirichlet\.min_size"):
         dirichlet(labels, 10, 0, min_size=21)
     with pytest.raises(DataError, match="200 samples cannot give 300 clients"):

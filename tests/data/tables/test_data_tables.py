@@ -34,13 +34,13 @@ def test_csv_equals_parquet_and_keeps_client_names(tmp_path):
 
 
 def test_scaling_uses_only_the_clients_own_training_part(tmp_path):
-    first = partition_dataset(made(parquet(tmp_path, columns())))
+    first = partition_dataset(made(parquet(tmp_path, columns())), scaling="client")
     north = first.clients[0]
     changed = columns()
     for row in range(20, 40):
         changed["age"][row] *= 100
     changed["age"][int(north.test[0])] = 1e6
-    second = partition_dataset(made(parquet(tmp_path, changed)))
+    second = partition_dataset(made(parquet(tmp_path, changed)), scaling="client")
     assert np.array_equal(second.clients[0].train, north.train)
     untouched = torch.tensor(np.concatenate([north.train, north.validation, north.test[1:]]))
     assert torch.equal(first.features(untouched), second.features(untouched))
@@ -65,11 +65,13 @@ def test_missing_values(tmp_path):
     assert flags[:, 0].nonzero().flatten().tolist() == [3]
     assert flags[:, 1].nonzero().flatten().tolist() == list(range(20))
     age = np.array([np.nan if v is None else v for v in content["age"]])
-    train = fed.clients[0].train
-    mine = age[train]
+    assert float(fed.x[3, 0]) == 0  # the mean of all training rows
+    by_client = partition_dataset(data, scaling="client")
+    mine = age[by_client.clients[0].train]
     median = np.nanmedian(mine)
     filled = np.where(np.isnan(mine), median, mine)
-    assert float(fed.x[3, 0]) == pytest.approx((median - filled.mean()) / filled.std(), rel=1e-5)
+    assert float(by_client.x[3, 0]) == pytest.approx((median - filled.mean()) / filled.std(), rel=1e-5)
+    assert (by_client.x[:20, 1] == 0).all()
 
 
 def test_table_without_numbers_other_types_and_pandas_index(tmp_path):

@@ -59,11 +59,10 @@ class ClientSummary:
 class RunExplanation:
     """One run of a method, its mixing, and the gains of its clients.
 
-    Without a method, the verdict's is taken if it mixes client by client, else the first one that does, else the
-    verdict's. A client that is named is looked at even if there are too many.
+    Without a method, the verdict's is taken. A client that is named is looked at even if there are too many.
 
     Attributes:
-        choice_note: a sentence on why this method was chosen, if it is not the verdict's.
+        choice_note: a sentence on another method that mixes client by client, if the verdict's does not.
     """
 
     def __init__(
@@ -74,12 +73,15 @@ class RunExplanation:
         first = None if algorithm else runs.verdict.method
         names = [algorithm] if algorithm else [*dict.fromkeys(run.algorithm for run, _ in runs.select(None, seed))]
         names.sort(key=lambda name: (name == BASELINE, name != first))
-        analyses = [MixingAnalysis(runs.select(name, seed)[0][0], always) for name in names]
-        self.mixing = next((one for one in analyses if one.has_mixtures), analyses[0])
+        self.mixing = MixingAnalysis(runs.select(names[0], seed)[0][0], always)
         self.run = self.mixing.run
         self.choice_note: str | None = None
-        if self.mixing is not analyses[0] and names[0] == first:
-            self.choice_note = f"The verdict is about {first}, which does not mix client by client; {self.method} does."
+        others = [] if self.mixing.has_mixtures else names[1:]
+        analyses = (MixingAnalysis(runs.select(name, seed)[0][0], always) for name in others)
+        if other := next((one for one in analyses if one.has_mixtures), None):
+            self.choice_note = (
+                f"{other.run.algorithm} mixes client by client: --algorithm {other.run.algorithm} explains it."
+            )
 
     @property
     def method(self) -> str:

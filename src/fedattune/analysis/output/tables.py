@@ -9,6 +9,7 @@ from ...core.effect import IDLE_BELOW
 from ...core.errors import ConfigError, did_you_mean
 from ...core.metrics import METRICS, format_number
 from ...core.text import make_printable
+from ..compare import BASELINE, FULL_TEST_ROWS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -164,8 +165,16 @@ def _format_effect(value: float) -> str:
     return f"{100 * value:.1g}% (idle)" if value < IDLE_BELOW else f"{100 * value:.0f}%"
 
 
-def _format_p(row: "MethodRow") -> str:
-    return "-" if row.p_value is None else "<0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}"
+def _format_interval(row: "MethodRow") -> str:
+    from ..verdict import format_interval
+
+    return format_interval(row.interval) if row.interval else "-"
+
+
+def _format_gain(row: "MethodRow") -> str:
+    from ..verdict import format_gain
+
+    return "-" if row.gain is None else format_gain(row.gain)
 
 
 def get_metric_title(lines: Sequence["MethodRow"]) -> str:
@@ -177,13 +186,12 @@ def get_metric_title(lines: Sequence["MethodRow"]) -> str:
 QUALITY_COLUMNS: Columns = {
     "pooled": _make_spread_column("pooled", "the same over all test rows together", is_metric=True),
     "std": _make_spread_column("std", "its spread over clients", is_metric=True, has_best=False),
-    "worst 10%": _make_spread_column("worst10", "mean of the worst tenth", is_metric=True),
+    "worst 10%": _make_spread_column("worst10", "mean of the worst tenth of the clients", is_metric=True),
     "> local": Column(
         lambda row: format_percent(row.better_than_local, 0),
-        "clients better than alone",
+        "clients better than under local",
         lambda row: row.better_than_local,
     ),
-    "p": Column(_format_p, "Wilcoxon against local, Holm"),
 }
 EXTRA_COLUMNS: Columns = {
     "epsilon": Column(
@@ -216,9 +224,9 @@ COST_COLUMNS: Columns = {
     "seconds": Column(lambda row: f"{row.seconds:.1f}"),
     "steps": Column(lambda row: f"{row.local_steps:,.0f}", "local mini-batch steps per client"),
 }
-DEFAULT_COLUMNS = ("worst 10%", "> local", "p", "up", "seconds")
+DEFAULT_COLUMNS = ("gain", "95% interval", "worst 10%", "> local", "up", "seconds")
 """Columns that are shown beside the metric unless others are asked for."""
-DROPPABLE_COLUMNS = ("seconds", "up", "p", "> local", "worst 10%")
+DROPPABLE_COLUMNS = ("seconds", "up", "> local", "worst 10%", "95% interval")
 """Columns that are left out unless asked for, the first ones first, where the table is wider than `WIDTH`."""
 WIDTH = 80
 """Characters that fit every terminal."""
@@ -229,6 +237,10 @@ def choose_columns(lines: Sequence["MethodRow"], rounds_to: float | None = None)
     quality = {
         "model": Column(lambda row: row.point),
         get_metric_title(lines): _make_spread_column("mean", is_metric=True),
+        "gain": Column(
+            _format_gain, f"over {lines[0].reference if lines else BASELINE}, the best alone", lambda row: row.gain
+        ),
+        "95% interval": Column(_format_interval, "of the gain"),
     }
     extra = {title: one for title, one in EXTRA_COLUMNS.items() if any(one.format(row) != "-" for row in lines)}
     are_accuracies = not lines or METRICS[lines[0].metric].is_for_classes
@@ -269,7 +281,7 @@ def write_legend(
 ) -> str:
     """Explain the columns that are shown; by default all."""
     shown = {title: one for group in columns or choose_columns(lines, rounds_to) for title, one in group.items()}
-    metric = f"{get_metric_title(lines)}: mean over clients on test rows"
+    metric = f"{get_metric_title(lines)}: mean over clients on test rows (under {FULL_TEST_ROWS}: less weight)"
     if any(row.n_seeds > 1 for row in lines):
         metric += ", ± over runs"
     parts = [metric, *(f"{title}: {one.legend}" for title, one in shown.items() if one.legend)]

@@ -4,11 +4,13 @@ Validation data choose the method and the strongest thing that a client can do a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ...core.errors import list_some
+from ...core.io import replace_nonfinite
 from ...core.metrics import METRICS, Metric, MetricName, format_number
 from ...data.splits import validation_weights
 from ..compare import (
@@ -17,22 +19,16 @@ from ..compare import (
     FloatArray,
     align_runs,
     average_clients,
+    average_weighted,
     compute_gains,
     get_default_metric,
     group_by_algorithm,
     is_merged,
     pair_runs,
+    weigh_tests,
 )
 from ..mixing.decisions import describe_decisions
-from .statistics import (
-    MIN_CLIENTS,
-    adjust_by_holm,
-    bootstrap_interval,
-    compute_row_p,
-    compute_split_interval,
-    compute_wilcoxon_p,
-    resample_rows,
-)
+from .statistics import MIN_SPLITS, MeanGain, adjust_by_holm, compute_row_p, estimate_mean
 
 if TYPE_CHECKING:
     from ...runs.metrics import RunMetrics
@@ -59,7 +55,7 @@ class Choice:
 
     def find_best(self, names: Sequence[str]) -> str:
         """Return the best of some names; of equally good ones the first."""
-        return max(names, key=self.scores.__getitem__)
+        return max(names, key=lambda name: np.nan_to_num(self.scores[name], nan=-np.inf))
 
 
 def weigh_clients(run: "RunMetrics") -> FloatArray:
@@ -179,6 +175,14 @@ class Harm:
         who = f"client {self.worst}" if self.n_losing == 1 else f"most of all client {self.worst}"
         return f"{text}; {who} with {self.worst_loss}{self._describe_chance()}"
 
+    def summarize(self) -> str:
+        """Say who loses, in few words."""
+        if not self.n_losing:
+            return self.describe()
+        who = f"client {self.worst}" if self.n_losing == 1 else f"most of all client {self.worst}"
+        sure = {None: "", 0: ", none surely", self.n_losing: ", surely"}.get(self.n_sure, f", {self.n_sure} surely")
+        return f"{self.n_losing} of {self.n_clients} clients would lose ({who}){sure}"
+
     def _describe_chance(self) -> str:
         if self.worst_chance is None:
             return ""
@@ -230,28 +234,67 @@ def measure_harm(
     return Harm(n_clients, len(losing), n_sure, ids[worst], loss, chance[worst])
 
 
-SIGNIFICANCE = 0.05
-Answer = Literal["yes", "no", "undecided", "nothing"]
+CONSTANT_BASELINES = ("majority", "mean")
+"""Names of the baselines that predict one value for each client."""
+SAME_LOSS = 1e-4
+"""Relative difference of the losses of two models up to which they count as one."""
+CLEAR_LEVEL = 0.99
+"""Level at which an answer is clear, so that it holds if it is looked at after every few splits."""
+MAX_NAMED = 3
+"""Clients of one method, or methods, that the sentence names."""
+Answer = Literal["yes", "no", "undecided", "nothing_learned", "nothing"]
+OptionKind = Literal["alone", "shared", "personal"]
+OPTIONS: dict[OptionKind, str] = {
+    "alone": "stay alone with",
+    "shared": "share one model with",
+    "personal": "a model for each client with",
+}
+"""What clients can do, the cheapest first, as words before a name."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One thing that the clients can do.
+
+    Attributes:
+        kind: stay alone, share one model, or train a model for each client together.
+        name: the best method of this kind by validation.
+        value: mean of the metric over clients on test rows; a fraction if the metric is in percent.
+        gain: mean gain over the reference, in points or in the unit of the metric; None for the reference itself.
+        interval: 95% interval of the gain.
+        is_recommended: whether the verdict recommends it.
+    """
+
+    kind: OptionKind
+    name: str
+    value: float
+    gain: float | None = None
+    interval: tuple[float, float] | None = None
+    is_recommended: bool = False
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to the question of whether collaborating helps, in one sentence and in numbers.
+    """The answer to the question of whether collaborating helps, in words and in numbers.
 
     Attributes:
-        text: the sentence; a second one describes what a method decided for the clients, if it reports this.
-        answer: yes, no, undecided, or nothing if there is nothing to compare.
-        method: the method that the verdict is about.
-        reference: the strongest thing that a client can do alone, `local` or a baseline.
+        text: conclusion, gain, who loses, and the options, in a few sentences.
+        answer: yes, no, undecided, nothing_learned (no model is surely better than a constant), or nothing to compare.
+        method: the method that the verdict is about: the recommended one, or the best one by validation.
+        reference: the strongest thing that a client can do alone: `local` or a baseline.
         metric: name of the metric.
         gains: of each client over the reference (N,), in points or in the unit of the metric; NaN where not known.
-        interval: 95% interval of the mean gain: over clients, or of the test rows of these clients if they are few.
-        interval_over: clients or rows.
-        split_interval: 95% interval of the mean gain over splits; None for one split.
+        weights: of the clients in all means (N,): 1, and less for clients with few test rows.
+        gain: the weighted mean of the gains.
+        interval: 95% interval of the mean gain, which decides; None if there are too few clients.
+        is_clear: whether yes or no also holds at the 99% level, so that more splits would hardly change it.
         by_run: the mean gain of each seed and split.
-        p_value: of Wilcoxon's test over clients; None for few clients.
         harm: the clients that would lose.
         reasons: why the answer is undecided.
+        options: the best of each thing that clients can do, the cheapest first.
+        diverged: method -> clients whose training diverged; such a method is not ranked.
+        untrained: methods and baselines that are worse than a constant on test rows; they are not ranked either.
+        details: sentences for a reader of the report.
     """
 
     text: str
@@ -260,13 +303,30 @@ class Verdict:
     reference: str = BASELINE
     metric: MetricName = "accuracy"
     gains: FloatArray | None = None
+    weights: FloatArray | None = None
+    gain: float | None = None
     interval: tuple[float, float] | None = None
-    interval_over: Literal["clients", "rows"] = "clients"
-    split_interval: tuple[float, float] | None = None
+    is_clear: bool = False
     by_run: tuple[float, ...] = ()
-    p_value: float | None = None
     harm: Harm | None = None
     reasons: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
+    diverged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; None for numbers that are not finite."""
+        content = asdict(self)
+        for key in ("gains", "weights"):
+            content[key] = None if content[key] is None else content[key].tolist()
+        return {key: replace_nonfinite(_list_tuples(value)) for key, value in content.items()}
+
+
+def _list_tuples(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _list_tuples(one) for key, one in value.items()}
+    return [_list_tuples(one) for one in value] if isinstance(value, tuple | list) else value
 
 
 def reach_verdict(
@@ -276,6 +336,7 @@ def reach_verdict(
     metric: MetricName | None = None,
     has_failures: bool = False,
     is_final: bool = True,
+    is_tuned: bool = False,
 ) -> Verdict:
     """Decide whether collaborating helps, with which method, and how many clients would lose.
 
@@ -283,6 +344,7 @@ def reach_verdict(
         baselines: what clients can do alone with other tools, and what everybody's rows together give.
         metric: the metric that decides; by default accuracy, or RMSE if the target is a number.
         is_final: all runs have finished; otherwise the sentence says that it may change.
+        is_tuned: validation data chose the rates. Without it, fewer than three splits decide nothing.
     """
     groups = group_by_algorithm(results)
     if missing := _find_missing(set(groups), has_failures):
@@ -291,197 +353,312 @@ def reach_verdict(
     if len(excluded) == len(groups) - 1:
         return Verdict(f"Nothing can be compared fairly: {join_reasons(excluded)}.")
     comparison = Comparison(results, baselines, metric or get_default_metric(results))
-    verdict = comparison.decide([name for name in groups if name != BASELINE and name not in excluded])
+    methods = [name for name in groups if name != BASELINE and name not in excluded]
+    verdict = comparison.decide(methods, is_tuned=is_tuned)
     if decided := describe_decisions(groups, verdict.method):
-        verdict = replace(verdict, text=f"{verdict.text} {decided}")
+        verdict = replace(verdict, details=(*verdict.details, decided))
     return verdict if is_final else replace(verdict, text=f"As it stands now: {verdict.text}")
 
 
 def choose_method(
-    results: "Sequence[RunMetrics]", metric: MetricName | None = None, baselines: "Sequence[Baseline]" = ()
+    results: "Sequence[RunMetrics]",
+    metric: MetricName | None = None,
+    baselines: "Sequence[Baseline]" = (),
+    *,
+    is_tuned: bool = False,
 ) -> tuple[str, str]:
     """Choose the method to use, `local` included, and give the reason."""
-    verdict = reach_verdict(results, metric=metric, baselines=baselines)
+    verdict = reach_verdict(results, metric=metric, baselines=baselines, is_tuned=is_tuned)
     if verdict.answer == "yes" and verdict.method:
         return verdict.method, "the verdict's method"
     if verdict.answer == "no":
         return BASELINE, "the verdict is that collaborating does not help here"
     groups = group_by_algorithm(results)
-    excluded = find_excluded(groups)
+    unfit = {*find_excluded(groups), *verdict.diverged, *verdict.untrained}
     choice = score_methods(groups, results, metric or get_default_metric(results))
     # Of equally good methods the first is taken, and training alone is the first.
-    best = choice.find_best([name for name in choice.scores if name not in excluded])
+    best = choice.find_best([name for name in groups if name not in unfit] or [*groups])
     return best, f"the best one by {choice.criterion}"
 
 
+def shares_one_model(runs: "Sequence[RunMetrics]") -> bool:
+    """Return whether all clients get one model: at every evaluation it has the loss of the server's global model."""
+    for run in runs:
+        points = [(entry.get(run.evaluation_point), entry.get("global")) for entry in run.history]
+        losses = np.array([(one["loss_uniform"], whole["loss_uniform"]) for one, whole in points if one and whole])
+        if (
+            run.evaluation_point != "received"
+            or not len(losses)
+            or not np.allclose(losses[:, 0], losses[:, 1], rtol=SAME_LOSS)
+        ):
+            return False
+    return True
+
+
+def find_diverged(groups: Mapping[str, Sequence[Contestant]]) -> dict[str, tuple[str, ...]]:
+    """Find the clients whose training diverged: method -> clients, of any seed and split."""
+    found = {}
+    for name, runs in groups.items():
+        if clients := list(dict.fromkeys(one for run in runs for one in getattr(run, "diverged", ()))):
+            found[name] = tuple(clients)
+    return found
+
+
 class Comparison:
-    """Methods against the strongest thing that a client can do alone, by one metric."""
+    """Methods against the strongest thing that a client can do alone, by one metric.
+
+    Attributes:
+        reference: the best thing alone by validation.
+        diverged: method -> clients whose training diverged.
+        untrained: methods and baselines worse than a constant on test rows.
+    """
 
     def __init__(self, results: "Sequence[RunMetrics]", baselines: "Sequence[Baseline]", metric: MetricName) -> None:
         self.metric: Metric = METRICS[metric]
         self.groups: Mapping[str, Sequence[Contestant]] = group_by_algorithm([*results, *baselines])
-        alone = [one.name for one in baselines if one.kind == "alone"]
-        self.pooled = list(dict.fromkeys(one.name for one in baselines if one.kind == "pooled"))
-        self.choice: Choice = score_methods(self.groups, results, metric)
-        self.reference = self.choice.find_best([BASELINE, *dict.fromkeys(alone)])
-        self.ids = [str(client["id"]) for client in results[0].facts["clients"]]
-        self.is_merged = is_merged(results[0])
         fractions = results[0].config.get("partition", {}).get("fractions", {})
         self.test_share = float(fractions.get("test", 0.25))
+        self.weights = weigh_tests(results)
+        self.choice: Choice = score_methods(self.groups, results, metric)
+        kinds = {one.name: one.kind for one in baselines}
+        self.pooled = [name for name, kind in kinds.items() if kind == "pooled"]
+        self.constants = [name for name in kinds if name in CONSTANT_BASELINES]
+        self.diverged = find_diverged(self.groups)
+        self.untrained = self._find_untrained()
+        self.alone = [BASELINE, *(name for name, kind in kinds.items() if kind == "alone")]
+        self.reference = self.choice.find_best(self._rank(self.alone) or [BASELINE])
+        self.shared = [name for name, runs in group_by_algorithm(results).items() if shares_one_model(runs)]
+        self.ids = [str(client["id"]) for client in results[0].facts["clients"]]
+        self.is_merged = is_merged(results[0])
+        self.n_splits = len({run.split for run in results})
 
-    def decide(self, methods: Sequence[str]) -> Verdict:
-        """Compare the best of some methods with the reference, and say in one sentence what follows."""
-        method = self.choice.find_best(methods)
-        verdict = self._measure(method, self.reference)
-        gains = verdict.gains
-        if gains is None or not np.isfinite(gains).any():
+    def _find_untrained(self) -> tuple[str, ...]:
+        if not self.constants:
+            return ()
+        constant = self.choice.find_best(self.constants)
+        others = (name for name in self.groups if name not in self.constants)
+        return tuple(name for name in others if self.estimate(name, constant).mean < 0)
+
+    def _rank(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name not in self.diverged and name not in self.untrained]
+
+    def decide(self, methods: Sequence[str], *, is_tuned: bool) -> Verdict:
+        """Compare the best of some methods with the reference, and say what follows."""
+        ranked = self._rank(methods)
+        # Test rows say who is untrained, so they must not make a method that validation places second the best one.
+        best = self.choice.find_best([name for name in methods if name not in self.diverged] or methods)
+        if not np.isfinite(compute_gains(self.groups[best], self.groups[self.reference], self.metric.name)).any():
             return Verdict(
                 f"Nothing can be compared: the test rows do not define the {self.metric.label} of any client.",
                 metric=self.metric.name,
+                diverged=self.diverged,
+                untrained=self.untrained,
             )
-        low, high = verdict.interval or (-np.inf, np.inf)
-        split_low, split_high = verdict.split_interval or (low, high)
-        is_tested = verdict.p_value is None or verdict.p_value <= SIGNIFICANCE
-        is_sure_gain = min(low, split_low) > 0 and is_tested
-        is_sure_loss = max(high, split_high) < 0 and is_tested
-        is_alone_better = self.choice.scores[self.reference] >= self.choice.scores[method]
-        rivals = self._find_rivals(method, methods) if self.choice.n_validated else {}
-        reasons: list[str] = []
-        answer: Answer = "undecided"
-        if rivals:
-            names = " and ".join(f"{name} is {self.metric.format_gap(gap)}" for name, gap in rivals.items())
-            reasons.append(f"validation data choose {method}, but on test data {names} better")
-        if is_alone_better and is_sure_gain:
-            reasons.append(f"{self.reference} is as good on validation data, but not on test data")
-        if not is_alone_better and is_sure_loss:
-            reasons.append(f"{method} is better than {self.reference} on validation data, but worse on test data")
-        if is_alone_better and is_sure_loss:
-            answer = "no"
-        elif is_sure_gain and not is_alone_better:
-            others = [self._measure(name, self.reference).interval for name in rivals]
-            if all(one is not None and one[0] > 0 for one in others):
-                answer = "yes"
-        if answer != "yes" and (gap := self._describe_pooled_gain()):
+        answer, method = self._answer(best, ranked)
+        is_clear = answer in ("yes", "no") and self._answer(best, ranked, CLEAR_LEVEL)[0] == answer
+        reasons = self._find_reasons(best, ranked)
+        if answer == "no" and reasons:
             answer = "undecided"
-            reasons.append(gap)
-        return self._phrase(replace(verdict, answer=answer, reasons=tuple(reasons)), is_alone_better, rivals)
+        if answer in ("yes", "no") and not is_tuned and self.n_splits < MIN_SPLITS:
+            answer = "undecided"
+            what = "one split" if self.n_splits == 1 else f"{self.n_splits} splits"
+            reasons.insert(0, f"{what} without tuning cannot decide; --budget 5m, or --splits 5 --tune 3, can")
+        if answer in ("no", "undecided") and self.constants and not self._has_learned():
+            answer, is_clear = "nothing_learned", False
+        verdict = self._measure(method)
+        return self._phrase(
+            replace(
+                verdict,
+                answer=answer,
+                is_clear=is_clear and answer in ("yes", "no"),
+                reasons=tuple(reasons),
+                options=self._list_options(ranked, method if answer == "yes" else None, answer),
+                diverged=self.diverged,
+                untrained=self.untrained,
+            )
+        )
 
-    def _measure(self, method: str, other: str) -> Verdict:
+    def _answer(self, best: str, ranked: Sequence[str], level: float = 0.95) -> tuple[Answer, str]:
+        """Answer by the interval of the best method at a level, and name the method to use.
+
+        It is the cheapest one that is surely better than the reference and that no dearer one surely beats.
+        """
+        if best in ranked and self._is_surely_better(best, level):
+            kinds = self._find_kinds(ranked)
+            shared, personal = kinds.get("shared", best), kinds.get("personal", best)
+            if not (self._is_surely_better(shared, level) and self._is_surely_better(personal, level)):
+                return "yes", best
+            low, _ = self.estimate(personal, shared).compute_interval() or (-np.inf, np.inf)
+            return "yes", personal if low > 0 else shared
+        _, high = self.estimate(best, self.reference).compute_interval(level) or (-np.inf, np.inf)
+        prefers_alone = self.choice.scores[self.reference] >= self.choice.scores[best]
+        return ("no" if prefers_alone and high < 0 else "undecided"), best
+
+    def _is_surely_better(self, name: str, level: float) -> bool:
+        """Return whether a method is surely better than the reference, and better than everything else alone."""
+        low, _ = self.estimate(name, self.reference).compute_interval(level) or (-np.inf, np.inf)
+        is_chosen = self.choice.scores[name] > self.choice.scores[self.reference]
+        return is_chosen and low > 0 and all(self.estimate(name, one).mean > 0 for one in self._rank(self.alone))
+
+    def _find_kinds(self, ranked: Sequence[str]) -> dict[OptionKind, str]:
+        kinds: dict[OptionKind, list[str]] = {
+            "shared": [name for name in ranked if name in self.shared],
+            "personal": [name for name in ranked if name not in self.shared],
+        }
+        return {kind: self.choice.find_best(names) for kind, names in kinds.items() if names}
+
+    def _list_options(self, ranked: Sequence[str], method: str | None, answer: Answer) -> tuple[Option, ...]:
+        """List the best of each kind; a method that is recommended, else staying alone if the answer is no."""
+        alone = average_weighted(average_clients(self.groups[self.reference], self.metric.name), self.weights)
+        options = [Option("alone", self.reference, alone, is_recommended=answer == "no")]
+        for kind, name in self._find_kinds(ranked).items():
+            one = self._measure(name)
+            value = self._average_both(name)[0]
+            options.append(Option(kind, name, value, one.gain, one.interval, name == method))
+        return tuple(options)
+
+    def _has_learned(self) -> bool:
+        """Return whether anything is surely better than the best constant."""
+        constant = self.choice.find_best(self.constants)
+        others = (name for name in self.groups if name not in (*self.constants, *self.diverged))
+        intervals = (self.estimate(name, constant).compute_interval() for name in others)
+        return any(one is not None and one[0] > 0 for one in intervals)
+
+    def estimate(self, method: str, other: str) -> MeanGain:
+        """Estimate the mean gain of a method over another, in points or in the unit of the metric."""
         mine, others, name = self.groups[method], self.groups[other], self.metric.name
+        by_split: dict[int, list[FloatArray]] = {}
+        for one, two in pair_runs(mine, others):
+            by_split.setdefault(one.split, []).append(compute_gains([one], [two], name))
+        rows = [_average_known(np.array(one)) for one in by_split.values()] or [compute_gains(mine, others, name)]
+        return estimate_mean(self.metric.scale * np.array(rows), self.weights, self.test_share)
+
+    def _measure(self, method: str) -> Verdict:
+        mine, others, name = self.groups[method], self.groups[self.reference], self.metric.name
         scale = self.metric.scale
         gains = scale * compute_gains(mine, others, name)
-        known = gains[np.isfinite(gains)]
         pairs = pair_runs(mine, others)
-        each = [(one.split, compute_gains([one], [two], name)) for one, two in pairs]
-        means = [(split, scale * float(np.nanmean(gain))) for split, gain in each if np.isfinite(gain).any()]
-        by_run = tuple(mean for _, mean in means)
-        verdict = Verdict("", method=method, reference=other, metric=name, gains=gains, by_run=by_run)
-        if len(known) >= MIN_CLIENTS:
-            verdict = replace(verdict, interval=bootstrap_interval(known), p_value=compute_wilcoxon_p(known))
-        elif len(known) and (with_rows := list_row_pairs(pairs)):
-            low, high = resample_rows(with_rows, name)
-            verdict = replace(verdict, interval=(scale * low, scale * high), interval_over="rows")
-        by_split: dict[int, list[float]] = {}
-        for split, mean in means:
-            by_split.setdefault(split, []).append(mean)
-        return replace(
-            verdict,
-            split_interval=compute_split_interval([float(np.mean(one)) for one in by_split.values()], self.test_share),
-            harm=measure_harm(pairs, gains, self.metric, self.ids),
+        by_run = [average_weighted(scale * compute_gains([one], [two], name), self.weights) for one, two in pairs]
+        estimate = self.estimate(method, self.reference)
+        return Verdict(
+            "",
+            method=method,
+            reference=self.reference,
+            metric=name,
+            gains=gains,
+            weights=self.weights,
+            gain=estimate.mean if np.isfinite(estimate.mean) else None,
+            interval=estimate.compute_interval(),
+            by_run=tuple(one for one in by_run if np.isfinite(one)),
+            harm=None if self.is_merged else measure_harm(pairs, gains, self.metric, self.ids),
         )
 
-    def _find_rivals(self, method: str, methods: Sequence[str]) -> dict[str, float]:
-        """Find the methods that are surely better than the chosen one on test data: name -> mean gain over it."""
-        known, rivals = {}, {}
-        for name in methods:
-            if name != method:
-                gap = compute_gains(self.groups[name], self.groups[method], self.metric.name)
-                known[name] = gap[np.isfinite(gap)]
-        tested = [name for name, gains in known.items() if len(gains) >= MIN_CLIENTS]
-        p_values = adjust_by_holm([compute_wilcoxon_p(known[name]) for name in tested])
-        p_of = dict(zip(tested, p_values, strict=True))
-        for name, gains in known.items():
-            low, _ = self._measure(name, method).interval or (-np.inf, np.inf)
-            if low > 0 and p_of.get(name, 0.0) <= SIGNIFICANCE:  # of few clients, test rows alone say it
-                rivals[name] = float(gains.mean())
-        return rivals
+    def _average_both(self, method: str) -> tuple[float, float]:
+        """Average the metric with a method and with the reference over the same runs."""
+        both = align_runs(self.groups[method], self.groups[self.reference])
+        mine, others = (average_weighted(average_clients(one, self.metric.name), self.weights) for one in both)
+        return mine, others
 
-    def _describe_pooled_gain(self) -> str:
-        """Describe how much better the best pooled baseline surely is than the reference; empty if it is not."""
-        if not self.pooled:
-            return ""
-        name = self.choice.find_best(self.pooled)
-        verdict = self._measure(name, self.reference)
-        if verdict.gains is None or not verdict.interval or verdict.interval[0] <= 0:
-            return ""
-        if verdict.p_value is not None and verdict.p_value > SIGNIFICANCE:
-            return ""
-        gap = self.metric.format_gap(float(np.nanmean(verdict.gains)) / self.metric.scale)
-        side = "above" if self.metric.is_percent else "better than"
-        alone = "training alone" if self.reference == BASELINE else self.reference
-        return (
-            f"{name}, on everybody's rows, is {gap} {side} {alone} on test data, so the rows of others help, and more "
-            "rounds, another --lr or --tune may let a method use them"
-        )
+    def _find_reasons(self, best: str, ranked: Sequence[str]) -> list[str]:
+        """Say what speaks against a decided no."""
+        if not ranked:
+            return ["no method is better than a constant"]
+        low, high = self.estimate(best, self.reference).compute_interval() or (-np.inf, np.inf)
+        prefers_alone = self.choice.scores[self.reference] >= self.choice.scores[best]
+        reasons = []
+        if prefers_alone and low > 0:
+            reasons.append(f"{self.reference} is as good on validation rows, but not on test rows")
+        if not prefers_alone and high < 0:
+            reasons.append(f"{best} is better than {self.reference} on validation rows, but worse on test rows")
+        if low <= 0:
+            reasons += self._describe_pooled_gain()
+        return reasons
 
-    def _phrase(self, verdict: Verdict, is_alone_better: bool, rivals: Mapping[str, float]) -> Verdict:
-        method, other, by = str(verdict.method), verdict.reference, f"by {self.choice.criterion}"
-        scores, numbers = self.choice.scores, self._describe_numbers(verdict)
+    def _describe_pooled_gain(self) -> list[str]:
+        """Say how much better the best pooled baseline surely is than the reference; nothing if it is not."""
+        for name in [self.choice.find_best(self.pooled)] if self.pooled else ():
+            estimate = self.estimate(name, self.reference)
+            low, _ = estimate.compute_interval() or (-np.inf, np.inf)
+            if low > 0:
+                gap = self.metric.format_gap(estimate.mean / self.metric.scale)
+                return [
+                    f"{name}, on everybody's rows, is {gap} better than {self.reference}, so the rows of others help; "
+                    "more rounds, another --lr or --tune may let a method use them"
+                ]
+        return []
+
+    def _phrase(self, verdict: Verdict) -> Verdict:
+        method, metric = str(verdict.method), self.metric
         n = int(np.isfinite(verdict.gains).sum()) if verdict.gains is not None else 0
-        of_these = f"For these {n} clients: " if verdict.interval_over == "rows" else ""
-        if verdict.answer == "yes":
-            conclusion = f"{of_these}Collaborating helps here"
-            reason = f"use {method} (chosen {by}), which is {numbers}"
-            if rivals:
-                reason = f"use {method} or {' or '.join(rivals)}: {verdict.reasons[0]}; {method} is {numbers}"
-        else:
-            conclusion = "Collaborating does not help here"
-            if verdict.answer == "undecided":
-                conclusion = "Undecided" if verdict.reasons else "No clear gain from collaborating is shown here"
-                if verdict.interval is None:
-                    conclusion = f"{n} clients are too few to say whether collaborating helps"
-                if self.is_merged:
-                    conclusion = "Sums over all clients do not say whether collaborating helps"
-            conclusion = of_these + conclusion
-            if scores[other] == scores[method]:
-                reason = f"{other} and {method} are equally good {by}; {method} is {numbers}"
-            elif is_alone_better:
-                reason = f"{other} is the best method {by}; the next one, {method}, is {numbers}"
-            else:
-                reason = f"{method}, the best method {by}, is {numbers}"
-            reason = "; ".join([*verdict.reasons, reason])
-        harm = None if self.is_merged else verdict.harm
-        losers = harm.describe() if harm else "nobody's loss is known"
-        return replace(verdict, text=f"{conclusion}: {reason}; {losers}.")
+        kind = "one model for all" if method in self.shared else "a model for each client"
+        conclusions: dict[Answer, str] = {
+            "yes": f"Collaborating helps: use {method}, {kind}",
+            "no": f"Collaborating does not help here: stay alone with {self.reference}",
+            "undecided": "Undecided" if verdict.reasons else "No clear gain from collaborating is shown here",
+        }
+        conclusion = conclusions.get(verdict.answer) or self._describe_nothing_learned()
+        if verdict.answer == "undecided" and self.is_merged:
+            conclusion = "Sums over all clients do not say whether collaborating helps"
+        elif verdict.answer == "undecided" and verdict.interval is None:
+            conclusion = f"{n} clients are too few to say whether collaborating helps"
+        reasons = f": {'; '.join(verdict.reasons)}" if verdict.answer == "undecided" and verdict.reasons else ""
+        mine, alone = (metric.format(one) for one in self._average_both(method))
+        interval = f" (95% interval {format_interval(verdict.interval)})" if verdict.interval else ""
+        by = "" if verdict.answer == "yes" else f", the best method by {self.choice.criterion},"
+        gap = f": {format_gain(verdict.gain)} {metric.points}{interval}" if verdict.gain is not None else ""
+        numbers = f"{method}{by} has {metric.label} {mine} against {alone} with {self.reference}, the best alone{gap}"
+        losers = verdict.harm.summarize() if verdict.harm else "nobody's loss is known"
+        losers = losers[0].upper() + losers[1:]
+        text = f"{conclusion}{reasons}. {numbers}. {losers}."
+        text += self._describe_others(verdict) + self._describe_unranked()
+        details = (f"{method}: {verdict.harm.describe()}.",) if verdict.harm and verdict.harm.n_losing else ()
+        return replace(verdict, text=text, details=details)
 
-    def _describe_numbers(self, verdict: Verdict) -> str:
-        metric, gains = self.metric, verdict.gains
-        assert gains is not None
-        both = align_runs(self.groups[str(verdict.method)], self.groups[verdict.reference])
-        known = np.isfinite(gains)
-        values = [metric.format(float(average_clients(runs, metric.name)[known].mean())) for runs in both]
-        what = "" if metric.name == "accuracy" else f"{metric.label} "
-        parts = [f"{what}{values[0]} against {values[1]}"]
-        if verdict.interval:
-            parts.append(f"95% interval of the gain over {verdict.interval_over} {_format(verdict.interval)}")
-        if verdict.split_interval:
-            parts.append(f"over splits {_format(verdict.split_interval)}")
-        if verdict.p_value is not None:
-            parts.append(f"Wilcoxon p {_format_p(verdict.p_value)}")
-        mean = float(gains[known].mean())
-        alone = "training alone" if verdict.reference == BASELINE else f"{verdict.reference}, the best alone,"
-        sides = ("above", "below") if metric.is_percent else ("better than", "worse than")
-        side, gap = sides[mean < 0], metric.format_gap(abs(mean) / metric.scale)
-        return f"{gap} {side} {alone} on test data ({'; '.join(parts)})"
+    def _describe_nothing_learned(self) -> str:
+        constant = self.choice.find_best(self.constants)
+        what = "the most frequent class" if self.metric.is_for_classes else "the mean"
+        return (
+            f"Nothing was learned: no model is surely better than {what} of each client ({constant}); give more rows, "
+            "other columns, or another --model"
+        )
+
+    def _describe_others(self, verdict: Verdict) -> str:
+        """Describe the options beside staying alone and the method of the verdict."""
+        text = ""
+        for one in verdict.options:
+            if one.gain is not None and one.name != verdict.method:
+                interval = f", 95% interval {format_interval(one.interval)}" if one.interval else ""
+                value = f"{self.metric.format(one.value)} ({format_gain(one.gain)}{interval})"
+                text += f" Another option: {OPTIONS[one.kind]} {one.name}, {value}."
+        return text
+
+    def _describe_unranked(self) -> str:
+        text = "".join(
+            f" {name} diverged at {list_some(ids, MAX_NAMED)}: a smaller --lr or --tune may prevent it."
+            for name, ids in self.diverged.items()
+        )
+        others = [name for name in self.untrained if name not in self.diverged]
+        return text + (f" Worse than a constant: {list_some(others, MAX_NAMED)}." if others else "")
 
 
-def _format(interval: tuple[float, float]) -> str:
-    low, high = (f"{value:+,.2f}" if abs(value) >= 0.1 else f"{value:+.3g}" for value in interval)
-    return f"{low} to {high}"
+def _average_known(values: FloatArray) -> FloatArray:
+    """Average values (runs, N) over the runs in which each is known (N,)."""
+    known = np.isfinite(values)
+    total: FloatArray = np.where(known, values, 0.0).sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        return total / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
 
 
-def _format_p(p: float) -> str:
-    return "below 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+def format_gain(value: float) -> str:
+    """Format a gain with its sign, in points or in the unit of the metric."""
+    if abs(value) >= 100:
+        return f"{value:+,.0f}"
+    return f"{value:+,.2f}" if abs(value) >= 0.1 or not value else f"{value:+.3g}"
+
+
+def format_interval(interval: tuple[float, float]) -> str:
+    """Format an interval of a gain: +0.45 to +7.39."""
+    return " to ".join(map(format_gain, interval))
 
 
 def join_reasons(excluded: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...core.metrics import METRICS, MetricName
 from ...data.federated import IMBALANCED_SHARE
-from ..compare import BASELINE, FloatArray, average_clients, get_default_metric, group_by_algorithm
+from ..compare import BASELINE, FloatArray, get_default_metric, group_by_algorithm
 from . import count_steps, find_excluded, join_reasons
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ...runs.predictions import RowPredictions
     from ..compare import Baseline
 
-CONSTANT_BASELINES = ("majority", "mean")
-"""Names of the baselines that predict one value for each client."""
 CONSTANT_SHARE = 0.99
 """Share of one class among the predictions above which they are called nearly constant."""
 CONSTANT_SPREAD = 0.05
@@ -31,16 +29,14 @@ MOVING_POINTS = 0.005
 """Change of the mean validation metric over the last fifth of the rounds above which a curve still moves."""
 
 
-def write_prediction_notes(
-    results: "Sequence[RunMetrics]", baselines: "Sequence[Baseline]" = (), metric: MetricName | None = None
-) -> list[str]:
-    """Say which methods predict nearly one value, which are below the constant baseline, and which still move."""
+def write_prediction_notes(results: "Sequence[RunMetrics]", metric: MetricName | None = None) -> list[str]:
+    """Say which methods predict nearly one value, and which still move."""
     notes = _note_imbalance(results, metric)
     for name, runs in group_by_algorithm(results).items():
         if (predictions := runs[0].predictions.get("test")) is not None:
             notes += _note_constant(name, predictions, runs[0].facts["classes"])
     metric = metric or get_default_metric(results)
-    notes += _note_below_constant(results, baselines, metric) + _note_units(results, metric)
+    notes += _note_units(results, metric)
     return [*notes, *_note_moving(results)]
 
 
@@ -60,7 +56,8 @@ def _note_imbalance(results: "Sequence[RunMetrics]", metric: MetricName | None) 
 
 def _note_constant(name: str, predictions: "RowPredictions", classes: Sequence[str]) -> list[str]:
     if predictions.is_regression:
-        spread = float(predictions.outputs.std()) / max(float(predictions.y.std()), 1e-12)
+        with np.errstate(invalid="ignore", over="ignore"):  # outputs of a model that diverged
+            spread = float(predictions.outputs.std()) / max(float(predictions.y.std()), 1e-12)
         text = (
             f"{name} predicts nearly the same number everywhere: its predictions spread {100 * spread:.1g}% as far as "
             "the target"
@@ -75,26 +72,6 @@ def _note_constant(name: str, predictions: "RowPredictions", classes: Sequence[s
     return [
         f"{name} predicts {classes[top]!r} for {100 * share:.1f}% of the test rows, of which {100 * truth:.1f}% are "
         "so: it hardly looks at the rows"
-    ]
-
-
-def _note_below_constant(
-    results: "Sequence[RunMetrics]", baselines: "Sequence[Baseline]", metric: MetricName
-) -> list[str]:
-    constant = [one for one in baselines if one.name in CONSTANT_BASELINES]
-    if not constant:
-        return []
-    measure = METRICS[metric]
-    bar = float(np.nanmean(average_clients(constant, metric)))
-    groups = group_by_algorithm(results)
-    values = {name: float(np.nanmean(average_clients(runs, metric))) for name, runs in groups.items()}
-    below = [f"{k} {measure.format(v)}" for k, v in values.items() if measure.sign * v < measure.sign * bar]
-    if not below:
-        return []
-    what = "the most frequent class" if measure.is_for_classes else "the mean"
-    return [
-        f"no better than {what} of each client's training rows ({measure.label} {measure.format(bar)}): "
-        f"{', '.join(below)}"
     ]
 
 
@@ -234,7 +211,7 @@ def merge_notes(
             methods_of.setdefault(text, []).extend([result.algorithm] * (text != note))
     notes = [f"{', '.join(dict.fromkeys(names))}: {note}" if names else note for note, names in methods_of.items()]
     notes += [note for baseline in baselines for note in baseline.notes]
-    return [*notes, *write_prediction_notes(results, baselines, metric), *write_fairness_notes(results)]
+    return [*notes, *write_prediction_notes(results, metric), *write_fairness_notes(results)]
 
 
 def _join_seeds(seeds: set[int]) -> str:
@@ -251,3 +228,31 @@ def _group_names(values: dict[str, str]) -> str:
         del shared[largest]
         shared[largest] = ["the others"]
     return "; ".join(f"{', '.join(names)}: {value}" for value, names in shared.items())
+
+
+MAX_SHOWN_NOTES = 3
+"""Notes on the terminal; the report has all."""
+URGENT_WORDS = (
+    ("diverged", "failed with seed"),
+    ("predicts the target nearly", "is it known before"),
+    ("--group-column", "several rows"),
+    ("--normalize-names", "only in case"),
+    ("hardly looks at", "nearly the same number"),
+    ("so accuracy says little", "target varies"),
+    ("left out", "dropped"),
+)
+"""Words of the notes that matter most, the most urgent ones first."""
+ROUTINE_WORDS = (" names ", "The target is a number", "are standardised", "weight decay", "local steps per client")
+"""Words of the notes that every comparison of its kind has: the report alone shows them."""
+
+
+def select_notes(notes: Sequence[str], limit: int = MAX_SHOWN_NOTES) -> tuple[list[str], list[str]]:
+    """Select the notes for the terminal, the most urgent first, and those that the report alone shows."""
+
+    def rank(note: str) -> int:
+        ranks = (i for i, words in enumerate(URGENT_WORDS) if any(word in note for word in words))
+        return next(ranks, len(URGENT_WORDS) + any(word in note for word in ROUTINE_WORDS))
+
+    ordered = sorted(notes, key=rank)
+    n_shown = min(limit, sum(rank(note) <= len(URGENT_WORDS) for note in notes))
+    return ordered[:n_shown], ordered[n_shown:]

@@ -1,7 +1,11 @@
-"""Statistics of a comparison: intervals over clients, splits and test rows, paired tests, and their correction."""
+"""Statistics of a comparison: the interval of a mean gain, tests of single clients' losses, and their correction.
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+`python -m benchmarks verdict` is the study by which the interval was chosen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,56 +18,65 @@ if TYPE_CHECKING:
     from ...runs.predictions import RowPredictions
 
 MIN_CLIENTS = 6
-"""Clients below which resampling them, or a rank test over them, says nothing; test rows are resampled instead."""
-N_RESAMPLES = 10_000
-MAX_DRAWN_ROWS = 10_000_000
-"""Maximum number of rows in the resamples of one client, so that large clients take seconds."""
+"""Clients below which splits, if there are MIN_SPLITS, say more about a mean gain than the clients do."""
+MIN_SPLITS = 3
+"""Splits from which the spread over splits is known well enough for an interval."""
 MIN_CLASS_ROWS = 10
 """Test rows of a class below which the influences of single rows say little of the spread of a metric."""
 MAX_SWAPPED_ROWS, MAX_SWAPS_SIZE = 20_000, 2_000_000
-N_ROW_RESAMPLES = 2_000
-"""Resamples of test rows for a metric that is a mean over rows; other metrics get a fifth of them."""
 
 
-def bootstrap_interval(gains: FloatArray) -> tuple[float, float]:
-    """Compute the 95% bootstrap interval of the mean over clients; the same gains (N,) give the same interval."""
-    generator = np.random.default_rng(0)
-    chunk = max(1, 1_000_000 // len(gains))  # bounds memory for many clients
-    resamples = N_RESAMPLES if len(gains) <= 1000 else N_RESAMPLES // 5
-    means: list[float] = []
-    while len(means) < resamples:
-        picks = generator.integers(len(gains), size=(min(chunk, resamples - len(means)), len(gains)))
-        means += gains[picks].mean(axis=1).tolist()
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
+@dataclass(frozen=True)
+class MeanGain:
+    """The weighted mean gain over clients.
 
-
-def compute_split_interval(gains: Sequence[float], test_share: float) -> tuple[float, float] | None:
-    """Compute the 95% interval of the mean gain over random splits of the same rows; None for fewer than two splits.
-
-    The splits share rows, so their gains vary less than gains on new rows would. The variance is corrected for that:
-    Nadeau and Bengio, Inference for the Generalization Error, Machine Learning 52, 2003, equation 7.
+    Attributes:
+        mean: the mean.
+        error: its standard error; infinite for a single client.
+        df: degrees of freedom of the t distribution of mean / error.
+        over: what the error was estimated from.
     """
-    from scipy.stats import t
 
-    n = len(gains)
-    if n < 2:
-        return None
-    variance = float(np.var(gains, ddof=1)) * (1 / n + test_share / (1 - test_share))
-    half, mean = float(t.ppf(0.975, n - 1)) * np.sqrt(variance), float(np.mean(gains))
-    return mean - half, mean + half
+    mean: float
+    error: float
+    df: float
+    over: Literal["clients", "splits"]
+
+    def compute_interval(self, level: float = 0.95) -> tuple[float, float] | None:
+        """Compute the t interval at a level; None if the error is not known."""
+        from scipy.stats import t
+
+        if not np.isfinite(self.error):
+            return None
+        half = float(t.ppf((1 + level) / 2, self.df)) * self.error
+        return self.mean - half, self.mean + half
 
 
-def compute_wilcoxon_p(gains: FloatArray) -> float:
-    """Compute the two-sided p value of Wilcoxon's signed-rank test that gains (N,) are symmetric around 0."""
-    from scipy.stats import wilcoxon
+def estimate_mean(gains: FloatArray, weights: FloatArray, test_share: float) -> MeanGain:
+    """Estimate the mean gain over clients from gains (K, N) of K random splits of the same rows; NaN if not known.
 
-    gains = gains[gains != 0]
-    if not len(gains):
-        return 1.0
-    # The exact distribution does not hold with ties, and is slow for many clients.
-    has_ties = len(np.unique(np.abs(gains))) < len(gains)
-    return float(wilcoxon(gains, method="asymptotic" if has_ties or len(gains) > 50 else "exact").pvalue)
+    The error is the spread over clients of the gains averaged over splits, with client weights (N,). For fewer than
+    MIN_CLIENTS clients and at least MIN_SPLITS splits, it is the spread over splits, corrected for the rows that
+    splits share: Nadeau and Bengio, Inference for the Generalization Error, Machine Learning 52, 2003, equation 7.
+    """
+    known = np.isfinite(gains)
+    is_counted = known.any(axis=0) & (weights > 0)
+    gains, known, weights = gains[:, is_counted], known[:, is_counted], weights[is_counted]
+    if not len(weights):
+        return MeanGain(np.nan, np.inf, 1.0, "clients")
+    filled = np.where(known, gains, 0.0)
+    by_client, total = filled.sum(axis=0) / known.sum(axis=0), float(weights.sum())
+    mean = float(weights @ by_client) / total
+    by_split = [float(np.average(g[k], weights=weights[k])) for g, k in zip(gains, known, strict=True) if k.any()]
+    if len(weights) < MIN_CLIENTS and len(by_split) >= MIN_SPLITS:
+        n = len(by_split)
+        variance = float(np.var(by_split, ddof=1)) * (1 / n + test_share / (1 - test_share))
+        return MeanGain(mean, variance**0.5, n - 1.0, "splits")
+    n_effective = total**2 / float(weights @ weights)
+    if n_effective < 1 + 1e-9:
+        return MeanGain(mean, np.inf, 1.0, "clients")
+    spread = float(weights**2 @ (by_client - mean) ** 2) / total**2
+    return MeanGain(mean, (spread * n_effective / (n_effective - 1)) ** 0.5, n_effective - 1, "clients")
 
 
 def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
@@ -74,84 +87,6 @@ def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[int(i)] = largest
     return adjusted
-
-
-def resample_rows(pairs: "Sequence[tuple[RowPredictions, RowPredictions]]", metric: str) -> tuple[float, float]:
-    """Compute the 95% bootstrap interval of the mean gain of *these* clients over new test rows.
-
-    Rows are drawn within each client. A row that is in the test part of several splits counts in all of them as often
-    as it is drawn. Each pair is of one seed and split: the method and its reference for the same rows.
-    """
-    is_mean = metric in ("accuracy", "log_loss", "mae", "rmse")
-    draws, max_rows = (N_ROW_RESAMPLES, MAX_DRAWN_ROWS) if is_mean else (N_ROW_RESAMPLES // 5, MAX_DRAWN_ROWS // 5)
-    n_rows = max(int(np.bincount(mine.client).max(initial=1)) for mine, _ in pairs)
-    draws = max(100, min(draws, max_rows // n_rows))  # many rows need few draws for their interval
-    gap = _measure_means if is_mean else _measure_whole
-    per_client = [
-        gains
-        for client in range(pairs[0][0].n_clients)
-        if (gains := _resample_client(pairs, client, metric, draws, gap)) is not None
-    ]
-    means = METRICS[metric].sign * np.nanmean(per_client, axis=0)
-    low, high = np.nanpercentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
-Gap = Callable[["RowPredictions", "RowPredictions", slice, FloatArray, str], FloatArray]
-
-
-def _resample_client(
-    pairs: "Sequence[tuple[RowPredictions, RowPredictions]]", client: int, metric: str, draws: int, gap: Gap
-) -> FloatArray | None:
-    """Return the differences (draws,) of one client's metric, averaged over the pairs; None without test rows."""
-    generator = np.random.default_rng([0, client])
-    own = [mine.rows(client) for mine, _ in pairs]
-    samples, places = np.unique(
-        np.concatenate([mine.sample[rows] for (mine, _), rows in zip(pairs, own, strict=True)]), return_inverse=True
-    )
-    if not len(samples):
-        return None
-    stops = np.cumsum([rows.stop - rows.start for rows in own])
-    parts = np.split(places, stops[:-1])
-    means: list[FloatArray] = []
-    chunk = max(1, MAX_DRAWN_ROWS // 10 // len(samples))  # bounds memory for many rows
-    for start in range(0, draws, chunk):
-        size = min(chunk, draws - start)
-        counts = generator.multinomial(len(samples), np.full(len(samples), 1 / len(samples)), size=size)
-        differences = [
-            gap(mine, other, rows, counts[:, part].astype(np.float64), metric)
-            for (mine, other), rows, part in zip(pairs, own, parts, strict=True)
-        ]
-        means.append(np.nanmean(differences, axis=0))
-    return np.concatenate(means)
-
-
-def _measure_means(
-    mine: "RowPredictions", other: "RowPredictions", rows: slice, counts: FloatArray, metric: str
-) -> FloatArray:
-    """Return differences (draws,) of a metric that is a mean over rows, where `counts` (draws, n) weigh the rows."""
-    values = []
-    for one in (mine, other):
-        losses = compute_row_losses(one.y[rows], one.outputs[rows].astype(np.float64), metric)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = counts @ losses / counts.sum(axis=1)
-        values.append({"accuracy": 1 - mean, "rmse": np.sqrt(mean)}.get(metric, mean))
-    difference: FloatArray = values[0] - values[1]
-    return difference
-
-
-def _measure_whole(
-    mine: "RowPredictions", other: "RowPredictions", rows: slice, counts: FloatArray, metric: str
-) -> FloatArray:
-    """Return differences (draws,) of any metric, from rows repeated as often as `counts` (draws, n) say."""
-    values = np.full((2, len(counts)), np.nan)
-    for i, one in enumerate((mine, other)):
-        y, outputs = one.y[rows], one.outputs[rows].astype(np.float64)
-        for k, times in enumerate(counts.astype(np.int64)):
-            index = np.repeat(np.arange(len(y)), times)
-            values[i, k] = compute_metrics(y[index], outputs[index], [metric])[metric] if len(index) else np.nan
-    difference: FloatArray = values[0] - values[1]
-    return difference
 
 
 def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, metric: str) -> float:
@@ -176,8 +111,9 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
         if np.isfinite(gap) and error > 0:
             return float(t.cdf(gap / error, max(1, len(influence) - 1)))
     losses = [compute_row_losses(one.y[rows], one.outputs[rows].astype(np.float64), metric) for one in (mine, other)]
-    difference = losses[0] - losses[1]
-    difference = difference[difference != 0]
+    with np.errstate(invalid="ignore"):
+        difference = losses[0] - losses[1]
+    difference = difference[(difference != 0) & ~np.isnan(difference)]  # of two models that both diverged
     if not len(difference):
         return 1.0
     if METRICS[metric].is_for_classes and metric != "log_loss":

@@ -33,7 +33,9 @@ def dirichlet(
     """Every class dealt to the clients in Dirichlet(beta) shares; small beta: few classes each (PFLlib).
 
     Clients that hold n/N samples or more get none of the following classes. The division is drawn again until every
-    client has `min_size` samples.
+    client has `min_size` samples. If `max_tries` draws do not suffice, the draw with the largest smallest client is
+    repaired: each client that lacks samples takes them from the largest client, of a class that both hold if there is
+    one, else of that client's largest class.
 
     Args:
         min_size: minimum number of samples per client, by default min(40, n/N/2). Here 40 is batch size 10 over a test
@@ -50,20 +52,19 @@ def dirichlet(
         )
     by_class = group_rows(labels)
     random = np.random.default_rng(seed)
-    best = -1
+    counts, best = None, -1
     for _ in range(max_tries):
-        counts = _dirichlet_counts([len(rows) for rows in by_class], n_clients, beta, random)
-        if counts is not None:
-            best = max(best, int(counts.sum(axis=0).min()))
+        drawn = _dirichlet_counts([len(rows) for rows in by_class], n_clients, beta, random)
+        if drawn is not None and (smallest := int(drawn.sum(axis=0).min())) > best:
+            counts, best = drawn, smallest
             if best >= max(min_samples, 1):
                 break
-    else:
+    if counts is None:
         raise DataError(
-            f"dirichlet found no division in {max_tries} tries where each of the {n_clients} clients has "
-            f"{max(min_samples, 1):g} samples (the smallest client had at most {max(best, 0)}); take fewer "
-            "clients, a larger dirichlet.beta, a smaller dirichlet.min_size or more dirichlet.max_tries"
+            f"dirichlet found no division in {max_tries} tries, because all shares of a class fell on clients that had "
+            "enough; take fewer clients, a larger dirichlet.beta or more dirichlet.max_tries"
         )
-    assert counts is not None
+    _fill_up(counts, int(np.ceil(max(min_samples, 1))))
     cuts = counts.cumsum(axis=1)[:, :-1]
     dealt = [np.split(random.permutation(rows), cut) for rows, cut in zip(by_class, cuts, strict=True)]
     return [np.concatenate(pieces) for pieces in zip(*dealt, strict=True)]
@@ -83,6 +84,20 @@ def _dirichlet_counts(totals: list[int], n_clients: int, beta: float, random: np
         counts[c] = np.diff(ends, prepend=0)
         n_samples += counts[c]
     return counts
+
+
+def _fill_up(counts: Array, minimum: int) -> None:
+    """Move samples from the largest clients until each client of `counts` (classes, N) has the minimum."""
+    sizes = counts.sum(axis=0)
+    while sizes.min() < minimum:
+        needy, donor = sizes.argmin(), sizes.argmax()
+        shared = counts[:, donor] * (counts[:, needy] > 0)
+        available = shared if shared.any() else counts[:, donor]
+        c = available.argmax()
+        moved = min(minimum - sizes[needy], sizes[donor] - minimum, available[c])
+        counts[c, needy] += moved
+        counts[c, donor] -= moved
+        sizes = counts.sum(axis=0)
 
 
 @cite("hsu2019measuring")

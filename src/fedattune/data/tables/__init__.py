@@ -1,11 +1,12 @@
-"""Tables: CSV or Parquet files with a client column, features and a class to predict."""
+"""Tables: CSV, Parquet or Excel files with a client column, features and a class or number to predict."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,24 +15,29 @@ from ...core.options import Count
 from ..dataset import Dataset
 from ..schema import Schema
 from ..types import Array, Index, Scaling
-from .by_schema import check_schema_columns, read_labels, read_schema_features, read_texts
+from .by_schema import check_schema_columns, read_labels, read_schema_features, read_texts, to_text
 from .checks import (
+    MAX_EXACT,
     TargetType,
     check_text_column,
     encode_values,
     find_missing,
     find_revealing,
     is_index,
+    is_measured,
     read_complete_column,
     read_numbers,
     read_target,
     suggest_features,
 )
 from .columns import FeatureColumns, number_values
-from .dates import find_date_format, read_dates, read_times
-from .file import TableFile, find_stem, is_categorical, is_numeric, list_columns, read_table
-from .scaling import choose_scaling, fit_all_constants, standardise
+from .dates import find_date_format, read_dates, read_times, settle_date_order
+from .file import DateOrder, TableFile, find_stem, is_categorical, is_numeric, is_plain_text, list_columns, read_table
+from .names import Spellings, describe_spellings, find_spellings, strip_names, unify_spellings
+from .scaling import fit_all_constants, limit, standardise
+from .subjects import find_subjects
 from .texts import DEFAULT_MAX_TOKENS, DEFAULT_TEXT_FEATURES, is_free_text
+from .written_numbers import is_float, read_numbers_as_written
 
 MAX_CATEGORIES = 100
 ID_SHARE = 0.5
@@ -54,14 +60,18 @@ def load_table(
     text_columns: list[str] | str | None = None,
     text_features: Count = DEFAULT_TEXT_FEATURES,
     max_categories: Count = MAX_CATEGORIES,
+    decimal: Literal["auto", ".", ","] = "auto",
+    dates: DateOrder = "auto",
+    encoding: str = "auto",
     tokens: str | None = None,
     max_tokens: Count = DEFAULT_MAX_TOKENS,
 ) -> Dataset:
-    """A CSV or Parquet table whose rows belong to the clients named in one of its columns.
+    """A CSV, Parquet or Excel table whose rows belong to the clients named in one of its columns.
 
     Missing numbers become the median, and all numbers are standardised, by constants of training rows (--scaling).
     Categories are one-hot, the rare ones of many as one. Dates become days, month, weekday and hour, and free text
-    hashed words. Columns that count or name the rows are left out, unless `features` names them.
+    hashed words. Numbers may be written as people do: 6,811.50, 22.1 kg, 54%. Columns that count or name the rows, or
+    what several rows belong to, are left out, unless `features` names them.
 
     Args:
         schema: columns, categories and classes that all tables of a federation share. Without a schema, the
@@ -69,52 +79,91 @@ def load_table(
         client_column: column that names each row's client; None if the rows have no clients of their own.
         features: columns of numbers or categories, in a list or with commas between; by default all other
             columns except an index that pandas stored.
+        group_column: column whose equal values stay in one part, such as the patient of several visits; it is no
+            feature unless `features` names it.
+        normalize_names: take clients, classes and categories for one if their names differ only in case or blanks.
+        client_feature: give the client's name to the model, as one more column of categories.
         target_type: `class` or `number`; `auto` takes fractions, and more than 20 different numbers, as numbers.
         missing: `impute` fills missing numbers with the median and gives missing text a category; `drop` leaves out
             rows that lack a feature.
         text_columns: columns of free text, in a list or with commas between; by default those with many different
             texts of three words and more.
         max_categories: categories of a column above which the rare ones are grouped.
+        decimal: the decimal sign of numbers in text; by default what their cells show.
+        dates: `day-first` or `month-first` for dates such as 03/04/2024; by default what a column shows.
+        encoding: encoding of a CSV file, such as cp1252; by default Unicode or Windows-1252, as the file is.
         tokens: read the one text column as token numbers, by the tokenizer with this id or folder, or `characters`.
 
     Raises:
         DataError: the file cannot be read, or a column cannot be used; the message names it.
         ConfigError: a column is named twice, or the schema names other columns.
     """
-    table = read_table(Path(path), client_column, target)
+    table = read_table(Path(path), client_column, target, encoding=encoding, dates=dates)
     is_chosen = features is not None
     if schema is not None:
         features = check_schema_columns(table, schema, target, features)
-    feature_names = _choose_features(table, client_column, target, features)
+    feature_names = _choose_features(table, client_column, target, features, group_column)
+    # The client may be a category of a schema; see client_feature.
+    _refuse_key_columns(feature_names if schema is None else schema.numbers, client_column, target)
     dropped = _read_names(drop_columns, table, "drop_columns")
     feature_names = [name for name in feature_names if name not in dropped]
-    notes = [f"A sign such as ? is a missing value in {list_columns(table.signed)}."] if table.signed else []
+    notes = list(table.notes)
+    if table.signed:
+        notes.append(f"A sign such as ? is a missing value in {list_columns(table.signed)}.")
     if dropped:
         notes.append(f"Left out, as --drop-columns says: {list_columns(dropped)}.")
-    table = _drop_incomplete(table, [name for name in (client_column, target) if name is not None], notes)
+    key_columns = [name for name in (client_column, target) if name is not None]
+    table = _keep_exact(_drop_incomplete(table, key_columns, notes), key_columns)
     if missing == "drop":
         table = _drop_rows_with_gaps(table, feature_names, notes)
     owner, owners = None, tuple[str, ...]()
+    spellings: dict[str, Spellings] = {}
     if client_column is not None:
-        owner, owners = encode_values(read_complete_column(table, client_column, "client").astype(str))
+        names = _read_client_names(table, client_column, normalize_names, spellings)
+        owner, owners = encode_values(names)
         notes.append(f"Column {client_column!r} names {len(owners)} clients.")
-    labels = read_complete_column(table, target, "target")
+    groups = None
+    if group_column is not None:
+        groups = _read_groups(table.values(group_column))
+        notes.append(f"Rows with the same {group_column!r} stay in one part; there are {len(set(groups.tolist()))}.")
     if schema is None:
-        y, classes = read_target(table.path, target, labels, target_type)
         free = _read_names(text_columns, table, "text_columns")
+        if tokens is None:
+            others = [name for name in table.names if name not in {client_column, group_column, target, *free}]
+            table = settle_date_order(table, others, notes)
+            table = read_numbers_as_written(table, others, decimal, notes)
+        labels = read_complete_column(table, target, "target")
+        if target_type == "number" or (target_type == "auto" and labels.dtype.kind == "U" and is_measured(labels)):
+            table = read_numbers_as_written(table, [target], decimal, notes)
+            labels = read_complete_column(table, target, "target")
+        if labels.dtype.kind == "U" and tokens is None:
+            labels, has_blanks = strip_names(labels)
+            if has_blanks:
+                notes.append(f"Blanks at the ends of classes are left out in {target!r}.")
+            labels = _unify_names(target, labels, normalize_names, spellings).astype(str)
+        y, classes = read_target(table.path, target, labels, target_type)
         if tokens is not None:
             columns = _read_tokens(table, feature_names, tokens, max_tokens)
         else:
-            reader = FeatureReader(table, free, text_features, max_categories, may_leave_out=not is_chosen)
-            columns = reader.read(feature_names)
-        notes += columns.describe_gaps() + columns.notes + _warn_of_revealing(columns, y, classes)
+            reader = FeatureReader(
+                table, free, text_features, max_categories, normalize_names, group_column, may_leave_out=not is_chosen
+            )
+            columns = reader.read(feature_names, spellings, owner, y)
+            if client_feature and client_column is not None:
+                columns.add_text(client_column, names)
+                if len(owners) > max_categories:
+                    columns.group_rare(client_column, max_categories)
+        notes += columns.describe_gaps() + columns.notes + describe_spellings(spellings, normalize_names)
+        notes += _warn_of_revealing(columns, y, classes)
     else:
-        y, classes = read_labels(table.path, target, labels, schema.classes), schema.classes
+        labels, classes = read_complete_column(table, target, "target"), schema.classes
+        y = read_labels(table.path, target, labels, schema)
         columns = read_schema_features(table, schema)
-        strange = [name for name in table.names if name not in (*feature_names, client_column, target)]
-        if strange:
+        used = {*feature_names, client_column, group_column, target}
+        if strange := [name for name in table.names if name not in used]:
             notes.append(f"The schema does not have the columns {', '.join(strange)}; they are left out.")
-        notes += columns.describe_gaps() + columns.notes
+        said = [f"{note[0].upper()}{note[1:]}." for note in columns.notes]
+        notes += columns.describe_gaps() + said + describe_spellings(spellings, normalize_names)
     x = columns.matrix()
     return Dataset(
         name=find_stem(table.path),
@@ -123,11 +172,58 @@ def load_table(
         classes=classes,
         owner=owner,
         owners=owners,
+        groups=groups,
         encode=partial(encode_features, x, len(columns.numbers)),
         read_times=partial(read_times, table),
         notes=tuple(notes),
-        schema=schema or columns.schema(classes, target),
+        schema=schema or columns.schema(classes, target, table.written),
     )
+
+
+def _keep_exact(table: TableFile, names: Sequence[str]) -> TableFile:
+    """Read large numbers that name clients or classes as text, because float64 would take several of them for one."""
+    from pyarrow import string, types
+
+    for name in names:
+        column = table.column(name)
+        if types.is_decimal(column.type) and column.type.precision > 15:
+            table = table.with_columns({name: column.cast(string())})
+        elif table.csv is not None and is_float(column.type):
+            values = table.values(name)
+            is_whole = bool(np.isfinite(values).all() and (values == np.floor(values)).all())
+            if is_whole and np.abs(values).max() >= MAX_EXACT:
+                table = table.with_text([name])
+    return table
+
+
+WHOLE_NAME = re.compile(r"(-?\d+)\.0+")
+
+
+def _read_client_names(table: TableFile, name: str, are_unified: bool, spellings: dict[str, Spellings]) -> Array:
+    """Return the name of each row's client as text (n,); 7.0 is 7 if all are such numbers."""
+    names = to_text(read_complete_column(table, name, "client"))
+    whole = {one: match[1] for one in set(names.tolist()) if (match := WHOLE_NAME.fullmatch(one))}
+    if whole and all(one in whole or re.fullmatch(r"-?\d+", one) for one in set(names.tolist())):
+        names = np.array([whole.get(one, one) for one in names.tolist()], dtype=object)
+    return _unify_names(name, names, are_unified, spellings).astype(str)
+
+
+def _unify_names(column: str, values: Array, are_unified: bool, spellings: dict[str, Spellings]) -> Array:
+    """Record in `spellings` which texts (n,) differ only in case or blanks, and return them, as one if asked for."""
+    if found := find_spellings(values):
+        spellings[column] = found
+    return unify_spellings(values, found) if are_unified else values
+
+
+def _read_groups(values: Array) -> Array:
+    """Number the different values (n,), int64; each missing value is a group of its own."""
+    is_gap = find_missing(values)
+    number: dict[Any, int] = {}
+    groups = [number.setdefault(value, len(number)) for value in values[~is_gap].tolist()]
+    out = np.empty(len(values), dtype=np.int64)
+    out[~is_gap] = groups
+    out[is_gap] = len(number) + np.arange(int(is_gap.sum()))
+    return out
 
 
 def _read_tokens(table: TableFile, names: Sequence[str], tokenizer: str, length: int) -> FeatureColumns:
@@ -223,27 +319,34 @@ class FeatureReader:
     free_texts: Sequence[str]  # columns that are free text, whatever they look like
     text_features: int
     max_categories: int
-    may_leave_out: bool  # whether columns that count or name the rows are left out
+    normalize_names: bool
+    group_column: str | None
+    may_leave_out: bool  # whether columns that count or name the rows, or what they belong to, are left out
 
-    def read(self, names: Sequence[str]) -> FeatureColumns:
-        """Read numbers, dates, categories and free text; columns without values are left out."""
+    def read(
+        self, names: Sequence[str], spellings: dict[str, Spellings], owner: Array | None, y: Array
+    ) -> FeatureColumns:
+        """Read numbers, dates, categories and free text; columns without values are left out.
+
+        `spellings` receives categories that differ only in case or blanks.
+        """
         columns = FeatureColumns()
+        subjects = self._find_subjects(names, owner, y) if self.may_leave_out else {}
         for name in names:
             column = self.table.column(name)
             if column.null_count == len(column):
                 columns.notes.append(f"Column {name!r} holds no value and is left out.")
+            elif name in subjects:
+                columns.notes.append(self._describe_subject(name, subjects[name], owner))
             elif name not in self.free_texts and (format_ := find_date_format(self.table, name)):
                 days = read_dates(self.table, name, format_)
                 columns.add_numbers(name, days, bool(np.isnan(days).any()), format_)
             elif is_categorical(column.type):
-                self._read_text(columns, name, names)
+                self._read_text(columns, name, names, spellings)
             elif is_numeric(column.type):
                 values = read_numbers(self.table, name)
                 if self.may_leave_out and is_index(name, values):
-                    columns.notes.append(
-                        f"Column {name!r} counts or names the rows and is left out; to use it, name it in "
-                        "--set features=..."
-                    )
+                    columns.notes.append(self._describe_index(name))
                 else:
                     columns.add_numbers(name, values, bool(np.isnan(values).any()))
             else:
@@ -256,18 +359,49 @@ class FeatureReader:
         columns.notes += columns.describe()
         return columns
 
-    def _read_text(self, columns: FeatureColumns, name: str, names: Sequence[str]) -> None:
+    def _find_subjects(self, names: Sequence[str], owner: Array | None, y: Array) -> dict[str, int]:
+        columns = {}
+        for name in names:
+            column = self.table.column(name)
+            is_read = is_numeric(column.type) or is_plain_text(column.type)
+            if is_read and column.null_count < len(column) and name not in self.free_texts:
+                columns[name] = self.table.values(name)
+        return find_subjects(columns, y, owner)
+
+    @staticmethod
+    def _describe_index(name: str) -> str:
+        return f"Column {name!r} counts or names the rows and is left out; to use it, name it in --set features=..."
+
+    def _describe_subject(self, name: str, n: int, owner: Array | None) -> str:
+        n_rows = self.table.n_rows
+        values = self.table.values(name).tolist()
+        if owner is not None and len(set(zip(owner.tolist(), values, strict=True))) == n_rows:
+            return self._describe_index(name)
+        said = f"Column {name!r} names what several rows belong to ({n} values in {n_rows} rows) and is left out"
+        if self.group_column is not None:
+            return f"{said}."
+        return (
+            f"{said}; rows of one {name!r} are in training and in test, so results may be too good: to keep them "
+            f"together, give --group-column {shlex.quote(name)}"
+        )
+
+    def _read_text(
+        self, columns: FeatureColumns, name: str, names: Sequence[str], spellings: dict[str, Spellings]
+    ) -> None:
         values = self.table.values(name)
         if name in self.free_texts:
             columns.add_free_text(name, values, self.text_features)
             return
-        check_text_column(self.table, name, values, names)
+        if said := check_text_column(self.table, name, names, self.max_categories):
+            columns.notes.append(said)
         present = values[~find_missing(values)]
-        n_values = len(set(present.tolist()))
+        if len(set(present.tolist())) > self.max_categories and is_free_text(values):
+            columns.add_free_text(name, values, self.text_features)
+            return
+        values = _unify_names(name, strip_names(values)[0], self.normalize_names, spellings)
+        n_values = len(set(values.tolist()) - {None})
         if n_values <= self.max_categories:
             columns.add_text(name, values)
-        elif is_free_text(values):
-            columns.add_free_text(name, values, self.text_features)
         elif self.may_leave_out and n_values > ID_SHARE * len(present):
             columns.notes.append(
                 f"Column {name!r} has {n_values} different names in {len(present)} rows and is left out; to hash its "
@@ -279,43 +413,48 @@ class FeatureReader:
 
 
 def encode_features(
-    x: Array, n_numbers: int, train: Sequence[Index], rows: Sequence[Index], scaling: Scaling = "auto"
-) -> tuple[Array, list[Array], Scaling]:
+    x: Array, n_numbers: int, train: Sequence[Index], rows: Sequence[Index], scaling: Scaling
+) -> tuple[Array, list[Array], Array]:
     """Fill and standardise the columns of numbers client by client; see `Dataset.encode`.
 
-    A column without any value in the rows of the constants becomes 0; rows of no client become 0.
+    A column without a deviation becomes 0; rows of no client become 0.
     """
     out = np.zeros(x.shape, dtype=np.float32)
     numbers = x[:, :n_numbers]
-    chosen = choose_scaling(numbers, train) if scaling == "auto" else scaling
-    constants = fit_all_constants(numbers, train, chosen)
+    constants, borrowed = fit_all_constants(numbers, train, scaling)
     for one, every in zip(constants, rows, strict=True):
-        out[every, :n_numbers] = standardise(numbers[every], one)
+        out[every, :n_numbers] = limit(standardise(numbers[every], one))
         out[every, n_numbers:] = x[every, n_numbers:]
-    return out, constants, chosen
+    return out, constants, borrowed
 
 
 def _choose_features(
-    table: TableFile, client_column: str | None, target: str, features: list[str] | str | None
+    table: TableFile, client_column: str | None, target: str, features: list[str] | str | None, group_column: str | None
 ) -> list[str]:
     """Return the feature columns, after a check of all columns that the user names."""
-    columns = table.names
+    columns = set(table.names)
     if client_column == target:
         raise ConfigError(f"client_column and target are both {target!r}; they must be two columns")
+    if group_column in (client_column, target) and group_column is not None:
+        raise ConfigError(f"group_column is {group_column!r}, which is the client column or the target already")
     if isinstance(features, str):  # one column whose name may hold a comma, or several columns
         features = [features] if features in columns else [name.strip() for name in features.split(",")]
-    named = () if client_column is None else (client_column,)
-    for name in (*named, target, *(features or ())):
+    named = [name for name in (client_column, target, group_column) if name is not None]
+    for name in (*named, *(features or ())):
         if name not in columns:
             raise table.lacks(name)
-    others = [c for c in columns if c not in (client_column, target) and not c.startswith("__index_level_")]
+    others = [name for name in table.names if name not in named and not name.startswith("__index_level_")]
     feature_names = others if features is None else features
-    for name in feature_names:
-        if name in (client_column, target):
-            raise ConfigError(f"features: column {name!r} is the client column or the target")
     if len(set(feature_names)) < len(feature_names):
         raise ConfigError(f"features: a column is named twice in {', '.join(feature_names)}")
     if not feature_names:
-        besides = " and ".join(repr(name) for name in (*named, target))
+        besides = " and ".join(repr(name) for name in named)
         raise DataError(f"{table.path} has no feature columns besides {besides}")
     return feature_names
+
+
+def _refuse_key_columns(features: Sequence[str], *names: str | None) -> None:
+    """Refuse the client column and the target as features that a user names."""
+    for name in features:
+        if name in names:
+            raise ConfigError(f"features: column {name!r} is the client column or the target")

@@ -7,22 +7,29 @@ import numpy as np
 from ...core.errors import ConfigError, DataError, did_you_mean, list_some
 from ..schema import MISSING_CATEGORY, OTHER_CATEGORY, Names, Schema
 from ..types import Array
-from .checks import NUMBER_PATTERN, find_missing, read_complete_column, read_numbers, read_target
+from .checks import find_missing, read_complete_column, read_numbers, read_target
 from .columns import FeatureColumns, number_values
 from .dates import read_dates
 from .file import MAX_NAMED_COLUMNS, TableFile, is_categorical, is_numeric, read_table
+from .names import match_spellings
+from .written_numbers import is_float, to_numbers
 
 ADD_OR_RENAME = "; add it, or rename the column that holds it"
 """Advice on a missing column."""
 
 
-def read_labels(path: Path, name: str, values: Array, classes: Names) -> Array:
+def read_labels(path: Path, name: str, values: Array, schema: Schema) -> Array:
     """Return the number of each row's class in a schema, int64 (n,); without classes, the target, float32 (n,)."""
-    if not classes:
+    if not schema.classes:
+        if values.dtype.kind == "U":
+            values = to_numbers(
+                f"{path}: target column {name!r}", values, schema.decimals.get(name), schema.units.get(name, ""),
+                "correct that cell",
+            )  # fmt: skip
         return read_target(path, name, values, "number")[0]
-    labels = to_text(values)
-    _check_values(path, f"target column {name!r}", labels, classes, "class")
-    return number_values(labels, classes)
+    labels, _ = match_spellings(to_text(values), schema.classes)
+    _check_values(path, f"target column {name!r}", labels, schema.classes, "class")
+    return number_values(labels, schema.classes)
 
 
 def check_schema_columns(table: TableFile, schema: Schema, target: str, features: list[str] | str | None) -> list[str]:
@@ -33,8 +40,9 @@ def check_schema_columns(table: TableFile, schema: Schema, target: str, features
         raise ConfigError("features: the schema names the features already; leave this option out")
     if target != schema.target:
         raise ConfigError(f"target is {target!r}, but the schema says {schema.target!r}; give the target of the schema")
+    known = set(table.names)
     for column in (*schema.columns, target):
-        if column not in table.names:
+        if column not in known:
             raise table.lacks(column, ", which the schema asks for", ADD_OR_RENAME)
     return list(schema.columns)
 
@@ -48,7 +56,7 @@ def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: boo
     columns = FeatureColumns()
     for name in schema.numbers:
         format_ = schema.dates.get(name)
-        values = _read_schema_numbers(table, name) if format_ is None else read_dates(table, name, format_)
+        values = read_schema_numbers(table, schema, name) if format_ is None else read_dates(table, name, format_)
         gaps = np.flatnonzero(np.isnan(values))
         if len(gaps) and name not in schema.flagged and not is_prediction:
             raise DataError(
@@ -62,7 +70,11 @@ def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: boo
     for name, tokenizer in schema.tokens.items():
         columns.add_tokens(name, read_texts(table, name), tokenizer, schema.max_tokens or 1)
     for name, categories in schema.categories.items():
-        texts = raw = _read_schema_texts(table, name, categories)
+        texts, respelt = match_spellings(_read_schema_texts(table, name, categories), categories)
+        raw = texts
+        if respelt:
+            listed = list_some([f"{one!r} as {known!r}" for one, known in sorted(respelt.items())], 3)
+            columns.notes.append(f"column {name!r}: {listed} taken, which differ only in case or blanks")
         if OTHER_CATEGORY in categories:
             known = {*categories, *([None] if MISSING_CATEGORY in categories else [])}
             texts = np.array([one if one in known else OTHER_CATEGORY for one in texts.tolist()], dtype=object)
@@ -75,11 +87,15 @@ def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: boo
     return columns
 
 
-def _read_schema_numbers(table: TableFile, name: str) -> Array:
+def read_schema_numbers(table: TableFile, schema: Schema, name: str) -> Array:
     """Read a column of which the schema says that it holds numbers, float64 (n,), NaN where missing."""
     column = table.column(name)
     if column.null_count == len(column):
         return np.full(len(column), np.nan)
+    if table.csv is not None and schema.decimals.get(name) == "," and is_float(column.type):
+        # Pyarrow has taken the thousands of 1.234 for decimals.
+        table = table.with_text([name])
+        column = table.column(name)
     if is_numeric(column.type):
         return read_numbers(table, name)
     if not is_categorical(column.type):
@@ -87,23 +103,20 @@ def _read_schema_numbers(table: TableFile, name: str) -> Array:
             f"{table.path}: column {name!r} has the type {column.type}, but the schema says that it holds numbers; "
             "store them as numbers"
         )
-    values = table.values(name)
-    rows = np.flatnonzero(~find_missing(values))
-    wrong = [row for row in rows if NUMBER_PATTERN.fullmatch(values[row]) is None]
-    row = wrong[0] if wrong else rows[0]
-    advice = "correct that cell or leave it empty"
-    if NUMBER_PATTERN.fullmatch(values[row].replace(",", ".", 1)) is not None:
-        advice = "write numbers with a decimal point" if wrong else "store them as numbers"
-    raise DataError(
-        f"{table.path}: column {name!r} is text with {values[row]!r} in data row {row + 1}, but the schema says "
-        f"that it holds numbers; {advice}"
+    return to_numbers(
+        f"{table.path}: column {name!r}",
+        table.values(name),
+        schema.decimals.get(name),
+        schema.units.get(name, ""),
+        "correct that cell or leave it empty",
+        "but the schema says that it holds numbers",
     )
 
 
 def _read_schema_texts(table: TableFile, name: str, categories: Names) -> Array:
     """Read a column of which the schema says that it holds text (n,), None where missing; 01 stays 01."""
     column = table.column(name)
-    if table.is_csv and (column.null_count or not is_categorical(column.type)):
+    if table.csv is not None and (column.null_count or not is_categorical(column.type)):
         # Pyarrow has taken 01 and true for other types, and a category called NA for a missing value.
         from pyarrow import csv
 
@@ -124,7 +137,7 @@ def read_texts(table: TableFile, name: str) -> Array:
     column = table.column(name)
     if not is_categorical(column.type) and not is_numeric(column.type) and column.null_count < len(column):
         raise DataError(f"{table.path}: column {name!r} has the type {column.type}; tokens need text")
-    return to_text((table.with_text([name], {""}) if table.is_csv else table).values(name))
+    return to_text((table.with_text([name], {""}) if table.csv is not None else table).values(name))
 
 
 def to_text(values: Array) -> Array:
@@ -217,7 +230,7 @@ def _find_target_problems(table: TableFile, schema: Schema, name: str) -> list[s
         values = to_text(table.values(name))
         values[find_missing(values) | (values == "")] = schema.classes[0]  # these are reported already
     try:
-        read_labels(table.path, name, values, schema.classes)
+        read_labels(table.path, name, values, schema)
     except DataError as error:
         problems.append(str(error))
     return problems

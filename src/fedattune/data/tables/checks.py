@@ -8,15 +8,21 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ...core.errors import DataError
+from ...core.errors import DataError, list_some
 from ..types import Array
-from .file import TableFile, is_categorical, is_numeric
+from .file import MAX_NAMED_COLUMNS, TableFile, is_categorical, is_numeric
+from .written_numbers import (
+    MIN_NUMBER_SHARE,
+    find_mixed_units,
+    has_other_unit,
+    is_number_like,
+    read_written,
+    to_numbers,
+)
 
 MAX_NUMBER_CLASSES = 20
 MAX_TEXT_CLASSES = 100
-MIN_NUMBER_SHARE = 0.9
-"""Share of numbers above which text is taken for misspelt numbers."""
-NUMBER_PATTERN = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
+MAX_EXACT = 2.0**53  # whole numbers above this are rounded as float64
 MAX_ABS_VALUE = 1e30  # squares of such values leave float32, and no measurement is that large
 MAX_EXAMPLE_COLUMNS = 6
 """Number of columns in an example of `features`."""
@@ -52,15 +58,24 @@ def read_target(path: Path, name: str, values: Array, kind: TargetType = "auto")
 
     `auto` takes fractions, and more than MAX_NUMBER_CLASSES different numbers, as numbers to predict.
     """
-    if values.dtype.kind == "f" and (values == np.floor(values)).all():
-        values = values.astype(np.int64)
+    where = f"{path}: target column {name!r}"
+    if values.dtype.kind == "f":
+        if not np.isfinite(values).all():
+            row = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise DataError(f"{where} holds {values[row]} in data row {row + 1}; correct it or leave it empty")
+        if (values == np.floor(values)).all() and (np.abs(values) < MAX_EXACT).all():
+            values = values.astype(np.int64)
     categories, times = np.unique(values, return_counts=True)
-    where, n_values = f"{path}: target column {name!r}", len(categories)
+    n_values = len(categories)
     is_text = values.dtype.kind == "U"
-    is_numbers = values.dtype.kind in "iuf" or (is_text and _find_numbers(values).mean() >= MIN_NUMBER_SHARE)
-    is_measured = values.dtype.kind == "f" or (is_numbers and n_values > MAX_NUMBER_CLASSES)
-    if kind == "number" or (kind == "auto" and is_measured):
+    if kind == "number" or (kind == "auto" and is_measured(values)):
         return _read_number_target(where, values, n_values), ()
+    if values.dtype.kind == "f" and (np.abs(values) >= MAX_EXACT).any():
+        row = int(np.flatnonzero(np.abs(values) >= MAX_EXACT)[0])
+        raise DataError(
+            f"{where} holds {values[row]:.0f} in data row {row + 1}, and numbers of such a size are rounded, so that "
+            "classes become one; store the column as text, or give --set table.target_type=number"
+        )
     if n_values < 2:
         raise DataError(f"{where} has the single class {values[0]!s}; a target needs two classes or more")
     n_single = int((times == 1).sum())
@@ -72,15 +87,27 @@ def read_target(path: Path, name: str, values: Array, kind: TargetType = "auto")
     return encode_values(values)
 
 
+def is_measured(values: Array) -> bool:
+    """Tell whether the values (n,) of a target are numbers to predict, not classes."""
+    if values.dtype.kind == "f":
+        return True
+    if values.dtype.kind == "U":
+        from pyarrow import array
+
+        numbers = read_written(array(values.tolist()))
+        if numbers is None or numbers.share < MIN_NUMBER_SHARE:
+            return False
+        if numbers.wrong is None and any(not value.is_integer() for value in numbers.values.values()):
+            return True
+    elif values.dtype.kind not in "iu":
+        return False
+    return len(np.unique(values)) > MAX_NUMBER_CLASSES
+
+
 def _read_number_target(where: str, values: Array, n_values: int) -> Array:
     """Return the values (n,) as float32."""
     if values.dtype.kind == "U":
-        wrong = np.flatnonzero([NUMBER_PATTERN.fullmatch(text) is None for text in values.tolist()])
-        if len(wrong):
-            raise DataError(
-                f"{where} is text with {str(values[wrong[0]])!r} in data row {wrong[0] + 1}, which is no number; "
-                "correct that cell, or give --set table.target_type=class"
-            )
+        values = to_numbers(where, values, None, None, "correct that cell, or give --set table.target_type=class")
     numbers = values.astype(np.float64)
     if n_values < 2:
         raise DataError(f"{where} has the single value {values[0]!s}; there is nothing to predict")
@@ -96,32 +123,41 @@ def encode_values(values: Array) -> tuple[Array, tuple[str, ...]]:
     return codes.astype(np.int64), tuple(str(value) for value in categories)
 
 
-def _find_numbers(texts: Array) -> Array:
-    """Mark the texts (n,) that are numbers with a decimal point or comma."""
-    is_number = {text: NUMBER_PATTERN.fullmatch(text.replace(",", ".", 1)) is not None for text in set(texts.tolist())}
-    return np.array([is_number[text] for text in texts.tolist()], dtype=bool)
+def check_text_column(table: TableFile, name: str, features: Sequence[str], max_categories: int) -> str:
+    """Refuse a text column of nearly all numbers that could not be read, unless the file declares categories.
 
+    Return what to say of one that is taken as categories all the same.
+    """
+    from pyarrow import compute, types
 
-def check_text_column(table: TableFile, name: str, values: Array, features: Sequence[str]) -> None:
-    """Refuse a text column (n,), None where missing, of nearly all numbers, unless the file declares categories."""
-    from pyarrow import types
-
-    rows = np.flatnonzero(~find_missing(values))
-    is_number = _find_numbers(values[rows])
-    if types.is_dictionary(table.column(name).type) or is_number.mean() < MIN_NUMBER_SHARE:
-        return
-    is_plain = np.array([NUMBER_PATTERN.fullmatch(text) is not None for text in values[rows]])
-    wrong = np.flatnonzero(~is_number if not is_number.all() else ~is_plain)
-    row = rows[wrong[0]] if len(wrong) else rows[0]
-    if not is_number.all():
-        advice = "correct that cell or leave it empty"
-    elif len(wrong):
-        advice = "write numbers with a decimal point"
-    else:
+    column = table.column(name)
+    numbers = None if types.is_dictionary(column.type) else read_written(column)
+    if numbers is None:
+        return ""
+    where, way_out = f"{table.path}: column {name!r}", suggest_features(name, features)
+    if mixed := find_mixed_units(numbers):
+        if len(compute.unique(column)) > max_categories:
+            raise DataError(
+                f"{where} holds numbers in several units, {list_some(mixed, MAX_NAMED_COLUMNS)}; convert them to one "
+                f"unit, or {way_out}"
+            )
+        return f"Column {name!r} has several units, {list_some(mixed, MAX_NAMED_COLUMNS)}; its cells are categories."
+    wrong = numbers.wrong
+    has_units = wrong is not None and numbers.format.unit and has_other_unit(wrong, numbers)
+    if numbers.share < MIN_NUMBER_SHARE or has_units:
+        return ""
+    cells = column.to_pylist()
+    if wrong is None:
+        wrong = next(cell for cell in cells if cell is not None)
         advice = "store them as numbers, or, if they name categories, put a letter before them"
+    elif is_number_like(wrong):
+        advice = f"its decimal sign is not that of {numbers.format.example!r}; write all with one sign"
+    else:
+        advice = "correct that cell or leave it empty"
+    n_numbers = sum(cell in numbers.values for cell in cells)
     raise DataError(
-        f"{table.path}: column {name!r} is text with {str(values[row])!r} in data row {row + 1}, but "
-        f"{int(is_number.sum())} of its {len(rows)} values are numbers; {advice}, or {suggest_features(name, features)}"
+        f"{where} is text with {wrong!r} in data row {cells.index(wrong) + 1}, but {n_numbers} of its "
+        f"{len(cells) - column.null_count} values are numbers; {advice}, or {way_out}"
     )
 
 

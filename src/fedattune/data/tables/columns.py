@@ -1,6 +1,6 @@
 """The columns of a table that become features."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,7 @@ from .checks import find_missing
 from .dates import make_date_inputs
 from .file import MAX_NAMED_COLUMNS, list_columns
 from .texts import encode_texts, hash_texts
+from .written_numbers import NumberFormat
 
 
 @dataclass
@@ -119,11 +120,14 @@ class FeatureColumns:
         parts = [*self.numbers.values(), *flags, *one_hot, *waves, *hashed, *tokens]
         return np.column_stack(parts).astype(np.float64, copy=False)
 
-    def schema(self, classes: Names, target: str) -> Schema:
-        """Return the schema with which other tables get the same features."""
+    def schema(self, classes: Names, target: str, written: Mapping[str, NumberFormat]) -> Schema:
+        """Return the schema with which other tables get the same features; `written` are numbers that were text."""
+        formats = {name: one for name, one in written.items() if name in self.numbers or name == target}
         return Schema(
             classes=classes,
             numbers=tuple(self.numbers),
+            units={name: one.unit for name, one in formats.items() if one.unit},
+            decimals={name: one.decimal for name, one in formats.items() if one.decimal != "."},
             flagged=tuple(self.flagged),
             categories=self.categories,
             dates=self.dates,

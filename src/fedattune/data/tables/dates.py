@@ -4,6 +4,8 @@ A date column gives the days since 1970 as a number, then sine and cosine of the
 hour where there are times. Times count as written or as stored with their zone; zones are not converted.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ DATE_FORMATS = (
     "%b %d, %Y", "%d %B %Y", "%B %d, %Y",
 )  # fmt: skip
 """Formats of dates in text, in the order in which they are tried; month/day wins over day/month where both fit."""
+OTHER_ORDER = {"%m/%d/%Y": "%d/%m/%Y", "%m/%d/%y": "%d/%m/%y"}
+"""Formats of month/day, and the same with the day first."""
 TIME_FORMATS = (TIME_SUFFIX, " %H:%M", " %I:%M:%S %p", " %I:%M %p", "")
 MIN_DATE_SHARE = 0.95
 """Share of dates above which a text column is one of dates; other cells count as missing."""
@@ -37,6 +41,8 @@ def _is_dated(kind: Any) -> bool:
 
 def find_date_format(table: TableFile, name: str) -> str | None:
     """Return a format of `DATE_FORMATS`, with `TIME_SUFFIX` if a cell has a time of day; None if there are no dates."""
+    from pyarrow import compute
+
     column = table.column(name)
     if _is_dated(column.type):
         days = _read_typed(column)
@@ -45,13 +51,43 @@ def find_date_format(table: TableFile, name: str) -> str | None:
         return None
     texts = _clean(column.drop_null())
     sample = texts.unique().slice(0, N_SAMPLE_CELLS)
+    if compute.mean(compute.match_substring_regex(sample, r"\w[-/. ]+\w+[-/., ]+\d")).as_py() < MIN_DATE_SHARE - 0.05:
+        return None
+    formats = sorted(DATE_FORMATS, key=OTHER_ORDER.__contains__) if table.dates == "day-first" else DATE_FORMATS
     best, most = None, 0.0
-    for base in DATE_FORMATS:
+    for base in formats:
         if _share(sample, base) >= MIN_DATE_SHARE - 0.05 and (share := _share(texts, base)) > most:
             best, most = base, share
     if best is None or most < MIN_DATE_SHARE:
         return None
     return best + TIME_SUFFIX * bool((np.nan_to_num(_parse(texts, best)) % 1).any())
+
+
+def settle_date_order(table: TableFile, names: Sequence[str], notes: list[str]) -> TableFile:
+    """Return the table with the order of day and month that its columns show; say in `notes` where it is a guess."""
+    if table.dates != "auto":
+        return table
+    unclear, seen = [], set()
+    for name in names:
+        column = table.column(name)
+        if column.null_count == len(column) or not is_plain_text(column.type):
+            continue
+        base = (find_date_format(table, name) or "").removesuffix(TIME_SUFFIX)
+        texts = _clean(column.drop_null()) if base in OTHER_ORDER else None
+        if texts is not None and _share(texts, OTHER_ORDER[base]) == _share(texts, base):
+            unclear.append(name)
+        else:
+            seen.add(base)
+    if not unclear or seen & set(OTHER_ORDER):
+        return table
+    if seen & set(OTHER_ORDER.values()):
+        notes.append(f"Dates in {list_columns(unclear)} are read with the day first, as in the table's other columns.")
+        return replace(table, dates="day-first")
+    notes.append(
+        f"Dates in {list_columns(unclear)} fit both month/day and day/month, and are read with the month first; if the "
+        "day comes first, give --set table.dates=day-first"
+    )
+    return table
 
 
 def read_dates(table: TableFile, name: str, format_: str) -> Array:

@@ -1,24 +1,41 @@
 """Table files, read with pyarrow."""
 
+import codecs
 import gzip
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from io import TextIOBase
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ...core.errors import DataError, did_you_mean, list_some
+from ...core.errors import ConfigError, DataError, did_you_mean, list_some
 from ..types import Array, Index
+from .excel import EXCEL_SUFFIXES, read_excel
+
+if TYPE_CHECKING:
+    from .written_numbers import NumberFormat
 
 CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
-TABLE_SUFFIXES = (*CSV_SUFFIXES, ".parquet", ".pq")
+TABLE_SUFFIXES = (*CSV_SUFFIXES, ".parquet", ".pq", *EXCEL_SUFFIXES)
+OLD_SHEETS = (".xls", ".xlsb", ".ods")
 MISSING_SIGNS = frozenset({"", "?", "-", "--"})
 """Cells that hold no value in any table, besides the words that pyarrow knows in CSV, such as NA and null."""
 MAX_NAMED_COLUMNS = 10
 """Number of columns that one note names."""
+DateOrder = Literal["auto", "day-first", "month-first"]
+
+
+@dataclass(frozen=True)
+class CsvFormat:
+    """How the text of a CSV file is to be read."""
+
+    encoding: str
+    delimiter: str
 
 
 @dataclass(frozen=True)
@@ -29,18 +46,18 @@ class TableFile:
     content: Any  # a pyarrow table with at least one row
     rows: Index | None = None  # positions of these rows in the file (n,); None where all rows are there
     signed: tuple[str, ...] = ()  # columns where a sign such as "?" stands for a missing value
+    csv: CsvFormat | None = None  # None for other files
+    dates: DateOrder = "auto"  # of dates such as 03/04/2024
+    written: Mapping[str, "NumberFormat"] = field(default_factory=dict)  # columns whose text became numbers
+    notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         return list(self.content.column_names)
 
     @property
     def n_rows(self) -> int:
         return int(self.content.num_rows)
-
-    @property
-    def is_csv(self) -> bool:
-        return find_suffix(self.path) in CSV_SUFFIXES
 
     def column(self, name: str) -> Any:
         return self.content.column(name)
@@ -82,23 +99,32 @@ class TableFile:
             column = column.cast(float64(), safe=False)
         return np.asarray(column.to_numpy())
 
-    def with_text(self, names: list[str], missing: Iterable[str]) -> "TableFile":
-        """Read columns of a CSV file again as text, where only the words `missing` are missing values."""
-        from pyarrow import array, string
+    def with_columns(self, columns: Mapping[str, Any]) -> "TableFile":
+        """Return the table with other pyarrow columns in the place of those called so."""
+        from pyarrow import table
 
+        old = zip(self.names, self.content.columns, strict=True)
+        return replace(self, content=table([columns.get(name, column) for name, column in old], names=self.names))
+
+    def with_text(self, names: list[str], missing: Iterable[str] | None = None) -> "TableFile":
+        """Read columns of a CSV file again as text.
+
+        Only the words `missing` are missing values; by default all that pyarrow knows, such as NA.
+        """
+        from pyarrow import array, csv, string
+
+        assert self.csv is not None
         texts = _read_csv(
             self.path,
+            self.csv,
             include_columns=names,
             column_types=dict.fromkeys(names, string()),
             strings_can_be_null=True,
-            null_values=sorted(missing),
+            null_values=sorted(csv.ConvertOptions().null_values if missing is None else missing),
         )
         if self.rows is not None:
             texts = texts.take(array(self.rows))
-        content = self.content
-        for name in names:
-            content = content.set_column(content.column_names.index(name), name, texts.column(name))
-        return replace(self, content=content)
+        return self.with_columns({name: texts.column(name) for name in names})
 
 
 def find_suffix(path: Path | str) -> str | None:
@@ -112,8 +138,15 @@ def find_stem(path: Path) -> str:
     return path.name.removesuffix(path.name[-len(find_suffix(path) or path.suffix) :]) or path.stem
 
 
-def read_table(path: Path, client_column: str | None, target: str | None) -> TableFile:
-    """Read a CSV or Parquet file; in CSV, the client column is text, so that the names 007 and NA stay."""
+def read_table(
+    path: Path, client_column: str | None, target: str | None, *, encoding: str = "auto", dates: DateOrder = "auto"
+) -> TableFile:
+    """Read a CSV, Parquet or Excel file; in CSV, the client column is text, so that the names 007 and NA stay.
+
+    Args:
+        encoding: name of a CSV file's encoding; `auto` finds Unicode and Windows-1252.
+        dates: what comes first in dates such as 03/04/2024.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -121,52 +154,86 @@ def read_table(path: Path, client_column: str | None, target: str | None) -> Tab
         raise DataError(f"no such table file: {path}")
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty")
-    is_csv = find_suffix(path) in CSV_SUFFIXES
+    suffix = find_suffix(path)
+    kind = "CSV" if suffix in CSV_SUFFIXES else "Parquet"
     try:
-        if is_csv:
-            texts = {} if client_column is None else {client_column: pa.string()}
-            content = _read_csv(path, column_types=texts, strings_can_be_null=True)
-            if any(pa.types.is_binary(kind) for kind in content.schema.types):
-                _check_encoding(path)
-            table = _keep_words_for_missing(TableFile(path, content), client_column, target)
+        if suffix in EXCEL_SUFFIXES or path.suffix.lower() in OLD_SHEETS:
+            content, notes = read_excel(path)
+            table = TableFile(path, content, notes=notes)
+        elif kind == "CSV":
+            table = _read_csv_table(path, encoding, client_column, target)
         else:  # parquet.read_table would take columns from folder names
             table = TableFile(path, parquet.ParquetFile(path).read())
-    except (pa.ArrowException, UnicodeDecodeError, OSError, EOFError) as error:
-        if is_csv:
-            _check_encoding(path)
-        kind = "CSV" if is_csv else "Parquet"
+    except (pa.ArrowException, UnicodeError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}") from error
-    repeated = sorted({name for name in table.names if table.names.count(name) > 1})
+    repeated = sorted(name for name, n in Counter(table.names).items() if n > 1)
     if repeated:
         raise DataError(f"{path} has more than one column called {repeated[0]!r}; rename them")
     if table.n_rows == 0:
         raise DataError(f"{path} holds no rows")
-    return _find_missing_signs(table, client_column, target)
+    return replace(_find_missing_signs(table, client_column, target), dates=dates)
 
 
-def _read_csv(path: Path, **convert: Any) -> Any:
+def _read_csv_table(path: Path, encoding: str, client_column: str | None, target: str | None) -> TableFile:
+    import pyarrow as pa
+
+    notes = []
+    if encoding == "auto":
+        encoding = _find_encoding(path)
+        if encoding != "utf-8":
+            again = "" if encoding.startswith("utf") else "; if letters look wrong, give --set table.encoding=NAME"
+            notes.append(f"The file is not UTF-8 and is read as {ENCODING_NAMES[encoding]}{again}.")
+    else:
+        try:
+            encoding = codecs.lookup(encoding).name
+        except LookupError as error:
+            raise ConfigError(f"unknown encoding {encoding!r}; expected a name such as cp1252 or utf-16") from error
+    form = CsvFormat(encoding, _find_delimiter(path, encoding))
+    texts = {} if client_column is None else {client_column: pa.string()}
+    content = _read_csv(path, form, column_types=texts, strings_can_be_null=True)
+    table = TableFile(path, content, csv=form, notes=tuple(notes))
+    return _keep_words_for_missing(table, client_column, target)
+
+
+def _read_csv(path: Path, form: CsvFormat, **convert: Any) -> Any:
     """Read a CSV file, packed or not, as a pyarrow table; `convert` are pyarrow's options of the columns."""
     from pyarrow import ArrowInvalid, BufferReader, csv
 
     options: dict[str, Any] = {
-        "parse_options": csv.ParseOptions(delimiter=_find_delimiter(path), newlines_in_values=True),
+        "parse_options": csv.ParseOptions(delimiter=form.delimiter, newlines_in_values=True),
         "convert_options": csv.ConvertOptions(**convert),
     }
+    if form.encoding != "utf-8":
+        text = _read_utf8(path, form.encoding)
+        return csv.read_csv(BufferReader(_replace_lone_returns(text) or text), **options)
     try:
         return csv.read_csv(path, **options)
     except ArrowInvalid:
-        content = _replace_lone_returns(path)
+        content = _replace_lone_returns(_read_bytes(path))
         if content is None:
             raise
         return csv.read_csv(BufferReader(content), **options)
 
 
-def _replace_lone_returns(path: Path) -> bytes | None:
+def _read_bytes(path: Path) -> bytes:
+    return gzip.decompress(path.read_bytes()) if _is_packed(path) else path.read_bytes()
+
+
+def _read_utf8(path: Path, encoding: str) -> bytes:
+    """Read a file of another encoding as UTF-8."""
+    try:
+        return _read_bytes(path).decode(encoding).removeprefix("\ufeff").encode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not {encoding} ({error.reason} at byte {error.start}); give the encoding of the file"
+        ) from error
+
+
+def _replace_lone_returns(content: bytes) -> bytes | None:
     """Return the content with a blank for every carriage return inside a cell; None if there is none.
 
     Pandas writes such a cell without quotes, and every reader takes it for the end of a row.
     """
-    content = gzip.decompress(path.read_bytes()) if _is_packed(path) else path.read_bytes()
     fixed = re.sub(rb"\r(?!\r?\n)", b" ", content) if b"\n" in content else content
     return None if fixed == content else fixed
 
@@ -193,9 +260,11 @@ def _find_missing_signs(table: TableFile, client_column: str | None, target: str
     """
     from pyarrow import array, compute
 
-    content, signed = table.content, []
-    for i, name in enumerate(table.names):
-        column = content.column(i)
+    from .written_numbers import read_written
+
+    found = {}
+    for name in table.names:
+        column = table.column(name)
         if name == client_column or not is_plain_text(column.type):
             continue
         signs = array(sorted(MISSING_SIGNS), type=column.type)
@@ -203,11 +272,14 @@ def _find_missing_signs(table: TableFile, client_column: str | None, target: str
         if not compute.any(is_sign).as_py():
             continue
         others = compute.if_else(is_sign, None, column)
-        numbers = _to_numbers(others) if table.is_csv else None
-        if name != target or numbers is not None:
-            content = content.set_column(i, name, others if numbers is None else numbers)
-            signed.append(name)
-    return replace(table, content=content, signed=tuple(signed))
+        numbers = _to_numbers(others) if table.csv is not None else None
+        is_number = numbers is not None
+        if name == target and not is_number:
+            written = read_written(others)
+            is_number = written is not None and written.wrong is None
+        if name != target or is_number:
+            found[name] = others if numbers is None else numbers
+    return replace(table.with_columns(found), signed=tuple(found)) if found else table
 
 
 def _to_numbers(column: Any) -> Any:
@@ -229,29 +301,43 @@ def _is_packed(path: Path) -> bool:
     return path.name.lower().endswith(".gz")
 
 
-def _open_text(path: Path, errors: str) -> TextIOBase:
-    """Open a CSV file, packed or not, for reading its text; `errors` is for bytes of another encoding."""
-    if _is_packed(path):
-        return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors)
-    return path.open(encoding="utf-8-sig", errors=errors)
+ENCODING_NAMES = {
+    "utf-16": "UTF-16", "utf-16-le": "UTF-16", "utf-16-be": "UTF-16", "utf-32": "UTF-32", "cp1252": "Windows-1252",
+    "latin-1": "Latin-1",
+}  # fmt: skip
+"""Encodings that are found besides UTF-8."""
 
 
-def _check_encoding(path: Path) -> None:
-    """Refuse a file of another encoding, which pyarrow would read as bytes, or as one column."""
-    try:
-        with _open_text(path, "strict") as file:
-            while file.read(1 << 20):
-                pass
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason}); save it as CSV UTF-8") from error
-    except (OSError, EOFError):
-        return  # no packed file: the caller says so
+def _find_encoding(path: Path) -> str:
+    """Return the encoding of a CSV file by its first bytes, or whether all of it is UTF-8."""
+    with gzip.open(path) if _is_packed(path) else path.open("rb") as file:
+        chunk = file.read(1 << 20)
+        if chunk.startswith(b"PK\x03\x04"):
+            raise DataError(f"{path} is no CSV file but a zip archive, maybe an Excel file; rename it, or unpack it")
+        if chunk.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+            return "utf-32"
+        if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return "utf-16"
+        if b"\0" in chunk[:1000]:  # letters of Latin script take a zero and another byte
+            return "utf-16-le" if chunk[1:2] == b"\0" else "utf-16-be"
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            while chunk:
+                decoder.decode(chunk)
+                chunk = file.read(1 << 20)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            # Windows-1252 has no letter for these bytes.
+            return "latin-1" if re.search(rb"[\x81\x8d\x8f\x90\x9d]", _read_bytes(path)) else "cp1252"
+    return "utf-8"
 
 
-def _find_delimiter(path: Path) -> str:
+def _find_delimiter(path: Path, encoding: str) -> str:
     """Return the sign that separates the header of a CSV file; a comma comes first, a tab in .tsv files."""
-    with _open_text(path, "replace") as file:
-        header = re.sub(r'"[^"]*"', "", file.readline())
+    encoding = "utf-8-sig" if encoding == "utf-8" else encoding
+    with gzip.open(path, "rb") if _is_packed(path) else path.open("rb") as file:
+        header = file.read(1 << 20).decode(encoding, errors="replace").partition("\n")[0]
+    header = re.sub(r'"[^"]*"', "", header)
     signs = "\t,;|" if ".tsv" in path.name.lower() else ",;\t|"
     return next((sign for sign in signs if sign in header), signs[0])
 

@@ -11,9 +11,10 @@ from ...core.errors import DataError
 from ..images.decode import decode_image, find_image_columns, find_label_columns, read_encoded
 from ..schema import Schema
 from ..types import Array
-from .by_schema import ADD_OR_RENAME, read_schema_features, to_text
+from .by_schema import ADD_OR_RENAME, read_schema_features, read_schema_numbers, to_text
 from .columns import number_values
 from .file import TABLE_SUFFIXES, TableFile, find_suffix, is_categorical, is_numeric, list_columns, read_table
+from .names import match_spellings
 from .scaling import standardise
 
 TARGET_NAMES = ("label", "target")
@@ -49,11 +50,12 @@ def read_rows(path: Path, schema: Schema, constants: Array | None) -> NewRows:
 
 def _read_table_rows(table: TableFile, schema: Schema, constants: Array) -> NewRows:
     """Read the columns that the schema names."""
-    lacking = [name for name in schema.columns if name not in table.names]
+    known = set(table.names)
+    lacking = [name for name in schema.columns if name not in known]
     if lacking:
         more = f" (nor {', '.join(map(repr, lacking[1:]))})" if len(lacking) > 1 else ""
         raise table.lacks(lacking[0], f"{more}, which the model needs", ADD_OR_RENAME)
-    notes = _note_unused(table, (*schema.columns, schema.target or ""))
+    notes = [*_describe_file(table), *_note_unused(table, (*schema.columns, schema.target or ""))]
     columns = read_schema_features(table, schema, is_prediction=True)
     notes += columns.notes
     for (name, values), median in zip(columns.numbers.items(), constants[0], strict=True):
@@ -69,7 +71,7 @@ def _read_table_rows(table: TableFile, schema: Schema, constants: Array) -> NewR
     x, k = columns.matrix(), len(schema.numbers)
     x[:, :k] = standardise(x[:, :k], constants)
     target = schema.target or ""
-    y = _read_classes(table, target, schema.classes, notes) if target in table.names else None
+    y = _read_classes(table, target, schema, notes) if target in table.names else None
     return NewRows(x.astype(np.float32), y, notes)
 
 
@@ -85,7 +87,7 @@ def _read_number_rows(table: TableFile, schema: Schema) -> NewRows:
             f"model needs {n_values}, one for each value of a sample of shape {schema.input_shape}, in their order"
             f"{images}"
         )
-    notes = _note_unused(table, (*names, target or ""))
+    notes = [*_describe_file(table), *_note_unused(table, (*names, target or ""))]
     shape = f"samples of shape {schema.input_shape}"
     notes.append(f"the columns {names[0]!r} to {names[-1]!r} are taken as they stand, as {shape}")
     with np.errstate(over="ignore"):  # reported just below
@@ -97,7 +99,7 @@ def _read_number_rows(table: TableFile, schema: Schema) -> NewRows:
             f"{table.path}: column {names[column]!r} holds no finite number in data row {row + 1}; the model knows no "
             "value to put in its place; correct the cell"
         )
-    y = _read_classes(table, target, schema.classes, notes) if target else None
+    y = _read_classes(table, target, schema, notes) if target else None
     return NewRows(x.reshape(len(x), *schema.input_shape), y, notes)
 
 
@@ -122,20 +124,24 @@ def _read_image_rows(table: TableFile, schema: Schema, images: list[str]) -> New
     labels = find_label_columns(table.content.schema)
     known = [name for name, names in labels.items() if names == schema.classes]
     target = next((name for name in (*known, *TARGET_NAMES) if name in table.names), None)
-    y = _read_classes(table, target, schema.classes, notes, labels.get(target, ())) if target else None
+    y = _read_classes(table, target, schema, notes, labels.get(target, ())) if target else None
     return NewRows(x, y, notes)
 
 
 def _read_classes(
-    table: TableFile, target: str, classes: Sequence[str], notes: list[str], names: Sequence[str] = ()
+    table: TableFile, target: str, schema: Schema, notes: list[str], names: Sequence[str] = ()
 ) -> Array | None:
     """Return the number of each row's class (n,), -1 where it is missing or none of the model's.
 
     Without classes, the target is a number: return the numbers (n,), NaN where missing.
     """
-    kind = table.column(target).type
+    kind, classes = table.column(target).type, schema.classes
     if not classes:
-        return table.values(target).astype(np.float64) if is_numeric(kind) else None
+        try:
+            return read_schema_numbers(table, schema, target)
+        except DataError as error:
+            notes.append(f"no errors are measured: {error}")
+            return None
     if not (is_categorical(kind) or is_numeric(kind)):
         return None
     if names and is_numeric(kind):
@@ -143,7 +149,7 @@ def _read_classes(
         numbers = np.where((numbers >= 0) & (numbers < len(names)), numbers, -1)
         texts = np.array([*names, None], dtype=object)[numbers]
     else:
-        texts = to_text(table.values(target))
+        texts, _ = match_spellings(to_text(table.values(target)), classes)
     y = number_values(texts, classes)
     strange = sorted({str(text) for text in texts[y < 0].tolist() if text is not None})
     if strange:
@@ -154,6 +160,11 @@ def _read_classes(
     return y
 
 
+def _describe_file(table: TableFile) -> list[str]:
+    return [f"{note[0].lower()}{note[1:].rstrip('.')}" for note in table.notes]
+
+
 def _note_unused(table: TableFile, names: Sequence[str]) -> list[str]:
-    others = [name for name in table.names if name not in names]
+    used = set(names)
+    others = [name for name in table.names if name not in used]
     return [f"not used: the column{'s' * (len(others) > 1)} {list_columns(others)}"] if others else []

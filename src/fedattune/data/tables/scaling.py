@@ -1,20 +1,25 @@
 """Constants that prepare the numbers of a table, fitted on training rows: of each client, or of all clients together.
 
-The constants of K columns are float64 (3, K): median, mean and deviation. They are NaN for a column that holds no
-value in the rows.
+The constants of K columns are float64 (3, K): median, mean and deviation. The deviation is NaN for a column that holds
+no value in the rows, or a single one: no scale can be estimated from it, and models do not look at such a column.
 """
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ...core.errors import DataError
 from ..types import Array, Index, Scaling
 
-CONSTANT_SHARE = 0.5
-"""Share of the clients in which a column is constant, above which `auto` does not scale by client."""
+MIN_DIFFERENT_ROWS = 5
+"""Rows of a client that must differ from the median of a column, or the client takes the deviation of all clients."""
+
+TAIL_DEVIATIONS, MAX_TAIL_SHARE, N_TRIMS = 5.0, 0.005, 4
+"""Deviations beyond which a value is far from all others, if at most this share of the rows is; and times to look."""
+MAX_DEVIATIONS = 10.0
+"""Deviations to which models see numbers, so that a typing error moves no prediction further."""
 
 SCALING_NOTES = {
     "client": "Numbers are standardised with mean and deviation of each client's own training part.",
@@ -27,29 +32,59 @@ SCALING_NOTES = {
 CONSTANT_NAMES = ("median", "mean", "deviation")
 
 
-def choose_scaling(x: Array, train: Sequence[Index]) -> Literal["client", "federated"]:
-    """Choose the scaling of a table: `client`, unless that erases what tells clients apart.
+def fit_all_constants(x: Array, train: Sequence[Index], scaling: Scaling) -> tuple[list[Array], Array]:
+    """Fit the constants (3, K) of each client, and mark the deviations that it took from all clients, (N, K).
 
-    A column that is constant within a client becomes 0 when the client scales it. If a column is constant within at
-    least half of the clients, and not the same in all, `federated` keeps it.
+    `global` and `federated`, which is `auto`, give all clients the same.
     """
-    if not x.shape[1]:
-        return "client"
-    low, high = (np.stack([reduce(x[rows], axis=0) for rows in train]) for reduce in (np.fmin.reduce, np.fmax.reduce))
-    is_constant = (low == high).mean(axis=0) >= CONSTANT_SHARE
-    differs = np.fmin.reduce(low, axis=0) < np.fmax.reduce(high, axis=0)
-    return "federated" if bool((is_constant & differs).any()) else "client"
-
-
-def fit_all_constants(x: Array, train: Sequence[Index], scaling: Scaling) -> list[Array]:
-    """Fit the constants (3, K) of each client; `global` and `federated` give all clients the same."""
     if scaling == "client":
-        return [_fit_constants(x[rows]) for rows in train]
+        return _fit_by_client([x[rows] for rows in train])
     if scaling == "global":
         constants = _fit_constants(x[np.concatenate(train)])
     else:
-        constants = _combine_moments([_share_moments(x[rows]) for rows in train])
-    return [constants] * len(train)
+        constants = _fit_shared([x[rows] for rows in train])
+    return [constants] * len(train), np.zeros((len(train), x.shape[1]), dtype=bool)
+
+
+def _fit_shared(xs: Sequence[Array]) -> Array:
+    """Fit the constants (3, K) of all rows from what clients share.
+
+    Where a column has a few values far from all others, as typing errors are, clients share it again with these values
+    drawn in, so that they do not hide the differences between the others.
+    """
+    constants = _combine_moments(np.stack([_share_moments(x) for x in xs]))
+    for _ in range(N_TRIMS):
+        _, mean, deviation = constants
+        low, high = mean - TAIL_DEVIATIONS * deviation, mean + TAIL_DEVIATIONS * deviation
+        with np.errstate(invalid="ignore"):
+            n_far = np.sum([((x < low) | (x > high)).sum(axis=0) for x in xs], axis=0)
+        is_trimmed = (n_far > 0) & (n_far <= MAX_TAIL_SHARE * np.sum([(~np.isnan(x)).sum(axis=0) for x in xs], axis=0))
+        if not is_trimmed.any():
+            break
+        trimmed = _combine_moments(
+            np.stack([_share_moments(np.clip(x[:, is_trimmed], low[is_trimmed], high[is_trimmed])) for x in xs])
+        )
+        constants[:, is_trimmed] = trimmed
+    return constants
+
+
+def _fit_by_client(xs: Sequence[Array]) -> tuple[list[Array], Array]:
+    """Fit each client's constants on its own rows; too few different values take the deviation of all clients.
+
+    That deviation is the one within clients, or the one of all rows where every client has a single value.
+    """
+    moments = np.stack([_share_moments(x) for x in xs])
+    n, _, variance = moments.transpose(1, 0, 2)  # each (N, K)
+    pooled = _combine_moments(moments)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        within = np.sqrt((n * variance).sum(axis=0) / n.sum(axis=0))
+    deviation = np.where(_is_rounding(within, pooled[1]) | np.isnan(pooled[2]), pooled[2], within)
+    constants = [_fit_constants(x) for x in xs]
+    differing = [((x != one[0]) & ~np.isnan(x)).sum(axis=0) for x, one in zip(xs, constants, strict=True)]
+    borrows = (np.stack(differing) < MIN_DIFFERENT_ROWS) & (n > 0)
+    for one, mine in zip(constants, borrows, strict=True):
+        one[2, mine] = deviation[mine]
+    return constants, borrows & ~np.isnan(deviation) & (len(xs) > 1)
 
 
 def _share_moments(x: Array) -> Array:
@@ -61,20 +96,23 @@ def _share_moments(x: Array) -> Array:
     return np.stack([n, mean, variance])
 
 
-def _combine_moments(moments: Sequence[Array]) -> Array:
-    """Combine what clients shared to the constants (3, K) of all rows; the mean stands for the median."""
-    n, mean, variance = np.stack(moments).transpose(1, 0, 2)  # each (N, K)
+def _combine_moments(moments: Array) -> Array:
+    """Combine what clients shared, (N, 3, K), to the constants (3, K) of all rows; the mean stands for the median."""
+    n, mean, variance = moments.transpose(1, 0, 2)  # each (N, K)
     total = n.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         centre = (n * mean).sum(axis=0) / total
         deviation = np.sqrt((n * (variance + (mean - centre) ** 2)).sum(axis=0) / total)
-    # As scikit-learn has it: a column of one value, but for rounding, is not scaled.
-    tiny = deviation <= 10 * np.finfo(np.float64).eps * np.abs(centre)
-    return np.stack([centre, centre, np.where(tiny, 1.0, deviation)])
+    return np.stack([centre, centre, np.where(_is_rounding(deviation, centre), np.nan, deviation)])
+
+
+def _is_rounding(deviation: Array, mean: Array) -> Array:
+    """Mark deviations (K,) of columns of a single value, which are 0 but for rounding."""
+    return np.asarray(deviation <= 10 * np.finfo(np.float64).eps * np.abs(mean))
 
 
 def _fit_constants(x: Array) -> Array:
-    """Fit the constants (3, K) on training rows x (n, K), NaN where missing."""
+    """Fit the constants (3, K) on training rows x (n, K), NaN where missing; a single value has no deviation."""
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import StandardScaler
 
@@ -83,23 +121,42 @@ def _fit_constants(x: Array) -> Array:
     if len(columns):
         imputer, scaler = SimpleImputer(strategy="median"), StandardScaler()
         rows = x[np.ix_(np.arange(len(x)), columns)]  # row by row in memory: the last bits of sums depend on it
-        scaler.fit(imputer.fit_transform(rows))
-        constants[:, columns] = imputer.statistics_, scaler.mean_, scaler.scale_
+        filled = imputer.fit_transform(rows)
+        scaler.fit(filled)
+        is_single = filled.min(axis=0) == filled.max(axis=0)
+        constants[:, columns] = imputer.statistics_, scaler.mean_, np.where(is_single, np.nan, scaler.scale_)
     return constants
 
 
 def standardise(x: Array, constants: Array) -> Array:
     """Fill rows x (n, K), NaN where missing, with the median, and standardise them; float32 (n, K).
 
-    A column without constants becomes 0.
+    A column without a deviation becomes 0.
     """
     median, mean, deviation = constants
     filled = (np.where(np.isnan(x), median, x) - mean) / deviation
-    return np.where(np.isnan(median), 0.0, filled).astype(np.float32)
+    return np.where(np.isnan(deviation), 0.0, filled).astype(np.float32)
+
+
+def limit(z: Array) -> Array:
+    """Limit standardised numbers to MAX_DEVIATIONS on both sides."""
+    return np.clip(z, -MAX_DEVIATIONS, MAX_DEVIATIONS)
+
+
+def undo_scaling(x: Array, constants: Sequence[Array], rows: Sequence[Index]) -> Array:
+    """Return the numbers (n, K) that each client has standardised, in the first K columns of x (n, F).
+
+    A missing number is the one that its client put in its place; rows of no client are NaN.
+    """
+    k = constants[0].shape[1]
+    raw = np.full((len(x), k), np.nan)
+    for (_, mean, deviation), mine in zip(constants, rows, strict=True):
+        raw[mine] = x[mine, :k] * np.nan_to_num(deviation) + mean
+    return raw
 
 
 def constants_to_card(constants: Array, numbers: Sequence[str]) -> dict[str, dict[str, float] | None]:
-    """Return the constants by column for JSON; None for a column without a value in the client's training part."""
+    """Return the constants by column for JSON; None for a column without a deviation."""
     return {
         name: None if np.isnan(values).any() else dict(zip(CONSTANT_NAMES, values.tolist(), strict=True))
         for name, values in zip(numbers, constants.T, strict=True)

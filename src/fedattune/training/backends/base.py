@@ -20,6 +20,9 @@ from ..clients.evaluation import PointScores
 from ..clients.state import PayloadFactory
 from ..sampling import sample_cohort, sample_dropouts
 
+CHOICE_KEY = "kept_for_choice"
+"""Key of the models for the choice between methods in the state of a backend; not every backend has them."""
+
 
 class TrainRequest(NamedTuple):
     """A request to train clients in one round.
@@ -183,6 +186,15 @@ class Backend(ABC):
     @abstractmethod
     def keep_models(self, ids: Tensor) -> None:
         """Keep the models of clients `ids` that were evaluated last at the evaluation point, in place of older ones."""
+
+    @property
+    def models_for_choice(self) -> tuple[RowStack, RowStack]:
+        """Models and buffers (E, ...) kept by `keep_for_choice`; empty if there are none."""
+        return Params(), Params()
+
+    def keep_for_choice(self, ids: Tensor) -> None:
+        """Keep the models of clients `ids` as `keep_models` does, apart, for the choice between methods."""
+        return
 
     @abstractmethod
     def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:

@@ -16,6 +16,7 @@ from ...data import Federation
 from ...engine import make_engine
 from ...engine.base import ClientOutputs
 from ...engine.batches import LocalTraining
+from ...engine.sequential import SequentialEngine
 from ...runs.context import RunContext
 from ...runs.rows import RowStack, RowStorage
 from ..clients.acceptance import REFUSAL, AcceptBetter, Judge
@@ -26,10 +27,14 @@ from ..effects import MEASURED_SAMPLES, measure_module, measure_training
 from ..setup import resolve_weight_decay
 from ..uploads.pipeline import make_client_steps
 from ..uploads.step import RoundUploads, StepContext
-from .base import Backend, BackendTraits, TrainReply, TrainRequest, find_rows
+from .base import CHOICE_KEY, Backend, BackendTraits, TrainReply, TrainRequest, find_rows
 
 REQUEST_CHUNK_BYTES = 1 << 30
 """Bytes of models that are trained together, unless more clients than that upload."""
+
+
+MAX_CHOICE_BYTES = 1 << 29
+"""Bytes of the models that are kept for the choice between methods; of larger ones, none are."""
 
 
 class LocalBackend(Backend):
@@ -74,7 +79,13 @@ class LocalBackend(Backend):
             federation,
             steps=steps_per_round * (1 if is_one_message else settings.rounds),
             cohort_size=min(settings.participation.cohort_size(context.n_clients), len(self.client_ids)),
+            clip=settings.privacy.record.clip if settings.privacy.record else None,
         )
+        if isinstance(self.engine, SequentialEngine) and settings.execution.engine != "sequential":
+            self.notes.append(
+                f"the model {type(task.model).__name__} has layers that torch.func cannot differentiate: it trained "
+                "with --engine sequential, one client after the other"
+            )
         own_buffers = None
         if network := context.algorithm.network:
             counts = torch.from_numpy(federation.label_counts("train"))
@@ -99,6 +110,11 @@ class LocalBackend(Backend):
             )
         self._trained_models: list[ClientModels] = []
         self._kept = KeptModels.start(context, storage)
+        # Workers keep none: a second copy of all models would cross the network.
+        n_bytes = len(self.client_ids) * (task.params.nbytes() + task.buffers.nbytes())
+        n_validated = int((federation.sizes("validation")[context.eval_ids.cpu()] > 0).sum())
+        is_on = make_payload is not None and n_validated > 1 and n_bytes <= MAX_CHOICE_BYTES
+        self._kept_for_choice = KeptModels.start(context, storage, CHOICE_KEY, is_on=is_on)
         self._record_plan = RecordPlan.make(context, is_secret=is_one_message)
 
     @property
@@ -129,10 +145,22 @@ class LocalBackend(Backend):
         rows = self.client_states.rows_of(eval_ids)
         return self._kept.params.rows(rows), self._kept.buffers.rows(rows)
 
+    @property
+    def models_for_choice(self) -> tuple[RowStack, RowStack]:
+        kept, rows = self._kept_for_choice, self.client_states.rows_of(self.evaluation.eval_ids)
+        return (kept.params.rows(rows), kept.buffers.rows(rows)) if kept.is_kept.any() else (Params(), Params())
+
     def keep_models(self, ids: Tensor) -> None:
+        self._keep(self._kept, ids)
+
+    def keep_for_choice(self, ids: Tensor) -> None:
+        if self._kept_for_choice.params:
+            self._keep(self._kept_for_choice, ids)
+
+    def _keep(self, kept: KeptModels, ids: Tensor) -> None:
         places = torch.searchsorted(self.evaluation.eval_ids, ids)
         models, buffers = self.evaluation.evaluated_models
-        self._kept.put(self.client_states.rows_of(ids), models.rows(places), buffers.rows(places))
+        kept.put(self.client_states.rows_of(ids), models.rows(places), buffers.rows(places))
 
     def receive(self, ids: Tensor, payload: Payload) -> None:
         with self.storage.share_cores():
@@ -257,7 +285,10 @@ class LocalBackend(Backend):
         )
 
     def state_tree(self) -> dict[str, Any]:
-        return self.client_states.state_tree() | {"kept": self._kept.state_tree()}
+        kept = {"kept": self._kept.state_tree()}
+        if self._kept_for_choice.params:
+            kept[CHOICE_KEY] = self._kept_for_choice.state_tree()
+        return self.client_states.state_tree() | kept
 
     def load_kept(self, state: Mapping[str, Tensor]) -> None:
         """Take over kept models, by paths such as `params/0.weight`, and for which clients they are."""
@@ -269,3 +300,7 @@ class LocalBackend(Backend):
     def load_state_tree(self, tree: dict[str, Any]) -> None:
         self.client_states.load_state_tree(tree)
         self._kept.load_state_tree(tree["kept"])
+        if CHOICE_KEY in tree:
+            self._kept_for_choice.load_state_tree(tree[CHOICE_KEY])
+        elif self._kept_for_choice.params:  # rounds before the checkpoint are not known
+            self._kept_for_choice = KeptModels(Params(), Params(), self._kept_for_choice.is_kept)

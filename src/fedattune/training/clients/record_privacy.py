@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...core.algorithm import Algorithm
-from ...core.errors import ConfigError, summarize_error
+from ...core.errors import ConfigError
 from ...core.network import MethodModule, Network
 from ...core.params import Params
 from ...core.payload import Batch, RoundContext
@@ -82,15 +82,13 @@ def _find_gradient_error(module: nn.Module, federation: Federation, dtype: str) 
     samples = next(rows for rows in federation.part("train") if len(rows))
     index = torch.as_tensor(samples[:2], device=federation.device)
     x, y = federation.features(index, kind).cpu(), federation.y[index].cpu()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            task.clipped_gradient(task.params, task.buffers, (x, y, torch.ones(len(y), dtype=kind)), 1.0)
-    except Exception as error:
-        return (
-            f"the model {type(module).__name__} gives no gradients of single rows ({summarize_error(error)}); use "
-            "layers that torch.func.vmap supports"
-        )
-    return None
+    reason = task.find_gradient_error((x, y), clip=1.0)
+    if reason is None:
+        return None
+    return (
+        f"the model {type(module).__name__} gives no gradients of single rows ({reason}); use layers that "
+        "torch.func.vmap supports"
+    )
 
 
 def count_gradients(context: RunContext) -> tuple[int, ...]:

@@ -202,13 +202,13 @@ class KeptModels:
     is_kept: Tensor
 
     @classmethod
-    def start(cls, context: RunContext, storage: RowStorage) -> "KeptModels":
+    def start(cls, context: RunContext, storage: RowStorage, name: str = "kept", *, is_on: bool = True) -> "KeptModels":
         is_kept = torch.zeros(storage.n, dtype=torch.bool, device=context.device)
-        if context.early_stopping == "off":
+        if context.early_stopping == "off" or not is_on:
             return cls(Params(), Params(), is_kept)
         return cls(
-            storage.allocate("clients/kept/params", context.task.params),
-            storage.allocate("clients/kept/buffers", context.task.buffers),
+            storage.allocate(f"clients/{name}/params", context.task.params),
+            storage.allocate(f"clients/{name}/buffers", context.task.buffers),
             is_kept,
         )
 

@@ -19,19 +19,10 @@ from ....core.io import write_text
 from ....core.metrics import METRICS, Metric, MetricName, format_number
 from ....runs.folder import RunFolder
 from ....runs.metrics import NewcomerResult, RunMetrics
-from ...compare import (
-    BASELINE,
-    Contestant,
-    FloatArray,
-    average_clients,
-    build_rows,
-    compute_gains_over_local,
-    group_by_algorithm,
-    pair_runs,
-)
+from ...compare import BASELINE, FloatArray, average_clients, build_rows, compute_gains_over_local, group_by_algorithm
 from ...load import Runs
 from ...mixing import N_TOP_PARTNERS, Arrangement, MixingAnalysis, arrange_clients, seriate, thin_out
-from ...verdict import find_excluded
+from ...verdict import OPTIONS, Option, find_excluded, format_gain, format_interval
 from ...verdict.notes import describe_seed_differences, merge_notes
 from ..tables import choose_columns, format_points, write_legend
 
@@ -83,7 +74,10 @@ def render_report(runs: Runs) -> str:
         reference=runs.verdict.reference,
         warnings=list_warnings(runs),
         tables=[
-            {"columns": list(one), "rows": [(row.algorithm, [c.format(row) for c in one.values()]) for row in table]}
+            {
+                "columns": [(title, column.legend) for title, column in one.items()],
+                "rows": [(row.algorithm, [c.format(row) for c in one.values()]) for row in table],
+            }
             for one in choose_columns(table, rounds_to)
         ],
         legend=write_legend(table, rounds_to),
@@ -349,19 +343,21 @@ def _round(value: float) -> float | None:
 
 def _round_percent(value: float | None) -> float | None:
     """Return percent with two decimals; None if the value is not known."""
-    return None if value is None or np.isnan(value) else round(100 * value, 2)
+    return None if value is None or not np.isfinite(value) else round(100 * value, 2)
 
 
 ANSWERS = {
     "yes": "Yes: federate.",
     "no": "No: do not federate here.",
     "undecided": "Undecided: no clear gain from federating is shown.",
+    "nothing_learned": "Nothing was learned from these rows.",
     "nothing": "Nothing to compare.",
 }
 LIVE_ANSWERS = {
     "yes": "So far it pays to federate.",
     "no": "So far it does not pay to federate.",
     "undecided": "So far no clear gain from federating.",
+    "nothing_learned": "So far nothing was learned from these rows.",
     "nothing": "Nothing to compare.",
 }
 
@@ -375,37 +371,38 @@ def build_answer(runs: Runs) -> dict[str, Any]:
         return format_number(value, 3, "+")
 
     facts: list[tuple[str, str, str]] = []
-    if verdict.gains is not None and verdict.method:
-        is_known = np.isfinite(verdict.gains)
-        known = verdict.gains[is_known]
-        over_clients = ""
-        if verdict.interval:
-            low, high = verdict.interval
-            over_clients = f"95% over {verdict.interval_over}: {signed(low)} to {signed(high)}"
+    if verdict.gains is not None and verdict.gain is not None:
+        known = verdict.gains[np.isfinite(verdict.gains)]
+        interval = f"95% interval {format_interval(verdict.interval)}" if verdict.interval else "too few clients"
         over_runs = ("one seed and split" if verdict.by_run else "no common seed", "spread is not known")
         if len(verdict.by_run) > 1:
             mean_gains = ", ".join(map(signed, verdict.by_run))
             over_runs = (f"±{np.std(verdict.by_run):.3g}", f"mean gain of each: {mean_gains}")
         better, worse = int((known > 0).sum()), int((known < 0).sum())
         same = len(known) - better - worse
-        everybody: list[Contestant] = [*runs.results, *runs.baselines]
-        groups = group_by_algorithm(everybody)
-        best = alone = "-"
-        if pairs := pair_runs(groups[verdict.method], groups[verdict.reference]):  # both means are of the same clients
-            means = (average_clients(one, verdict.metric)[is_known].mean() for one in zip(*pairs, strict=True))
-            best, alone = (metric.format(float(mean)) for mean in means)
         facts = [
             (
                 f"Mean gain over {verdict.reference}{'' if metric.is_higher_better else ' (lower is a gain)'}",
-                f"{signed(float(known.mean()))} {metric.points}",
-                f"{verdict.method}; {over_clients}",
+                f"{format_gain(verdict.gain)} {metric.points}",
+                f"{verdict.method}; {interval}",
             ),
-            ("Over seeds and splits", *over_runs),
+            *(_describe_option(option, metric) for option in verdict.options),
             ("Clients that gain / lose", f"{better} / {worse}", f"{same} neither" if same else "all others"),
-            (f"Mean {metric.label}", best, f"{verdict.reference}: {alone}"),
+            ("Over seeds and splits", *over_runs),
         ]
     short = (ANSWERS if runs.is_finished else LIVE_ANSWERS)[verdict.answer]
-    return {"answer": verdict.answer, "short": short, "text": verdict.text, "facts": facts}
+    details = [one for one in verdict.details if one not in verdict.text]
+    return {"answer": verdict.answer, "short": short, "text": verdict.text, "facts": facts, "details": details}
+
+
+def _describe_option(option: Option, metric: Metric) -> tuple[str, str, str]:
+    """Describe what clients can do: what it is, the metric, and its gain."""
+    more = option.name
+    if option.gain is not None:
+        more += f": {format_gain(option.gain)}" + (f" ({format_interval(option.interval)})" if option.interval else "")
+    words = OPTIONS[option.kind].removesuffix(" with")
+    title = words[0].upper() + words[1:] + (" (recommended)" if option.is_recommended else "")
+    return title, metric.format(option.value), more
 
 
 def list_warnings(runs: Runs) -> list[str]:
@@ -431,11 +428,6 @@ def list_warnings(runs: Runs) -> list[str]:
             warnings.append(
                 f"{name}: {lost:,} uploads were lost (the clients did not answer, or the server rejected them{known})."
             )
-        if name == runs.verdict.method and len({(run.seed, run.split) for run in group}) == 1:
-            warnings.append(
-                "There is one seed and one split: the interval says nothing of chance in training and in the division "
-                "of rows into training and test. Give --splits 5."
-            )
     warnings += [f"{note}." for note in describe_seed_differences(runs.results).values()]
     excluded = find_excluded(group_by_algorithm(runs.results))
     return warnings + [f"{name} is left out of the verdict: it {why}." for name, why in excluded.items()]
@@ -445,15 +437,8 @@ def _describe_harm(runs: Runs) -> list[str]:
     groups, verdict = group_by_algorithm(runs.results), runs.verdict
     gains = {name: compute_gains_over_local(groups, name, verdict.metric) for name in groups if name != BASELINE}
     counts = {method: int((gain < 0).sum()) for method, gain in gains.items() if gain is not None}
-    text, name = [], verdict.method
-    if verdict.harm and verdict.harm.n_losing:
-        text.append(f"{name}: {verdict.harm.describe()}.")
-    others = [f"{method} {count}" for method, count in counts.items() if count and method != name]
-    if others:
-        text.append(
-            f"Clients that are worse than with {BASELINE}{', with other methods' if text else ''}: {', '.join(others)}."
-        )
-    return text
+    others = [f"{method} {count}" for method, count in counts.items() if count and method != verdict.method]
+    return [f"Clients that are worse than with {BASELINE}, with other methods: {', '.join(others)}."] * bool(others)
 
 
 def summarize_newcomers(results: Sequence[RunMetrics]) -> list[dict[str, Any]]:

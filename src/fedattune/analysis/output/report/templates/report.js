@@ -155,7 +155,7 @@
   function drawSpread() {
     const groups = [];
     for (const m of D.methods) {
-      for (const [point, label] of m === ALONE ? [["judged", "alone"]] : [["judged", "judged"], ["received", "received"], ["trained", "trained"]]) {
+      for (const [point, label] of m === ALONE ? [["judged", "alone"]] : [["judged", "best round"], ["received", "received"], ["trained", "trained"]]) {
         if (C.methods[m][point] && C.methods[m][point].some((a) => a !== null)) groups.push({ m, label, values: C.methods[m][point] });
       }
     }
@@ -194,7 +194,7 @@
     if (C.classes) columns.push({ key: "classes", title: "classes", value: (i) => C.classes[i] });
     const percent = (key, title, values) => columns.push({ key, title, value: (i) => values[i], html: (i) => number(values[i]) });
     if (C.methods[ALONE] && m !== ALONE) percent("alone", titled("alone"), C.methods[ALONE].judged);
-    percent("judged", titled("judged"), at.judged);
+    percent("judged", titled("best round"), at.judged);
     if (at.received) percent("received", "received %", at.received);
     if (at.trained) percent("trained", "trained %", at.trained);
     if (at.gain) {

@@ -1,0 +1,217 @@
+"""Comparisons that decide by themselves how much to train."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedattune
+from cli_helpers import Done, refused
+from fedattune import ConfigError
+from fedattune.analysis.load import read_runs
+from fedattune.core.settings import Settings
+from fedattune.experiments import budget as budgets
+from fedattune.experiments.budget import format_seconds, parse_budget, settle_budget
+from fedattune.experiments.config import Experiment
+from fedattune.experiments.plan import make_plan
+
+Cli = Callable[..., Done]
+TABLE = ("compare --data t.csv --client-column ward --target outcome --out run --quiet").split()  # noqa: SIM905
+SHORT = (*TABLE, "--algorithms", "local,fedavg", "--budget", "10m", "--rounds", "3", "--model", "mlr")
+PARTS = ("test", "validation", "train")
+
+
+def write_wards(path: Path, *, n_clients: int = 8, rows: int = 40, noise: float = 0.5) -> Path:
+    """Write a table whose clients have own weights near common ones."""
+    random = np.random.default_rng(0)
+    common, lines = random.normal(size=3), ["ward,a,b,c,outcome"]
+    for ward in range(n_clients):
+        w = common + 0.3 * random.normal(size=3)
+        for x in random.normal(size=(rows, 3)):
+            outcome = "yes" if x @ w + noise * random.normal() > 0 else "no"
+            lines.append(f"w{ward},{x[0]:.4f},{x[1]:.4f},{x[2]:.4f},{outcome}")
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture
+def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "SPLITS", (2, 3))
+    monkeypatch.setattr(budgets, "MAX_TUNING", 1)
+
+
+def test_times_are_read_and_written() -> None:
+    assert [parse_budget(one) for one in ("5m", "90s", "1.5h", "30", "off")] == [300, 90, 5400, 30, None]
+    assert [format_seconds(one) for one in (300, 90, 5400, 7200)] == [
+        "5 minutes",
+        "90 seconds",
+        "90 minutes",
+        "2 hours",
+    ]
+    for wrong in ("5 m", "0m", "-3m", "soon", "5d"):
+        with pytest.raises(ConfigError, match="expected a time such as 5m, 90s or 1h, or off"):
+            parse_budget(wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "300s"),
+        ({"seed": 3, "device": "cpu", "model": "dnn", "metric": "auc"}, "300s"),
+        ({"rounds": 5}, "off"),
+        ({"tune": 2}, "off"),
+        ({"dp_client": 3.0}, "off"),
+        ({"budget": "20s", "rounds": 5}, "20s"),
+        ({"budget": "off"}, "off"),
+    ],
+)
+def test_a_table_has_a_budget_unless_the_user_says_how_much_to_train(
+    given: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    table = write_wards(tmp_path / "t.csv")
+    experiment = Experiment(data=str(table), client_column="ward", target="outcome", **given)
+    plan = settle_budget(make_plan(experiment), experiment.given)
+    assert plan.experiment.budget == expected
+    assert plan.models == (() if expected == "off" or "model" in given else budgets.MODELS)
+    assert ("rounds" in plan.free) == (expected != "off" and "rounds" not in given)
+
+
+def test_large_data_have_no_budget_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = Experiment(data="digits")
+    assert settle_budget(make_plan(experiment), experiment.given).experiment.budget == "300s"
+    monkeypatch.setattr(budgets, "MAX_SMALL_VALUES", 1000)
+    assert settle_budget(make_plan(experiment), experiment.given).experiment.budget == "off"
+
+
+def test_the_settings_that_say_nothing_of_training_exist() -> None:
+    assert Settings.flat_fields().keys() >= budgets.NO_TRAINING
+    assert Experiment.flat_fields().keys() >= budgets.DECIDES_ALONE
+
+
+def test_a_budget_refuses_what_it_decides(cli: Cli, work: Path) -> None:
+    write_wards(work / "t.csv")
+    refused(
+        cli(*TABLE, "--budget", "1m", "--tune", "3", "--splits", "4"),
+        "--budget decides about --splits and --tune; leave --splits and --tune out, or give it as off",
+    )
+    refused(cli(*TABLE, "--budget", "soon"), "--budget: got 'soon', expected a time such as 5m, 90s or 1h, or off")
+
+
+def test_every_split_is_tuned_on_rows_that_it_does_not_test(
+    cli: Cli, work: Path, few_splits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wards(work / "t.csv")
+    tuned = []
+    tune = budgets.tune_plan
+
+    def spy(plan: Any, *args: Any, **more: Any) -> Any:
+        tuned.append((more["label"], [one.partition.get("split", 0) for one in plan.federations]))
+        return tune(plan, *args, **more)
+
+    monkeypatch.setattr(budgets, "tune_plan", spy)
+    done = cli(*SHORT)
+    assert done.code == 0, done.err
+    runs = read_runs([work / "run"])
+    splits = sorted({run.split for run in runs.results})
+    assert tuned == [("model-mlr-3", [0]), ("", [0]), *((f"split-{k}", [k]) for k in splits[1:])]
+    assert len(splits) in (2, 3)
+    assert sorted((run.algorithm, run.split) for run in runs.results) == sorted(
+        (name, split) for name in ("local", "fedavg") for split in splits
+    )
+    assert {one.split for one in runs.baselines} == set(splits)
+    assert "logistic alone" in done.out
+    assert "logistic pooled+client" in done.out
+    content = json.loads((work / "run" / "result.json").read_text())
+    assert content["verdict"] == runs.verdict.text
+    assert content["verdict"] in done.out
+    assert f"on each of {len(splits)} random splits" in " ".join(runs.notes)
+    assert not [path for path in (work / "run" / "tuning").iterdir() if path.is_dir()]
+
+
+def test_a_stop_gives_the_verdict_so_far_and_a_resumed_run_goes_on(
+    cli: Cli, work: Path, few_splits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wards(work / "t.csv")
+    train = budgets.train_all
+    stopped = []
+
+    def stop_in_the_second_split(jobs: Any, should_stop: Any, *args: Any, **more: Any) -> Any:
+        names = {job.folder.name for job in jobs}
+        if names == {"seed-0-split-1"} and not stopped:
+            stopped.append(True)
+            train(jobs[:1], should_stop, *args, **more)
+            raise budgets.StoppedError("stopped")
+        return train(jobs, should_stop, *args, **more)
+
+    monkeypatch.setattr(budgets, "train_all", stop_in_the_second_split)
+    monkeypatch.setattr(budgets._Trainer, "_is_sure", lambda _: False)
+    done = cli(*SHORT)
+    assert done.code == 0, done.err  # as if the time were up
+    runs = read_runs([work / "run"])
+    assert {run.split for run in runs.results} == {0}
+    assert {one.split for one in runs.baselines} == {0}
+    assert not list((work / "run").glob("*/seed-0-split-1"))
+    assert cli("report", "run").code == 0
+    again = cli("compare", "--resume", "run", "--quiet")
+    assert again.code == 0, again.err
+    assert {run.split for run in read_runs([work / "run"]).results} == {0, 1, 2}
+
+
+def test_the_end_of_the_time_ends_the_splits(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_wards(work / "t.csv")
+    monkeypatch.setattr(budgets._Trainer, "_is_sure", lambda _: False)
+    assert cli(*TABLE, "--algorithms", "local,fedavg", "--budget", "1s").code == 0
+    state = json.loads((work / "run" / "budget.json").read_text())
+    assert state["choices"]["splits"] == len({run.split for run in read_runs([work / "run"]).results}) < 10
+    assert state["choices"]["rounds"] == budgets.MIN_ROUNDS
+
+
+def test_rounds_double_while_the_curves_move(
+    cli: Cli, work: Path, few_splits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wards(work / "t.csv", n_clients=2)
+    monkeypatch.setattr(budgets._Trainer, "_is_sure", lambda _: True)
+    monkeypatch.setattr(budgets, "MAX_ROUNDS", 100)
+    monkeypatch.setattr(budgets, "MOVING_SHARE", 0.0)  # as if they always moved
+    assert cli(*TABLE, "--algorithms", "local,fedavg", "--budget", "1h").code == 0
+    choices = json.loads((work / "run" / "budget.json").read_text())["choices"]
+    assert choices["rounds"] == 100
+    assert choices["model"] in budgets.MODELS
+    assert {run.config["rounds"] for run in read_runs([work / "run"]).results} == {100}
+
+
+def test_a_federation_made_in_python_has_one_split() -> None:
+    random = np.random.default_rng(0)
+    clients = {
+        f"c{i}": (x := random.normal(size=(60, 3)).astype(np.float32), (x[:, 0] > 0).astype(int)) for i in range(3)
+    }
+    found = fedattune.compare(fedattune.federation_from(clients), ["fedavg"], rounds=3, budget="2s")
+    assert {run.split for run in found.results} == {0}
+    assert {row.algorithm for row in found.rows} >= {"local", "fedavg", "majority", "logistic alone"}
+
+
+def test_a_method_that_always_diverges_is_a_finding(cli: Cli, work: Path, few_splits: None) -> None:
+    write_wards(work / "t.csv")
+    done = cli(*SHORT, "--lr", "1e30", "--baseline", "majority")
+    assert done.code in (0, 1)
+    assert "Traceback" not in done.err
+    assert (work / "run" / "result.json").exists()
+
+
+def test_the_default_rate_is_lower_where_inputs_are_large(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    tails = random.normal(size=(2000, 3))
+    tails[0, 0] = 1e6
+    lines = [
+        "ward,a,b,c,outcome",
+        *(f"w{i % 4},{a:.4f},{b:.4f},{c:.4f},{a + b:.4f}" for i, (a, b, c) in enumerate(tails)),
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    table: dict[str, Any] = {"data": str(tmp_path / "t.csv"), "client_column": "ward", "target": "outcome"}
+    plan = make_plan(Experiment(**table))
+    assert plan.experiment.training.lr < 0.02
+    assert "the learning rate is" in plan.notes[0]
+    assert make_plan(Experiment(**table, lr=0.02)).experiment.training.lr == 0.02
