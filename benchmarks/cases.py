@@ -32,7 +32,6 @@ HEAD = (
     "table", "rows", "clients", "metric", "answer", "value", "scikit-learn", "alone", "pooled", "with client", "agree",
     "seconds",
 )  # fmt: skip
-METRIC_LABELS = {"auc": "AUC", "balanced_accuracy": "balanced accuracy"}
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,12 @@ def compare(table: Table, file: Path, out: Path, budget: str | None) -> Answer:
         return Answer("failed", "", "", float("nan"), f"no answer within {TIME_LIMIT} s", TIME_LIMIT)
     seconds = time.perf_counter() - began
     file.with_suffix(".log").write_text(done.stdout + done.stderr, "utf-8")
-    try:
-        return read_answer(json.loads((out / "result.json").read_text("utf-8")), seconds)
-    except (OSError, ValueError, KeyError):
+    if raw := [line for line in done.stderr.splitlines() if "Warning:" in line]:
+        print(f"{file.stem}: {raw[0]}", file=sys.stderr)
+    if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         return Answer("failed", "", "", float("nan"), last, seconds)
+    return read_answer(json.loads((out / "result.json").read_text("utf-8")), seconds)
 
 
 def read_answer(result: dict[str, Any], seconds: float) -> Answer:
@@ -127,7 +127,7 @@ def show(name: str, answer: Answer | None, reference: Reference) -> str:
         name,
         f"{reference.rows:,}",
         f"{reference.clients:,}",
-        "RMSE" if scale == 1 else f"{METRIC_LABELS.get(reference.metric, reference.metric)} %",
+        "RMSE" if scale == 1 else "AUC %" if reference.metric == "auc" else "accuracy %",
         *ours,
         f"{reference.answer} ({low} to {high})",
         *(write(value) for value in reference.values.values()),
@@ -142,7 +142,7 @@ def make_reference(name: str, file: Path, kept: Path) -> Reference:
 
     known = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
     if name not in known:
-        known[name] = asdict(measure(TABLES[name], pd.read_csv(file, low_memory=False)))
+        known[name] = asdict(measure(TABLES[name], pd.read_csv(file, low_memory=False, lineterminator="\n")))
         kept.write_text(json.dumps(known, indent=1), "utf-8")
     return Reference(**{**known[name], "interval": tuple(known[name]["interval"])})
 

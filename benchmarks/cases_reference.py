@@ -6,7 +6,7 @@ Nothing here knows of FedAttune: the splits, the preparation and the choice of m
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score, root_mean_squared_error
+from sklearn.metrics import accuracy_score, roc_auc_score, root_mean_squared_error
 from sklearn.model_selection import KFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler, TargetEncoder
@@ -44,12 +44,6 @@ MIN_LEAF = 20
 """Rows of a leaf of scikit-learn's boosting: with fewer than twice as many, it predicts a constant."""
 MANY_CLIENTS = 10
 """Clients from which on the interval of the gain is one over clients; fewer have one over splits."""
-SCORERS: dict[str, Callable[..., float]] = {
-    "accuracy": accuracy_score,
-    "balanced_accuracy": balanced_accuracy_score,
-    "auc": roc_auc_score,
-    "rmse": root_mean_squared_error,
-}
 WAYS = ("alone", "pooled", "with client")
 
 
@@ -58,7 +52,7 @@ class Reference:
     """What scikit-learn reached.
 
     Attributes:
-        metric: accuracy, AUC or balanced accuracy of imbalanced classes, or RMSE; means over clients.
+        metric: accuracy, AUC of imbalanced classes (mean over classes), or RMSE; means over clients.
         values: way to its mean.
         models: way to its best model.
         spread: standard deviation over splits of the mean alone.
@@ -138,13 +132,13 @@ def make_models(*, is_number: bool) -> dict[str, Any]:
 
 
 def choose_metric(y: NDArray[Any], *, is_number: bool) -> str:
-    """Choose the metric: accuracy says little where a class has three quarters of the rows."""
+    """Choose the metric: accuracy says little where one class has three quarters of the rows."""
     if is_number:
         return "rmse"
     counts = np.unique(y, return_counts=True)[1]
     if counts.max() < 0.75 * counts.sum():
         return "accuracy"
-    return "auc" if len(counts) == 2 else "balanced_accuracy"
+    return "auc"
 
 
 def split_rows(clients: NDArray[Any], groups: NDArray[Any], rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -167,20 +161,16 @@ def fit_predict(model: Any, x: Any, y: NDArray[Any], x_test: Any, *, is_number: 
     return model.predict(x_test) if is_number else model.predict_proba(x_test)
 
 
-def score_rows(metric: str, y: NDArray[Any], output: NDArray[Any], own: NDArray[Any], classes: NDArray[Any]) -> float:
+def score_rows(metric: str, y: NDArray[Any], output: NDArray[Any], own: NDArray[Any]) -> float:
     """Score a client's test rows; NaN if the metric is not defined. `own` are the classes of the output's columns."""
     if metric == "rmse":
         return float(root_mean_squared_error(y, output))
-    if metric == "auc":
-        if len(set(y)) < 2:
-            return float("nan")
-        second = output[:, list(own).index(classes[1])] if classes[1] in own else np.zeros(len(y))
-        return float(roc_auc_score(y == classes[1], second))
-    if metric == "balanced_accuracy" and len(set(y)) < 2:
-        return float("nan")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a predicted class that the few rows do not have
-        return float(SCORERS[metric](y, own[output.argmax(axis=1)]))
+    if metric == "accuracy":
+        return float(accuracy_score(y, own[output.argmax(axis=1)]))
+    share = dict(zip(own, output.T, strict=True))
+    known = [one for one in np.unique(y) if (y != one).any()]
+    areas = [roc_auc_score(y == one, share.get(one, np.zeros(len(y)))) for one in known]
+    return float(np.mean(areas)) if areas else float("nan")
 
 
 def with_slopes(x: Any, codes: NDArray[Any], n: int) -> Any:
@@ -231,14 +221,13 @@ def _measure_split(
     is_test: NDArray[np.bool_],
     scored: NDArray[Any],
 ) -> Iterator[tuple[str, str, NDArray[Any]]]:
-    classes = np.unique(y)
     train, tests = np.flatnonzero(~is_test), [np.flatnonzero(is_test & (clients == one)) for one in scored]
     test = np.concatenate(tests)
     ends = np.cumsum([0, *map(len, tests)])
     is_number = table.is_number
 
     def score(outputs: NDArray[Any], own: NDArray[Any], k: int) -> float:
-        return score_rows(metric, y[tests[k]], outputs, own, classes) if len(tests[k]) else float("nan")
+        return score_rows(metric, y[tests[k]], outputs, own) if len(tests[k]) else float("nan")
 
     alone: dict[str, list[float]] = {name: [] for name in make_models(is_number=is_number)}
     for k, one in enumerate(scored):

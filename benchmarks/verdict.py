@@ -203,7 +203,11 @@ def decide_as_before(gains: Gains) -> bool:
     if len(gains.weights) < 6:
         is_sure = decide_by_rows(gains)
     else:
-        is_sure = decide_by_bootstrap(gains) and bool(len(known)) and float(stats.wilcoxon(known).pvalue) <= 0.05
+        is_sure = (
+            decide_by_bootstrap(gains)
+            and bool(len(known))
+            and float(stats.wilcoxon(known, method="asymptotic").pvalue) <= 0.05
+        )
     return is_sure and (len(gains.means) == 1 or decide_by_splits(gains))
 
 

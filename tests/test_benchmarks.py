@@ -156,3 +156,13 @@ def test_the_table_of_attacks_has_a_row_per_attack_and_takes_settings(
     assert 0 <= said["cells"]["backdoor"]["fedavg"][0]["success"] <= 1
     mean = sum(one["accuracy"] for one in said["cells"]["none"]["local"]) / 2
     assert lines[2].split(" | ")[1] == f"{100 * mean:.1f}"
+
+
+def test_the_study_of_the_verdict_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two federations of each kind; every rule has a line."""
+    from benchmarks.__main__ import main
+    from benchmarks.verdict import LOOKED, RULES
+
+    assert main(["verdict", "--quick"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in lines if "|" in line][1:] == [*RULES, LOOKED]

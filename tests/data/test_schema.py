@@ -166,8 +166,8 @@ def test_refuses_rows_that_do_not_fit(tmp_path: Path, row: str, message: str) ->
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (["1,5"] * 40, "'1,5' in data row 1.*write numbers with a decimal point"),
-        (["1"] * 40, "'1' in data row 1.*store them as numbers"),
+        (["1,5"] * 39 + ["old"], "'old' in data row 40, but the schema says that it holds numbers; correct that cell"),
+        (["1 kg"] * 40, "'1 kg' in data row 1, which has the unit 'kg', while none is expected"),
         ([b"1"] * 40, "has the type binary, but the schema says that it holds numbers"),
     ],
 )
@@ -190,8 +190,8 @@ def test_refuses_tables_and_options_that_do_not_fit(tmp_path: Path) -> None:
         made(path, schema, target="age")
     with pytest.raises(ConfigError, match="the schema names the features already"):
         made(path, schema, features=["age"])
-    with pytest.raises(ConfigError, match="column 'sex' is the client column"):
-        made(path, schema, client_column="sex")
+    with pytest.raises(ConfigError, match="column 'age' is the client column"):
+        made(path, schema, client_column="age")
     with pytest.raises(ConfigError, match="the schema names no columns"):
         made(path, Schema.model_validate(DIGITS))
 

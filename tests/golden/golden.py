@@ -27,6 +27,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # the order of a sum depends on the number 
 os.environ["FEDATTUNE_MEASURE"] = "off"  # a measured choice may differ between two processes
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -37,6 +38,7 @@ sys.path.insert(0, str(HERE.parent))
 import fedattune
 from fedattune import Federation, Result
 from fedattune.algorithms import ALGORITHMS
+from fedattune.runs.metrics import score_clients
 from federations import make_federation
 
 RUN: dict[str, Any] = {"rounds": 3, "cohort": 0.5, "steps": 3, "batch_size": 8, "lr": 0.1}
@@ -163,9 +165,22 @@ def describe(result: Result) -> dict[str, Any]:
         "scores": scores.hexdigest()[:16],
         "mixing": mixing.hexdigest()[:16],
         "models": models.hexdigest()[:16],
-        "clients": digest([[c.id, c.n_train, c.n_test, c.received, c.trained] for c in result.clients]),
+        "clients": digest(list_last(result)),
         "newcomers": digest([[c.id, c.received, c.trained, c.local] for c in result.newcomers]),
     }
+
+
+def list_last(result: Result) -> list[list[Any]]:
+    """List the clients with their test scores at the last evaluation, at both points."""
+    last = {
+        key: float(score_clients(*(np.array(value) for value in scores), deviation=result.target_deviation))
+        for key, scores in result.store.last_scores("test").items()
+        if scores[0]
+    }
+    return [
+        [c.id, c.n_train, c.n_test, last.get((number, "received")), last.get((number, "trained"))]
+        for number, c in zip(result.eval_ids, result.clients, strict=True)
+    ]
 
 
 def digest(value: Any) -> str:

@@ -186,12 +186,17 @@ FULL_TEST_ROWS = 10
 """Test rows, over all splits, from which a client counts fully in means over clients."""
 
 
-def weigh_tests(results: Sequence[RunMetrics]) -> FloatArray:
+def weigh_tests(results: Sequence[Contestant]) -> FloatArray:
     """Weigh the clients in means over clients (N,): 1, and less for those with under FULL_TEST_ROWS test rows.
 
     A test row counts in each split that tests it.
     """
-    by_split = {run.split: [one.get("n_test", 0) for one in run.facts["clients"]] for run in results}
+    by_split = {
+        one.split: one.predictions["test"].sizes
+        if isinstance(one, Baseline)
+        else np.array([client.get("n_test", 0) for client in one.facts["clients"]])
+        for one in results
+    }
     weights: FloatArray = np.minimum(np.sum([*by_split.values()], axis=0), FULL_TEST_ROWS) / FULL_TEST_ROWS
     return weights if weights.any() else np.ones_like(weights)  # nobody told how many rows there are
 
@@ -262,7 +267,7 @@ def build_rows(
 
     groups, others = group_by_algorithm(results), group_by_algorithm(baselines)
     metric = metric or get_default_metric(results)
-    weights = weigh_tests(results)
+    weights = weigh_tests(results or baselines)
     rows = [_build_row(name, groups, rounds_to, metric, weights) for name in groups]
     everybody = groups | others
     rows += [

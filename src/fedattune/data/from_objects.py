@@ -132,7 +132,12 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
         item = (np.stack(xs), np.asarray([_to_array(y) for _, y in pairs]))
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise DataError(f"{where}: expected a pair (x, y) of arrays or a torch Dataset, got {type(item).__name__}")
-    x, y = _to_array(item[0]), _to_array(item[1])
+    try:
+        x, y = _to_array(item[0]), _to_array(item[1])
+    except ValueError as error:
+        raise DataError(
+            f"{where}: its samples have different shapes, expected one shape for all; pad or cut sequences to one length"
+        ) from error
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):

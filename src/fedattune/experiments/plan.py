@@ -347,7 +347,11 @@ def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Datas
         options.setdefault("clients", experiment.clients)  # this source makes its own clients
     if is_table(experiment.data):
         options |= {name: experiment.get(name) for name in TABLE_COLUMN_OPTIONS - {"client_column", "target"}}
-    elif given := sorted((TABLE_COLUMN_OPTIONS - {"client_column", "target"}) & experiment.given):
+    elif given := sorted(
+        name
+        for name in TABLE_COLUMN_OPTIONS - {"client_column", "target"}
+        if experiment.get(name) != Experiment.flat_fields()[name].default  # a resumed run gives all
+    ):
         flags = " and ".join(write_option(name) for name in given)
         raise ConfigError(f"{flags} goes only with a table file (.csv, .parquet), not with {experiment.data!r}")
     return load_data(

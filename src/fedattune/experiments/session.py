@@ -1,6 +1,5 @@
 """Create the folder of an experiment, train and summarize the runs in it, and resume them after an interruption."""
 
-import json
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from ..analysis.folder import (
     verify_experiment,
 )
 from ..core.errors import ConfigError, RunError
-from ..core.io import read_json, replace_atomically, write_json, write_text
+from ..core.io import format_json, read_json, replace_atomically, write_json, write_text
 from ..core.lock import lock_folder
 from ..core.metrics import MetricName
 from ..core.options import write_option
@@ -316,7 +315,7 @@ def write_summary(
         }
     elif len(results) == 1:
         content = content["runs"][0]
-    text = json.dumps(content, indent=2)
+    text = format_json(content)
     for file in files:
         write_text(file, text)
     if report and results:

@@ -150,7 +150,7 @@ def check_model(model: nn.Module, federation: Federation, *, batch_size: int = 2
     modes = (True,) if engine == "sequential" else (False, True)
     errors = [task.find_gradient_error((x, y), is_eager=is_eager) for is_eager in modes]
     if all(errors):
-        if len(x) == 1 and task.has_batch_statistics:
+        if len(x) == 1 < batch_size and task.has_batch_statistics:
             single = [federation.names[i] for i in (part.sizes == 1).nonzero()[0]]
             raise ModelError(
                 f"the model {name} normalizes over a batch of rows (BatchNorm), and {len(single):,} "

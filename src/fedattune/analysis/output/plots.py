@@ -202,7 +202,8 @@ def _average_curve(runs: Sequence[RunMetrics], against: CurveAxis) -> tuple[Floa
     point, both = runs[0].evaluation_point, zip(runs, histories, strict=True)
     x = np.array([[pick(history[r]) for r in rounds] for history in histories], dtype=np.float64)
     y = np.array([[run.read_curve(history[r][point]) for r in rounds] for run, history in both])
-    return x.mean(0), y.mean(0), y.std(0)
+    with np.errstate(invalid="ignore", over="ignore"):  # errors of models that diverged
+        return x.mean(0), y.mean(0), y.std(0)
 
 
 def plot_clients(

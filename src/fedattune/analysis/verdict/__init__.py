@@ -562,7 +562,7 @@ class Comparison:
     def _find_reasons(self, best: str, ranked: Sequence[str]) -> list[str]:
         """Say what speaks against a decided no."""
         if not ranked:
-            return ["no method is better than a constant"]
+            return ["every method diverged or is worse than a constant"]
         low, high = self.estimate(best, self.reference).compute_interval() or (-np.inf, np.inf)
         prefers_alone = self.choice.scores[self.reference] >= self.choice.scores[best]
         reasons = []
@@ -610,6 +610,8 @@ class Comparison:
         losers = verdict.harm.summarize() if verdict.harm else "nobody's loss is known"
         losers = losers[0].upper() + losers[1:]
         text = f"{conclusion}{reasons}. {numbers}. {losers}."
+        if method in self.diverged:  # so did every method, and its numbers say nothing
+            text = f"{conclusion}{reasons}."
         text += self._describe_others(verdict) + self._describe_unranked()
         details = (f"{method}: {verdict.harm.describe()}.",) if verdict.harm and verdict.harm.n_losing else ()
         return replace(verdict, text=text, details=details)
@@ -651,9 +653,9 @@ def _average_known(values: FloatArray) -> FloatArray:
 
 def format_gain(value: float) -> str:
     """Format a gain with its sign, in points or in the unit of the metric."""
-    if abs(value) >= 100:
+    if 100 <= abs(value) < 1e9:
         return f"{value:+,.0f}"
-    return f"{value:+,.2f}" if abs(value) >= 0.1 or not value else f"{value:+.3g}"
+    return f"{value:+.2f}" if 0.1 <= abs(value) < 100 or not value else f"{value:+.3g}"
 
 
 def format_interval(interval: tuple[float, float]) -> str:

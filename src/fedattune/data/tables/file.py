@@ -188,6 +188,8 @@ def _read_csv_table(path: Path, encoding: str, client_column: str | None, target
             encoding = codecs.lookup(encoding).name
         except LookupError as error:
             raise ConfigError(f"unknown encoding {encoding!r}; expected a name such as cp1252 or utf-16") from error
+        if encoding == "utf-8" and _find_encoding(path) != encoding:
+            raise DataError(f"{path} is not UTF-8; give its encoding, or leave out --set table.encoding")
     form = CsvFormat(encoding, _find_delimiter(path, encoding))
     texts = {} if client_column is None else {client_column: pa.string()}
     content = _read_csv(path, form, column_types=texts, strings_can_be_null=True)

@@ -16,7 +16,7 @@ from ..types import Array, Index, Scaling
 MIN_DIFFERENT_ROWS = 5
 """Rows of a client that must differ from the median of a column, or the client takes the deviation of all clients."""
 
-TAIL_DEVIATIONS, MAX_TAIL_SHARE, N_TRIMS = 5.0, 0.005, 4
+TAIL_DEVIATIONS, MAX_TAIL_SHARE, N_TRIMS = 5.0, 0.005, 8
 """Deviations beyond which a value is far from all others, if at most this share of the rows is; and times to look."""
 MAX_DEVIATIONS = 10.0
 """Deviations to which models see numbers, so that a typing error moves no prediction further."""

@@ -20,6 +20,8 @@ SUBJECTS = frozenset({
     "patientin", "teilnehmer", "schüler", "kunde", "haushalt", "pid", "sid", "uid", "mrn",
 })  # fmt: skip
 """Words for what rows belong to."""
+_COUNTED = frozenset({"animal", "family", "household", "member", "person", "persons"})
+"""Those that also call a count, such as of persons in a household."""
 _NUMBERING = frozenset({"id", "ids", "no", "nr", "num", "number", "code", "key", "identifier"})
 _CODES = _NUMBERING | {"zip", "zipcode", "postcode", "plz", "fip", "fips", "cusip", "isin", "sku", "fcode", "idcode"}
 """Words for numbers that name something, and may have gaps between them."""
@@ -82,8 +84,8 @@ def is_called_subject(name: str, values: Array, n_different: int) -> bool:
     if len(plain) == 1 and plain[0] in SUBJECTS:
         if values.dtype == object and plain[0] == "subject" and not _are_codes(values):
             return False  # taught at a school
-        # The persons of a family have few different values in many rows.
-        return n_different >= MIN_SUBJECTS or (n_different >= MIN_NAMED and len(values) <= MAX_NAMED_ROWS * n_different)
+        is_sparse = len(values) <= MAX_NAMED_ROWS * n_different and plain[0] not in _COUNTED
+        return n_different >= (MIN_NAMED if is_sparse else MIN_SUBJECTS)
     is_id = CALLED_ID.search(name) is not None
     return is_id and n_different >= MIN_SUBJECTS and not _ORDERED & set(plain)
 

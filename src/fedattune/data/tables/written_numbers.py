@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -82,6 +83,7 @@ class _Cell(NamedTuple):
     unit: str
 
 
+@lru_cache(maxsize=1 << 16)
 def _read_cell(text: str) -> _Cell | None:
     """Take a cell to pieces; None if it is no number."""
     match = _CELL.fullmatch(text.strip())
@@ -259,6 +261,13 @@ def read_numbers_as_written(
         column = table.column(name)
         if is_plain_text(column.type) and column.null_count < len(column):
             numbers = read_written(column, given)
+            wrong = numbers.wrong if numbers is not None else None
+            if given is not None and wrong is not None and is_number_like(wrong):
+                row = table.data_row(column.to_pylist().index(wrong))
+                raise DataError(
+                    f"{table.path}: column {name!r} holds {wrong!r} in data row {row}, which is no number with the "
+                    f"decimal sign {given!r} of --set table.decimal; leave the option out, or correct the cell"
+                )
             if numbers is not None and numbers.wrong is None and not is_code(numbers) and not find_mixed_units(numbers):
                 found[name] = numbers
     columns: dict[str, Any] = {}
@@ -274,17 +283,18 @@ def read_numbers_as_written(
     for name, numbers in found.items():
         column = columns.get(name, table.column(name))
         if numbers.format.is_guess:
-            found[name] = read_written(column, likely=_guess_decimal(numbers, shown, table)) or numbers
+            guessed = read_written(column, likely=_guess_decimal(numbers, shown, table)) or numbers
+            found[name] = guessed._replace(format=replace(guessed.format, is_guess=not any(shown.values())))
         columns[name] = take_numbers(column, found[name])
     formats = {name: numbers.format for name, numbers in found.items()}
     if formats:
         listed = list_some([one.describe(name) for name, one in formats.items()], MAX_NAMED_COLUMNS)
         notes.append(f"Numbers are read as people write them in {listed}.")
-    guessed = [name for name, one in formats.items() if one.is_guess]
-    if guessed:
-        one = formats[guessed[0]]
+    unclear = [name for name, one in formats.items() if one.is_guess]
+    if unclear:
+        one = formats[unclear[0]]
         notes.append(
-            f"In {list_some([repr(name) for name in guessed], MAX_NAMED_COLUMNS)}, {one.example} is taken for "
+            f"In {list_some([repr(name) for name in unclear], MAX_NAMED_COLUMNS)}, {one.example} is taken for "
             f"{one.value:g}; if the decimal sign is the {'comma' if one.decimal == '.' else 'point'}, give "
             f"--set table.decimal={',' if one.decimal == '.' else '.'}"
         )

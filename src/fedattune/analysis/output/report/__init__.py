@@ -16,7 +16,7 @@ import numpy as np
 from ...._version import __version__
 from ....core.errors import RunError
 from ....core.io import write_text
-from ....core.metrics import METRICS, Metric, MetricName, format_number
+from ....core.metrics import METRICS, Metric, MetricName
 from ....runs.folder import RunFolder
 from ....runs.metrics import NewcomerResult, RunMetrics
 from ...compare import BASELINE, FloatArray, average_clients, build_rows, compute_gains_over_local, group_by_algorithm
@@ -366,18 +366,10 @@ def build_answer(runs: Runs) -> dict[str, Any]:
     """Build the verdict in words and numbers, for a reader of nothing else."""
     verdict = runs.verdict
     metric = METRICS[verdict.metric]
-
-    def signed(value: float) -> str:
-        return format_number(value, 3, "+")
-
     facts: list[tuple[str, str, str]] = []
     if verdict.gains is not None and verdict.gain is not None:
         known = verdict.gains[np.isfinite(verdict.gains)]
         interval = f"95% interval {format_interval(verdict.interval)}" if verdict.interval else "too few clients"
-        over_runs = ("one seed and split" if verdict.by_run else "no common seed", "spread is not known")
-        if len(verdict.by_run) > 1:
-            mean_gains = ", ".join(map(signed, verdict.by_run))
-            over_runs = (f"±{np.std(verdict.by_run):.3g}", f"mean gain of each: {mean_gains}")
         better, worse = int((known > 0).sum()), int((known < 0).sum())
         same = len(known) - better - worse
         facts = [
@@ -388,10 +380,11 @@ def build_answer(runs: Runs) -> dict[str, Any]:
             ),
             *(_describe_option(option, metric) for option in verdict.options),
             ("Clients that gain / lose", f"{better} / {worse}", f"{same} neither" if same else "all others"),
-            ("Over seeds and splits", *over_runs),
         ]
     short = (ANSWERS if runs.is_finished else LIVE_ANSWERS)[verdict.answer]
-    details = [one for one in verdict.details if one not in verdict.text]
+    details = [*verdict.details]
+    if len(verdict.by_run) > 1:
+        details.append(f"Mean gain of each seed and split: {', '.join(map(format_gain, verdict.by_run))}.")
     return {"answer": verdict.answer, "short": short, "text": verdict.text, "facts": facts, "details": details}
 
 
