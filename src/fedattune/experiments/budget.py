@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from ..analysis.compare import BASELINE
 from ..analysis.folder import BUDGET_FILE, seal_experiment
 from ..core.errors import ConfigError
@@ -53,6 +55,8 @@ MAX_TUNING = 3
 """Full runs that each method may spend to tune on one split."""
 MAX_STEPS = 200
 """Steps of an epoch of the largest client, from which the batch size follows."""
+MIN_STEPS = 5
+"""Steps of a round of the median client, from which the epochs follow: tiny clients take one step for an epoch."""
 N_EVALUATIONS = 25
 MOVING_SHARE = 0.9
 """Share of the rounds after which a best validation round says that more rounds may be better."""
@@ -100,9 +104,14 @@ def settle_budget(plan: Plan, given: Collection[str]) -> Plan:
         changes["baseline"] = ("majority", "sklearn")
     models = MODELS if "model" not in given and not tokens else ()
     experiment = experiment.model_copy(update=changes)
-    if "batch_size" not in given and plan.federation.schema is not None:
-        largest = int(plan.federation.part("train").sizes.max())
-        experiment = experiment.replace(batch_size=max(experiment.training.batch_size, -(-largest // MAX_STEPS)))
+    if plan.federation.schema is not None:
+        sizes = plan.federation.part("train").sizes
+        if "batch_size" not in given:
+            batch_size = max(experiment.training.batch_size, -(-int(sizes.max()) // MAX_STEPS))
+            experiment = experiment.replace(batch_size=batch_size)
+        if not {"epochs", "steps"} & set(given):
+            steps = -(-int(np.median(sizes)) // experiment.training.batch_size)
+            experiment = experiment.replace(epochs=max(1, MIN_STEPS // max(1, steps)))
     free = {"rounds", "eval_every"} - set(given)
     return replace(plan, experiment=experiment, models=models, free=frozenset(free))
 

@@ -89,7 +89,7 @@ class Experiment(Settings):
     `rounds_to` decides no number; it is a field so that it is stored with the run.
     """
 
-    data: str = option("name of a data set, or your own .csv or .parquet table", "digits", min_length=1)
+    data: str = option("name of a data set, or your own .csv, .parquet or .xlsx table", "digits", min_length=1)
     data_dir: Path | None = option("folder with the files of the data sets, instead of a download")
     client_column: str | None = option("column of your table that names each row's client")
     target: str | None = option("column of your table to predict")
