@@ -13,7 +13,6 @@ no worse than the best model alone by more than chance.
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -80,13 +79,13 @@ def read_answer(result: dict[str, Any], seconds: float) -> Answer:
     metric = result["table"][0]["metric"]
     answer = result.get("answer") or _find_answer(text)
     if answer == "yes":
-        method = result.get("method") or re.search(r"use (\S+)", text)[1]
+        method = result.get("method") or text.split("use ", 1)[1].split()[0]
     else:
         sign = -1 if metric in {"rmse", "mae", "log_loss"} else 1
         known = {
             name: sign * row["mean"]["mean"] for name, row in rows.items() if row["kind"] == "alone" and row["mean"]
         }
-        method = result.get("reference") or max(known, key=known.get)
+        method = result.get("reference") or max(known, key=known.__getitem__)
     return Answer(answer, method, metric, rows[method]["mean"]["mean"], text, seconds)
 
 

@@ -48,7 +48,7 @@ REFERENCE = {
     "verdict": ReferencePage(
         "fedattune.analysis.verdict",
         "[The verdict](../results.md#the-verdict) of a comparison.",
-        ("reach_verdict", "Verdict", "bootstrap_interval"),
+        ("reach_verdict", "Verdict", "estimate_mean"),
     ),
     "mixing": ReferencePage(
         "fedattune.analysis.mixing",

@@ -391,7 +391,7 @@ def _pick_numbers(run: RunMetrics) -> dict[str, float | None]:
         return run.read_curve(metrics) / run.curve_metric.scale if metrics else None
 
     return {
-        "last": read_mean(run.metrics),
+        "last": read_mean(run.final[run.evaluation_point]),
         "best_validation": read_mean(run.best_validation),
         "bmta": run.bmta["uniform"]["accuracy"] if run.bmta else None,
         "bmta_pooled": run.bmta["pooled"]["accuracy"] if run.bmta else None,

@@ -228,7 +228,9 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
 
 def _strip_config(run: RunMetrics, *, is_tuned: bool = False) -> dict[str, Any]:
     """Return what makes runs further seeds and splits of one method; tuning chooses rate and options on each split."""
-    hidden = {"algorithm", "seed", "split", *RESUMABLE_SETTINGS} | ({"lr", "options", "definition"} if is_tuned else set())
+    hidden = {"algorithm", "seed", "split", *RESUMABLE_SETTINGS} | (
+        {"lr", "options", "definition"} if is_tuned else set()
+    )
     config = {key: value for key, value in run.config.items() if key not in hidden and value is not None}
     partition = {key: value for key, value in config.get("partition", {}).items() if key != "split"}
     return config | {"partition": partition}

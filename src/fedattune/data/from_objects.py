@@ -136,7 +136,7 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
         x, y = _to_array(item[0]), _to_array(item[1])
     except ValueError as error:
         raise DataError(
-            f"{where}: its samples have different shapes, expected one shape for all; pad or cut sequences to one length"
+            f"{where}: its samples have different shapes, expected one for all; pad or cut sequences to one length"
         ) from error
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]

@@ -344,7 +344,7 @@ class _Trainer:
             self.outcome.results, baselines=self.outcome.baselines, metric=self.plan.metric, is_tuned=True
         )
         self._say(f"{len(self.federations)} splits: {verdict.answer}")
-        return str(verdict.answer) != "undecided"
+        return verdict.is_clear
 
     def _discard_after(self, n_splits: int) -> None:
         """Remove what belongs to a split that is not whole, so that all readers of the folder see the same splits."""

@@ -113,7 +113,8 @@ def predict_rows(
     sample = np.concatenate(index).astype(np.int64)
     y = federation.y[torch.as_tensor(sample, device=federation.y.device)].cpu().numpy()
     if (scale := federation.target_scale) is not None:
-        outputs, y = (outputs * scale.deviation + scale.mean, y.astype(np.float64) * scale.deviation + scale.mean)
+        with np.errstate(over="ignore"):  # a model that diverged; its infinite errors are reported
+            outputs, y = (outputs * scale.deviation + scale.mean, y.astype(np.float64) * scale.deviation + scale.mean)
     client = np.repeat(np.arange(len(ids)), sizes).astype(np.int32)
     return RowPredictions(client, sample, y, outputs.astype(np.float32), len(ids))
 

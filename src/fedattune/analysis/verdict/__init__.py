@@ -111,7 +111,7 @@ def _is_defined(one: Contestant, metric: MetricName, weights: FloatArray) -> boo
 
 def _measure_validation(one: Contestant, metric: MetricName, weights: FloatArray, *, is_own: bool) -> float:
     if not is_own and "validation" in one.predictions:
-        return one.predictions["validation"].pooled[metric]
+        return (one.predictions.get("choice") or one.predictions["validation"]).pooled[metric]
     values = one.measure_for_choice(metric)
     known = ~np.isnan(values) & (weights > 0)
     return float(np.average(values[known], weights=weights[known])) if known.any() else float("nan")
