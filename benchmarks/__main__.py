@@ -11,12 +11,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from . import grid, machine, privacy, privacy_attacks, robustness, screening, show, verdict
+from . import cases, grid, machine, privacy, privacy_attacks, robustness, screening, show, verdict
 from .measure import Case, Figures, Setting, Skip
 
 DOCS = Path(__file__).parent.parent / "docs" / "performance.md"
 
 TABLES: dict[str, Callable[[Sequence[str]], int]] = {
+    "cases": cases.main,
     "grid": grid.main,
     "privacy": privacy.main,
     "privacy-attacks": privacy_attacks.main,

@@ -75,24 +75,9 @@ def compare(table: Table, file: Path, out: Path, budget: str | None) -> Answer:
 
 def read_answer(result: dict[str, Any], seconds: float) -> Answer:
     """Read the answer from a `result.json`."""
-    text, rows = result["verdict"], {row["algorithm"]: row for row in result["table"]}
-    metric = result["table"][0]["metric"]
-    answer = result.get("answer") or _find_answer(text)
-    if answer == "yes":
-        method = result.get("method") or text.split("use ", 1)[1].split()[0]
-    else:
-        sign = -1 if metric in {"rmse", "mae", "log_loss"} else 1
-        known = {
-            name: sign * row["mean"]["mean"] for name, row in rows.items() if row["kind"] == "alone" and row["mean"]
-        }
-        method = result.get("reference") or max(known, key=known.__getitem__)
-    return Answer(answer, method, metric, rows[method]["mean"]["mean"], text, seconds)
-
-
-def _find_answer(text: str) -> str:
-    if "ollaborating helps" in text:
-        return "yes"
-    return "no" if "does not help" in text else "undecided"
+    text, said, rows = result["verdict"], result["decision"], {row["algorithm"]: row for row in result["table"]}
+    method = said["method"] if said["answer"] == "yes" else said["reference"]
+    return Answer(said["answer"], method, said["metric"], rows[method]["mean"]["mean"], text, seconds)
 
 
 def judge(answer: Answer, reference: Reference) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from fake_results import LOCAL, Fake, results
-from fedattune.analysis.compare import build_rows, rows_to_json
+from fedattune.analysis.rows import build_rows, rows_to_json
 
 
 def test_rows_over_seeds() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from fake_results import LOCAL, Fake, results
 from fedattune import ConfigError, read_runs
-from fedattune.analysis.compare import MeanStd, build_rows
+from fedattune.analysis.compare import MeanStd
 from fedattune.analysis.output.formats import fill_cells, latex, markdown, select_columns
+from fedattune.analysis.rows import build_rows
 
 TWO = [
     Fake(name, [level + 0.02 * seed] * 4, seed=seed)

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from fake_results import LOCAL, Fake, results
 from fedattune import ConfigError
-from fedattune.analysis.compare import build_rows
 from fedattune.analysis.output.tables import choose_columns, print_methods
+from fedattune.analysis.rows import build_rows
 from fedattune.core.effect import ONE_MIXTURE, Effect, Mechanism
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fake_results import EIGHT, LOCAL, Fake, results
 from fedattune import Settings
-from fedattune.analysis.compare import build_rows, rows_to_json
+from fedattune.analysis.rows import build_rows, rows_to_json
 from fedattune.analysis.verdict import Verdict, reach_verdict
 from fedattune.analysis.verdict.notes import merge_notes, select_notes, write_fairness_notes
 

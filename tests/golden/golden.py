@@ -71,7 +71,10 @@ def make_data() -> dict[str, tuple[Federation, Any, dict[str, Any]]]:
     """Make the three kinds of data, each with its model and the model's options."""
     images = fedattune.load_federation("digits", partition="dirichlet", clients=6)
     table = fedattune.load_federation(
-        data=str(HERE.parents[1] / "examples" / "hospitals.csv"), client_column="hospital", target="outcome"
+        data=str(HERE.parents[1] / "examples" / "hospitals.csv"),
+        client_column="hospital",
+        target="outcome",
+        scaling="client",
     )
     return {
         "tensors": (make_federation([14, 20, 31, 41, 50, 60]), "dnn", {"hidden": 6}),

@@ -14,18 +14,7 @@ from ..runs.folder import CHECKSUM_FILE, CONFIG_FILE, RESUMABLE_SETTINGS, RunFol
 from ..runs.metrics import RunMetrics
 from ..runs.predictions import RowPredictions, load_predictions
 from ..runs.store import RunStore
-from .compare import (
-    BASELINE,
-    Baseline,
-    MethodRow,
-    build_client_table,
-    build_rows,
-    build_run_table,
-    describe_failure,
-    get_default_metric,
-    read_baselines,
-    to_pandas,
-)
+from .compare import BASELINE, Baseline, MethodRow, describe_failure, get_default_metric, read_baselines
 from .folder import (
     BUDGET_FILE,
     EXPERIMENT_FILE,
@@ -37,6 +26,7 @@ from .folder import (
     read_experiment_file,
     verify_experiment,
 )
+from .rows import build_client_table, build_rows, build_run_table, to_pandas
 from .verdict import Verdict, reach_verdict
 
 if TYPE_CHECKING:

@@ -62,6 +62,18 @@ class Metric(NamedTuple):
         return f"{text} {self.points}"
 
 
+def format_gain(value: float) -> str:
+    """Format a gain with its sign, in points or in the unit of the metric."""
+    if 100 <= abs(value) < 1e9:
+        return f"{value:+,.0f}"
+    return f"{value:+.2f}" if 0.1 <= abs(value) < 100 or not value else f"{value:+.3g}"
+
+
+def format_interval(interval: tuple[float, float]) -> str:
+    """Format an interval of a gain: +0.45 to +7.39."""
+    return " to ".join(map(format_gain, interval))
+
+
 def format_number(value: float, digits: int = 4, sign: str = "") -> str:
     """Format a number with significant digits, and whole numbers up to a billion with all of them: 14,562."""
     is_long = 10**digits <= abs(value) < 1e9

@@ -28,7 +28,7 @@ from ..core.io import read_json, write_json
 from ..core.options import write_option
 from ..core.settings import Settings
 from .baselines import train_baselines
-from .plan import FailedRun, Plan, ShouldStop, StoppedError, make_plan
+from .plan import FailedRun, Plan, ShouldStop, StoppedError, make_jobs, make_plan
 from .runner import ProgressDisplay, train_all
 from .tuning import TUNING_FOLDER, Tuning, tune_plan
 
@@ -51,12 +51,14 @@ SPLITS = (3, 5, 10)
 MIN_ROUNDS, MAX_ROUNDS = 10, 200
 PILOT_ROUNDS = 3
 """Rounds by which the pace is measured."""
-MAX_TUNING = 3
+MAX_TUNING = 2
 """Full runs that each method may spend to tune on one split."""
 MAX_STEPS = 200
 """Steps of an epoch of the largest client, from which the batch size follows."""
 MIN_STEPS = 5
 """Steps of a round of the median client, from which the epochs follow: tiny clients take one step for an epoch."""
+COST_FACTOR = 1.5
+"""Time of a run, averaged over methods, relative to training alone and to the first other method."""
 N_EVALUATIONS = 25
 MOVING_SHARE = 0.9
 """Share of the rounds after which a best validation round says that more rounds may be better."""
@@ -266,7 +268,7 @@ class _Trainer:
             while trial.is_moving and "rounds" in choices["free"] and self._can_afford(2 * trial.rounds, trial):
                 self._say(f"{best} still learns after {trial.rounds} rounds: trying {2 * trial.rounds}")
                 trial = self._try_model(best, 2 * trial.rounds, methods)
-            self.one_pass = trial.seconds * len(self.plan.algorithms)
+            self.one_pass = COST_FACTOR * trial.seconds * len(self.plan.algorithms)
             self.budget.save(model=best, rounds=trial.rounds, one_pass=self.one_pass)
         self.one_pass = choices["one_pass"]
         self.plan = self._change(choices["model"], choices["rounds"], list(self.plan.algorithms))
@@ -290,7 +292,7 @@ class _Trainer:
 
     def _can_afford(self, rounds: int, trial: Trial) -> bool:
         """Tell whether three splits with so many rounds and the least tuning fit into half of the time that is left."""
-        one_pass = trial.seconds * rounds / trial.rounds * len(self.plan.algorithms)
+        one_pass = COST_FACTOR * trial.seconds * rounds / trial.rounds * len(self.plan.algorithms)
         return rounds <= MAX_ROUNDS and 2 * SPLITS[0] * one_pass < self.budget.left / 2
 
     def _make_splits(self) -> Iterator[tuple[int, Plan]]:
@@ -309,8 +311,6 @@ class _Trainer:
 
     def _train_split(self, split: int, plan: Plan) -> None:
         """Tune and train all methods on one split."""
-        from .session import make_jobs
-
         started, runs = time.monotonic(), self._choose_tuning()
         baselines = self._train_baselines(plan)
         self._say(f"split {split + 1}: tuning {len(plan.algorithms)} methods")

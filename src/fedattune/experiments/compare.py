@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from ..analysis.compare import MethodRow, build_client_table, build_run_table, to_pandas
+from ..analysis.compare import MethodRow
+from ..analysis.rows import build_client_table, build_run_table, to_pandas
 from ..analysis.verdict import Verdict
 from ..core.errors import ConfigError, did_you_mean, name_kind
 from ..core.io import read_json

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..analysis.compare import BASELINE
+from ..analysis.folder import make_run_name
 from ..core.errors import ConfigError, FedAttuneError, ModelError, RunError
 from ..core.metrics import check_metric
 from ..core.options import write_option
@@ -174,6 +176,19 @@ class Plan:
         from ..algorithms.own import build_method
 
         return build_method(self.sources.get(name, name), options)
+
+
+def make_jobs(plan: Plan, out: Path) -> list[Job]:
+    """Make one job for each method, split and seed."""
+    experiment = plan.experiment
+    seeds = range(experiment.seed, experiment.seed + experiment.seeds)
+    jobs = []
+    for name, federation, seed in product(plan.algorithms, plan.federations, seeds):
+        split = int(federation.partition.get("split", 0))
+        parts = [f"seed {seed}"] * (len(seeds) > 1) + [f"split {split}"] * (len(plan.federations) > 1 or split > 0)
+        title = f"{name} ({', '.join(parts)})" if parts else name
+        jobs.append(plan.make_job(name, seed, title, out / make_run_name(name, split, seed), federation))
+    return jobs
 
 
 def make_plan(experiment: Experiment, federation: "Federation | None" = None) -> Plan:

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -18,7 +17,6 @@ from ..analysis.folder import (
     PARTITION_FILE,
     RESULT_FILE,
     list_parts,
-    make_run_name,
     seal_experiment,
     verify_experiment,
 )
@@ -33,7 +31,7 @@ from ..runs.folder import CHECKSUM_FILE
 from .config import Experiment
 from .load import load_experiment
 from .output import OutputOptions
-from .plan import FailedRun, Job, Plan, ShouldStop, make_plan
+from .plan import FailedRun, Plan, ShouldStop, make_jobs, make_plan
 from .runner import make_progress_display, train_all
 
 if TYPE_CHECKING:
@@ -179,19 +177,6 @@ def reopen_run(
     return plan, [note] if changed else []
 
 
-def make_jobs(plan: Plan, out: Path) -> list[Job]:
-    """Make one job for each method, split and seed."""
-    experiment = plan.experiment
-    seeds = range(experiment.seed, experiment.seed + experiment.seeds)
-    jobs = []
-    for name, federation, seed in product(plan.algorithms, plan.federations, seeds):
-        split = int(federation.partition.get("split", 0))
-        parts = [f"seed {seed}"] * (len(seeds) > 1) + [f"split {split}"] * (len(plan.federations) > 1 or split > 0)
-        title = f"{name} ({', '.join(parts)})" if parts else name
-        jobs.append(plan.make_job(name, seed, title, out / make_run_name(name, split, seed), federation))
-    return jobs
-
-
 class Summary(NamedTuple):
     """The findings of an experiment; only a comparison has a verdict, and a report of its results."""
 
@@ -293,7 +278,8 @@ def write_summary(
     is_tuned: bool = False,
 ) -> Summary:
     """Write the result files, and the report of a comparison beside the folders of the runs."""
-    from ..analysis.compare import build_rows, describe_failure, rows_to_json
+    from ..analysis.compare import describe_failure
+    from ..analysis.rows import build_rows, rows_to_json
     from ..analysis.verdict import reach_verdict
     from ..analysis.verdict.notes import merge_notes
 

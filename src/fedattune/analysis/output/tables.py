@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...core.effect import IDLE_BELOW
 from ...core.errors import ConfigError, did_you_mean
-from ...core.metrics import METRICS, format_number
+from ...core.metrics import METRICS, format_gain, format_interval, format_number
 from ...core.text import make_printable
 from ..compare import BASELINE, FULL_TEST_ROWS
 
@@ -166,14 +166,10 @@ def _format_effect(value: float) -> str:
 
 
 def _format_interval(row: "MethodRow") -> str:
-    from ..verdict import format_interval
-
     return format_interval(row.interval) if row.interval else "-"
 
 
 def _format_gain(row: "MethodRow") -> str:
-    from ..verdict import format_gain
-
     return "-" if row.gain is None else format_gain(row.gain)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...core.errors import list_some
 from ...core.io import replace_nonfinite
-from ...core.metrics import METRICS, Metric, MetricName, format_number
+from ...core.metrics import METRICS, Metric, MetricName, format_gain, format_interval, format_number
 from ...data.splits import validation_weights
 from ..compare import (
     BASELINE,
@@ -649,18 +649,6 @@ def _average_known(values: FloatArray) -> FloatArray:
     total: FloatArray = np.where(known, values, 0.0).sum(axis=0)
     with np.errstate(invalid="ignore"):
         return total / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
-
-
-def format_gain(value: float) -> str:
-    """Format a gain with its sign, in points or in the unit of the metric."""
-    if 100 <= abs(value) < 1e9:
-        return f"{value:+,.0f}"
-    return f"{value:+.2f}" if 0.1 <= abs(value) < 100 or not value else f"{value:+.3g}"
-
-
-def format_interval(interval: tuple[float, float]) -> str:
-    """Format an interval of a gain: +0.45 to +7.39."""
-    return " to ".join(map(format_gain, interval))
 
 
 def join_reasons(excluded: Mapping[str, str]) -> str:

@@ -34,10 +34,11 @@ from .columns import FeatureColumns, number_values
 from .dates import find_date_format, read_dates, read_times, settle_date_order
 from .file import DateOrder, TableFile, find_stem, is_categorical, is_numeric, is_plain_text, list_columns, read_table
 from .names import Spellings, describe_spellings, find_spellings, strip_names, unify_spellings
+from .number_columns import read_numbers_as_written
 from .scaling import fit_all_constants, limit, standardise
 from .subjects import find_subjects
 from .texts import DEFAULT_MAX_TOKENS, DEFAULT_TEXT_FEATURES, is_free_text
-from .written_numbers import is_float, read_numbers_as_written
+from .written_numbers import is_float
 
 MAX_CATEGORIES = 100
 ID_SHARE = 0.5

@@ -9,16 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from ...core.errors import ConfigError, DataError, did_you_mean, list_some
 from ..types import Array, Index
 from .excel import EXCEL_SUFFIXES, read_excel
-
-if TYPE_CHECKING:
-    from .written_numbers import NumberFormat
+from .written_numbers import NumberFormat, read_written
 
 CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 TABLE_SUFFIXES = (*CSV_SUFFIXES, ".parquet", ".pq", *EXCEL_SUFFIXES)
@@ -48,7 +46,7 @@ class TableFile:
     signed: tuple[str, ...] = ()  # columns where a sign such as "?" stands for a missing value
     csv: CsvFormat | None = None  # None for other files
     dates: DateOrder = "auto"  # of dates such as 03/04/2024
-    written: Mapping[str, "NumberFormat"] = field(default_factory=dict)  # columns whose text became numbers
+    written: Mapping[str, NumberFormat] = field(default_factory=dict)  # columns whose text became numbers
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -261,8 +259,6 @@ def _find_missing_signs(table: TableFile, client_column: str | None, target: str
     Client names keep such signs, and so does a target that is no number without them.
     """
     from pyarrow import array, compute
-
-    from .written_numbers import read_written
 
     found = {}
     for name in table.names:

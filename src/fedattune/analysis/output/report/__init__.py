@@ -16,13 +16,14 @@ import numpy as np
 from ...._version import __version__
 from ....core.errors import RunError
 from ....core.io import write_text
-from ....core.metrics import METRICS, Metric, MetricName
+from ....core.metrics import METRICS, Metric, MetricName, format_gain, format_interval
 from ....runs.folder import RunFolder
 from ....runs.metrics import NewcomerResult, RunMetrics
-from ...compare import BASELINE, FloatArray, average_clients, build_rows, compute_gains_over_local, group_by_algorithm
+from ...compare import BASELINE, FloatArray, average_clients, compute_gains_over_local, group_by_algorithm
 from ...load import Runs
 from ...mixing import N_TOP_PARTNERS, Arrangement, MixingAnalysis, arrange_clients, seriate, thin_out
-from ...verdict import OPTIONS, Option, find_excluded, format_gain, format_interval
+from ...rows import build_rows
+from ...verdict import OPTIONS, Option, find_excluded
 from ...verdict.notes import describe_seed_differences, merge_notes
 from ..tables import choose_columns, format_points, write_legend
 

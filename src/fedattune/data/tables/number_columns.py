@@ -1,0 +1,86 @@
+"""Text columns whose cells are numbers as people write them become columns of numbers."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from ...core.errors import DataError, list_some
+from .file import MAX_NAMED_COLUMNS, TableFile, is_plain_text
+from .written_numbers import (
+    DecimalSign,
+    WrittenNumbers,
+    find_mixed_units,
+    is_code,
+    is_float,
+    is_number_like,
+    read_written,
+    take_numbers,
+)
+
+
+def read_numbers_as_written(
+    table: TableFile, names: Sequence[str], decimal: Literal["auto", ".", ","], notes: list[str]
+) -> TableFile:
+    """Turn the columns of text whose cells are all numbers into numbers; say so in `notes`.
+
+    The decimal sign is the one that the cells show; where they do not, the one of the file's other columns. In a file
+    with commas between columns it is the point.
+    """
+    given: DecimalSign | None = None if decimal == "auto" else decimal
+    found: dict[str, WrittenNumbers] = {}
+    for name in names:
+        column = table.column(name)
+        if is_plain_text(column.type) and column.null_count < len(column):
+            numbers = read_written(column, given)
+            wrong = numbers.wrong if numbers is not None else None
+            if given is not None and wrong is not None and is_number_like(wrong):
+                row = table.data_row(column.to_pylist().index(wrong))
+                raise DataError(
+                    f"{table.path}: column {name!r} holds {wrong!r} in data row {row}, which is no number with the "
+                    f"decimal sign {given!r} of --set table.decimal; leave the option out, or correct the cell"
+                )
+            if numbers is not None and numbers.wrong is None and not is_code(numbers) and not find_mixed_units(numbers):
+                found[name] = numbers
+    columns: dict[str, Any] = {}
+    shown = Counter(one.format.decimal for one in found.values() if _shows_decimal(one))
+    if given is None and shown[","] > shown["."]:
+        # Pyarrow has taken the thousands of 1.234 for decimals.
+        points = [name for name in names if table.csv is not None and is_float(table.column(name).type)]
+        texts = table.with_text(points) if points else table
+        for name in points:
+            numbers = read_written(texts.column(name), likely=",")
+            if numbers is not None and numbers.wrong is None and numbers.format.is_guess:
+                columns[name], found[name] = texts.column(name), numbers
+    for name, numbers in found.items():
+        column = columns.get(name, table.column(name))
+        if numbers.format.is_guess:
+            guessed = read_written(column, likely=_guess_decimal(numbers, shown, table)) or numbers
+            found[name] = guessed._replace(format=replace(guessed.format, is_guess=not any(shown.values())))
+        columns[name] = take_numbers(column, found[name])
+    formats = {name: numbers.format for name, numbers in found.items()}
+    if formats:
+        listed = list_some([one.describe(name) for name, one in formats.items()], MAX_NAMED_COLUMNS)
+        notes.append(f"Numbers are read as people write them in {listed}.")
+    unclear = [name for name, one in formats.items() if one.is_guess]
+    if unclear:
+        one = formats[unclear[0]]
+        notes.append(
+            f"In {list_some([repr(name) for name in unclear], MAX_NAMED_COLUMNS)}, {one.example} is taken for "
+            f"{one.value:g}; if the decimal sign is the {'comma' if one.decimal == '.' else 'point'}, give "
+            f"--set table.decimal={',' if one.decimal == '.' else '.'}"
+        )
+    return replace(table.with_columns(columns), written={**table.written, **formats}) if found else table
+
+
+def _shows_decimal(numbers: WrittenNumbers) -> bool:
+    sign = numbers.format.decimal
+    return not numbers.format.is_guess and any(sign in text for text in numbers.values)
+
+
+def _guess_decimal(numbers: WrittenNumbers, shown: Mapping[DecimalSign, int], table: TableFile) -> DecimalSign:
+    """Guess by the file's other columns, or by what separates its columns."""
+    if any(shown.values()):
+        return "," if shown[","] > shown["."] else "."
+    has_comma = "," in numbers.format.example
+    return "," if has_comma and table.csv is not None and table.csv.delimiter != "," else "."
