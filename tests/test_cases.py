@@ -100,9 +100,10 @@ def test_two_answers_agree_if_they_say_the_same_and_nobody_is_told_worse(
 def test_the_answer_of_a_run_is_that_of_its_recommended_method() -> None:
     rows = [("local", "alone", 0.7), ("majority", "alone", 0.5), ("fedavg", "together", 0.8)]
     table = [{"algorithm": name, "kind": kind, "metric": "accuracy", "mean": {"mean": v}} for name, kind, v in rows]
-    yes = read_answer({"verdict": ANSWER.text + " (chosen by validation accuracy)", "table": table}, 1.0)
+    said = {"method": "fedavg", "reference": "local", "metric": "accuracy"}
+    yes = read_answer({"verdict": ANSWER.text, "decision": said | {"answer": "yes"}, "table": table}, 1.0)
     assert (yes.answer, yes.method, yes.value) == ("yes", "fedavg", 0.8)
-    unsure = read_answer({"verdict": "Undecided: fedavg, ...", "table": table}, 1.0)
+    unsure = read_answer({"verdict": "Undecided", "decision": said | {"answer": "undecided"}, "table": table}, 1.0)
     assert (unsure.answer, unsure.method, unsure.value) == ("undecided", "local", 0.7)
 
 

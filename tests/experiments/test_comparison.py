@@ -17,6 +17,7 @@ from cli_helpers import Done, refused
 from fedattune import ConfigError, FedAttuneError, RunError
 from fedattune.analysis.compare import read_baselines
 from fedattune.analysis.load import read_runs
+from fedattune.experiments.baselines import STRENGTHS
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import make_plan
 from fedattune.experiments.runner import ProgressDisplay
@@ -50,9 +51,9 @@ def test_few_sites_get_an_answer_for_these_sites(n_sites: int, cli: Cli, work: P
     write_wards(work / "t.csv", n_clients=n_sites, rows=150)
     done = cli("compare", *TABLE, "--algorithms", "local,fedavg")
     assert done.code == 0
-    assert f"For these {n_sites} clients: " in done.out
-    assert "95% interval of the gain over rows" in done.out
-    assert "Wilcoxon" not in done.out.splitlines()[-2]
+    verdict = done.out.splitlines()[-2]
+    assert "No clear gain from collaborating is shown here" in verdict
+    assert json.loads((work / "run" / "result.json").read_text())["decision"]["answer"] == "undecided"
 
 
 def test_splits_keep_the_clients_and_change_their_parts(cli: Cli, work: Path) -> None:
@@ -65,8 +66,7 @@ def test_splits_keep_the_clients_and_change_their_parts(cli: Cli, work: Path) ->
     assert all(len(one) == len(tests[0]) for one in tests)
     assert set(tests[0].tolist()) != set(tests[1].tolist())
     assert len(runs.verdict.by_run) == 3
-    assert runs.verdict.split_interval is not None
-    assert "over splits" in runs.verdict.text
+    assert runs.verdict.interval is not None
     # A split more does not change the ones before, and a finished experiment resumes to the same words.
     assert cli("compare", "--resume", "run", "--quiet").out.splitlines()[-2] == runs.verdict.text
 
@@ -101,6 +101,7 @@ def test_baselines_are_scikit_learn_on_the_same_rows(number: bool, cli: Cli, wor
         f"{first} alone",
         "boosting alone",
         f"{first} pooled",
+        f"{first} pooled+client",
         "boosting pooled",
         "centralized",
     }
@@ -114,13 +115,14 @@ def test_baselines_are_scikit_learn_on_the_same_rows(number: bool, cli: Cli, wor
         mine = {name: one.predictions["test"].by_client for name, one in found.items()}
         if number:
             assert scale is not None
-            error = scale.deviation * float(np.sqrt(((Ridge().fit(x, y).predict(new) - truth) ** 2).mean()))
-            assert mine["ridge alone"]["rmse"][i] == pytest.approx(error, rel=1e-4)
+            fits = [Ridge(alpha=alpha).fit(x, y).predict(new) for alpha in STRENGTHS["ridge"]]
+            errors = [scale.deviation * float(np.sqrt(((one - truth) ** 2).mean())) for one in fits]
+            assert any(mine["ridge alone"]["rmse"][i] == pytest.approx(error, rel=1e-4) for error in errors)
             constant = scale.deviation * float(np.sqrt(((y.mean() - truth) ** 2).mean()))
             assert mine["mean"]["rmse"][i] == pytest.approx(constant, rel=1e-4)
         else:
-            right = float((LogisticRegression(max_iter=1000).fit(x, y).predict(new) == truth).mean())
-            assert mine["logistic alone"]["accuracy"][i] == pytest.approx(right)
+            fits = [LogisticRegression(C=c, max_iter=1000).fit(x, y).predict(new) for c in STRENGTHS["logistic"]]
+            assert any(mine["logistic alone"]["accuracy"][i] == pytest.approx((one == truth).mean()) for one in fits)
             assert mine["majority"]["accuracy"][i] == pytest.approx(float((truth == np.bincount(y).argmax()).mean()))
     # The model on all rows is near the pooled regression, and better than the constant.
     metric, sign = ("rmse", -1) if number else ("accuracy", 1)
@@ -219,7 +221,7 @@ def test_tune_in_python_is_the_tuning_of_the_command(cli: Cli, work: Path) -> No
     """The same grid, split and budget: `--tune` chooses the same."""
     data = write_wards(work / "t.csv")
     options = {"client_column": "ward", "target": "outcome", "rounds": 8, "lr": 0.005}
-    chosen = fedattune.tune(data, ["local", "fedprox"], budget=1, out="tuned", **options)
+    chosen = fedattune.tune(data, ["local", "fedprox"], runs=1, out="tuned", **options)
     assert [*chosen] == ["local", "fedprox"]
     argv = [*TABLE, "--algorithms", "local,fedprox", "--tune", 1, "--lr", 0.005]
     assert cli("compare", *argv).code == 0
@@ -352,9 +354,9 @@ def test_python_names_keywords(given: dict[str, Any], said: str) -> None:
 
 
 def test_tune_knows_its_budget() -> None:
-    with pytest.raises(ConfigError, match="unknown keyword 'bugdet'; did you mean 'budget'"):
-        fedattune.tune("digits", "local", bugdet=3)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match=r"^budget: input should be greater than or equal to 1, got 0"):
-        fedattune.tune("digits", "local", budget=0)
-    with pytest.raises(ConfigError, match=r"unknown keyword 'tune'; known: accept, .* budget"):
+    with pytest.raises(ConfigError, match="unknown keyword 'rusn'; did you mean 'runs'"):
+        fedattune.tune("digits", "local", rusn=3)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"^runs: input should be greater than or equal to 1, got 0"):
+        fedattune.tune("digits", "local", runs=0)
+    with pytest.raises(ConfigError, match=r"unknown keyword 'tune'; known: accept, .* runs"):
         fedattune.tune("digits", "local", tune=3)

@@ -43,7 +43,7 @@ def test_the_others_go_on(cli: Cli, work: Path) -> None:
         content = json.loads((work / "r.json").read_text())
         assert [run["algorithm"] for run in content["runs"]] == ["local", "fedavg"]
         assert content["verdict"] in done.out
-        assert not content["verdict"].startswith("Nothing")
+        assert not content["verdict"].startswith("Nothing to compare")
         ((failed),) = content["failed"]
         assert (failed["algorithm"], failed["seed"]) == ("fedprox", 0)
         assert "diverged" in failed["error"]

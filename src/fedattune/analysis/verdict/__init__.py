@@ -28,7 +28,7 @@ from ..compare import (
     weigh_tests,
 )
 from ..mixing.decisions import describe_decisions
-from .statistics import MIN_SPLITS, MeanGain, adjust_by_holm, compute_row_p, estimate_mean
+from .statistics import MIN_CLIENTS, MIN_SPLITS, MeanGain, adjust_by_holm, compute_row_p, estimate_mean
 
 if TYPE_CHECKING:
     from ...runs.metrics import RunMetrics
@@ -518,11 +518,24 @@ class Comparison:
         return tuple(options)
 
     def _has_learned(self) -> bool:
-        """Return whether anything is surely better than the best constant."""
+        """Return whether anything is surely better than the best constant: on average, or for one of few clients."""
         constant = self.choice.find_best(self.constants)
-        others = (name for name in self.groups if name not in (*self.constants, *self.diverged))
+        others = [name for name in self.groups if name not in (*self.constants, *self.diverged)]
         intervals = (self.estimate(name, constant).compute_interval() for name in others)
-        return any(one is not None and one[0] > 0 for one in intervals)
+        if any(one is not None and one[0] > 0 for one in intervals):
+            return True
+        return len(self.weights) < MIN_CLIENTS and any(self._helps_a_client(name, constant) for name in others)
+
+    def _helps_a_client(self, name: str, constant: str) -> bool:
+        """Return whether the test rows of a client show that a model is better there than a constant."""
+        pairs = list_row_pairs(pair_runs(self.groups[name], self.groups[constant]))
+        if not pairs:
+            return False
+        p_values = [
+            float(np.median([compute_row_p(other, mine, client, self.metric.name) for mine, other in pairs]))
+            for client in np.flatnonzero(self.weights > 0).tolist()
+        ]
+        return min(adjust_by_holm(p_values), default=1.0) <= SURE_LOSS
 
     def estimate(self, method: str, other: str) -> MeanGain:
         """Estimate the mean gain of a method over another, in points or in the unit of the metric."""
