@@ -22,7 +22,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         exec(compile("".join(cell["source"]), f"{NOTEBOOK.name}, {cell['id']}", "exec"), names)
     said = capsys.readouterr()
     assert "fedmcsa  seed 1: mean 0." in said.out
-    assert "training alone" in said.out
+    assert "the best alone" in said.out
     assert "goes to clients with similar labels" in said.out
     assert len(plt.get_fignums()) == 3
     assert not said.err

@@ -193,7 +193,7 @@ def test_the_mechanism_acts_and_helps_at_its_default(case: Case) -> None:
             for key, name, given in (("on", case.name, {}), ("off", off, options))
         }
         for key, run in runs.items():
-            accuracy[key].append(run.metrics["acc_uniform"])
+            accuracy[key].append((run.final[run.evaluation_point] or {})["acc_uniform"])
         assert runs["on"].effects
         assert not [effect for effect in runs["on"].effects if effect.is_idle]
         assert not [note for note in runs["on"].notes if "this run is" in note]

@@ -76,8 +76,8 @@ def partition_dataset(
     if name not in PARTITIONS and not is_reference(name):
         if split_number or split != "random" or time_column or min_rows is not None:
             raise ConfigError(
-                f"the saved partition {name!r} fixes the parts of its clients, so there is one split; leave the split and "
-                "min_rows out"
+                f"the saved partition {name!r} fixes the parts of its clients, so there is one split; leave the "
+                "split and min_rows out"
             )
         return _federate_saved(dataset, name, options, clients, scaling)
     checked = check_options(get_short_name(name), find_partition(name), options or {})
