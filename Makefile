@@ -13,14 +13,13 @@ BENCH ?=
 # They start a hundred processes, which should not compile the package anew, as they would without byte code on disk.
 TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50 --lr 0.05 --eval-every 5 --tune 3 \
-	--algorithms local,fedavg,fedavg_ft,pfedme,heurfedamp,fedmcsa,attune
+DEMO := --data digits --partition dirichlet --clients 20 --model dnn --budget 110s
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test golden coverage deployed bench docs lint types format venv clean
 
 help:
-	@echo "make demo      tune and compare seven methods on real data; write demo/report.html"
+	@echo "make demo      decide on real data whether and how to federate; write demo/report.html"
 	@echo "make test      check lint, types, documentation and all tests"
 	@echo "make golden    compare 392 small runs with recorded numbers, bit for bit, after a change that moves code only"
 	@echo "make docs      build the documentation site into the folder site; a warning is a failure"

@@ -100,12 +100,14 @@ def run(line: str) -> None:
 
 
 def shorten(words: Sequence[str]) -> list[str]:
-    """Train for three rounds of three steps on two splits at most, with one seed."""
+    """Train for three rounds of three steps on two splits at most, with one seed; for a second without such options."""
     limits = {"--rounds": 3, "--steps": 3, "--splits": 2, "--seeds": 1, "--eval-every": 3}
-    return [
-        str(min(int(word), limits[before])) if before in limits else word
+    short = [
+        str(min(int(word), limits[before])) if before in limits else "1s" if before == "--budget" else word
         for before, word in zip(["", *words], words, strict=False)
     ]
+    has_budget = words[0] == "compare" and not {*limits, "--budget", "--resume"} & {*words}
+    return [*short, "--budget", "1s"] if has_budget else short
 
 
 def fedattune(words: Sequence[str]) -> None:

@@ -165,6 +165,9 @@ def test_the_end_of_the_time_ends_the_splits(cli: Cli, work: Path, monkeypatch: 
     monkeypatch.setattr(budgets._Trainer, "_is_sure", lambda _: False)
     assert cli(*TABLE, "--algorithms", "local,fedavg", "--budget", "1s").code == 0
     state = json.loads((work / "run" / "budget.json").read_text())
+    verdict = json.loads((work / "run" / "result.json").read_text())["verdict"]
+    assert cli("compare", "--resume", "run", "--quiet").code == 0  # no time is left, and nothing is lost
+    assert json.loads((work / "run" / "result.json").read_text())["verdict"] == verdict
     assert state["choices"]["splits"] == len({run.split for run in read_runs([work / "run"]).results}) < 10
     assert state["choices"]["rounds"] == budgets.MIN_ROUNDS
 

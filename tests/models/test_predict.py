@@ -140,9 +140,9 @@ def test_new_rows_by_hand(tmp_path: Path) -> None:
     assert found.notes == (
         "the model belongs to client 'b': local, seed 0",
         "not used: the column 'extra'",
-        f"column 'age' lacks 1 of 2 values; they become the client's median {statistics.median(ages):g}, "
+        f"column 'age' lacks 1 of 2 values; they become {statistics.median(ages):g}, the middle of the training rows, "
         "though none was missing in training",
-        "column 'lab' held no value in the client's training part, and is not looked at",
+        "column 'lab' held no value or a single one in training, and is not looked at",
     )
 
 

@@ -209,6 +209,7 @@ class _Trainer:
         self.outcome = Outcome()
         self.federations: list[Federation] = []
         self.one_pass = 0.0  # seconds of one full run of every method
+        self.n_trained_before = int(self.budget.choices.get("splits", 0))  # of a run that is resumed
 
     def train(self) -> Outcome:
         """Go through the stages until the verdict is sure or the time is up."""
@@ -217,11 +218,10 @@ class _Trainer:
             self._train_baselines(self.plan)
             self._choose_model()
             for split, plan in self._make_splits():
-                if self.federations and self.budget.left < 2 * self.one_pass:
-                    break  # it would not be whole in time
+                is_new = split >= max(1, self.n_trained_before)
+                if is_new and (self._is_sure() or self.budget.left < 2 * self.one_pass):
+                    break  # or it would not be whole in time
                 self._train_split(split, plan)
-                if len(self.federations) in SPLITS and self._is_sure():
-                    break
         except StoppedError:
             if not self.federations:
                 self.budget.save()
@@ -234,16 +234,15 @@ class _Trainer:
 
     def _is_over(self) -> bool:
         """Tell whether to stop now: when asked to, or late, once there is a split to report."""
-        return self.should_stop() or (self.budget.left <= 0 and bool(self.federations))
+        has_split = len(self.federations) >= max(1, self.n_trained_before)
+        return self.should_stop() or (self.budget.left <= 0 and has_split)
 
     def _say(self, what: str) -> None:
         minutes, seconds = divmod(max(0, round(self.budget.left)), 60)
         self.display.print_line(f"{minutes}:{seconds:02d} left: {what}")
 
     def _train_baselines(self, plan: Plan) -> "list[Baseline]":
-        split = int(plan.federation.partition.get("split", 0))
-        self._say(f"split {split + 1}: baselines")
-        return train_baselines(plan, self.out, self._is_over)
+        return train_baselines(plan, self.out, self._is_over, self._say)
 
     def _choose_model(self) -> None:
         """Choose the model and the rounds by tuning training alone and one other method with a budget of one run."""
@@ -338,8 +337,11 @@ class _Trainer:
         return tuning
 
     def _is_sure(self) -> bool:
+        """Look at the verdict after some numbers of splits; each look more would make it wrong more often."""
         from ..analysis.verdict import reach_verdict
 
+        if len(self.federations) not in SPLITS:
+            return False
         verdict = reach_verdict(
             self.outcome.results, baselines=self.outcome.baselines, metric=self.plan.metric, is_tuned=True
         )

@@ -61,12 +61,12 @@ def _read_table_rows(table: TableFile, schema: Schema, constants: Array) -> NewR
     for (name, values), median in zip(columns.numbers.items(), constants[0], strict=True):
         n_missing = int(np.isnan(values).sum())
         if np.isnan(median):
-            notes.append(f"column {name!r} held no value in the client's training part, and is not looked at")
+            notes.append(f"column {name!r} held no value or a single one in training, and is not looked at")
         elif n_missing:
             new = "" if name in schema.flagged else ", though none was missing in training"
             notes.append(
-                f"column {name!r} lacks {n_missing} of {len(values)} values; they become the client's median "
-                f"{median:g}{new}"
+                f"column {name!r} lacks {n_missing} of {len(values)} values; they become {median:g}, the "
+                f"middle of the training rows{new}"
             )
     x, k = columns.matrix(), len(schema.numbers)
     x[:, :k] = standardise(x[:, :k], constants)
