@@ -264,7 +264,7 @@ def test_a_better_model_of_everybodys_rows_makes_a_no_undecided() -> None:
     assert verdict.answer == "undecided"
     assert verdict.text.startswith(
         "Undecided: logistic pooled, on everybody's rows, is 8.75 points better than local, so the rows of others "
-        "help; more rounds, another --lr or --tune may let a method use them."
+        "help; more training or another --model may let a method use them."
     )
     no_better = baseline("logistic pooled", [0.6, 0.5, 0.7, 0.85] * 2, 0.75)
     assert decide(local, method, baselines=[no_better]).answer == "no"

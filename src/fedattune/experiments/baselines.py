@@ -28,7 +28,7 @@ Array = NDArray[Any]
 PARTS = ("test", "validation")
 UNSEEN_LOGIT = -20.0
 """Logit of a class that a client's training rows lack: a probability of two in a billion."""
-STRENGTHS = {"logistic": (0.01, 0.1, 1.0), "ridge": (1.0, 10.0, 100.0)}
+STRENGTHS = {"logistic": (0.01, 0.1, 1.0, 10.0), "ridge": (0.1, 1.0, 10.0, 100.0)}
 """Values of scikit-learn's C of logistic regression and alpha of ridge regression; validation rows choose."""
 MAX_CLIENT_FEATURES = 200
 """Clients up to which a pooled model gets the client as a feature."""
@@ -212,14 +212,22 @@ def _fit_logistic(x: Array, y: Array, n_classes: int, strength: float) -> Fitted
 
     if len(np.unique(y)) < 2:
         return _fit_constant(x, y, n_classes)
-    return _wrap_classifier(LogisticRegression(C=strength, max_iter=1000).fit(x, y), n_classes)
+    return _wrap_classifier(_scale(LogisticRegression(C=strength, max_iter=1000)).fit(x, y), n_classes)
 
 
 def _fit_ridge(x: Array, y: Array, _: int, strength: float) -> Fitted:
     from sklearn.linear_model import Ridge
 
-    model = Ridge(alpha=strength).fit(x, y)
+    model = _scale(Ridge(alpha=strength)).fit(x, y)
     return lambda new: np.asarray(model.predict(new)).reshape(-1, 1)
+
+
+def _scale(model: Any) -> Any:
+    """Let a linear model scale its own training rows: a client alone differs less than all clients together."""
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), model)
 
 
 def _fit_boosting(x: Array, y: Array, n_classes: int) -> Fitted:

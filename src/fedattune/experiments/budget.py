@@ -27,6 +27,7 @@ from ..core.errors import ConfigError
 from ..core.io import read_json, write_json
 from ..core.options import write_option
 from ..core.settings import Settings
+from ..data.types import Scaling
 from .baselines import train_baselines
 from .plan import FailedRun, Plan, ShouldStop, StoppedError, make_jobs, make_plan
 from .runner import ProgressDisplay, train_all
@@ -60,6 +61,8 @@ MIN_STEPS = 5
 COST_FACTOR = 1.5
 """Time of a run, averaged over methods, relative to training alone and to the first other method."""
 N_EVALUATIONS = 25
+MIN_SCALING_GAIN = 0.01
+"""Relative gain of the validation score from which each client scales its own numbers."""
 MOVING_SHARE = 0.9
 """Share of the rounds after which a best validation round says that more rounds may be better."""
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -115,6 +118,8 @@ def settle_budget(plan: Plan, given: Collection[str]) -> Plan:
             steps = -(-int(np.median(sizes)) // experiment.training.batch_size)
             experiment = experiment.replace(epochs=max(1, MIN_STEPS // max(1, steps)))
     free = {"rounds", "eval_every"} - set(given)
+    if plan.federate is not None and plan.federation.schema is not None and plan.federation.schema.numbers:
+        free |= {"scaling"} - set(given)
     return replace(plan, experiment=experiment, models=models, free=frozenset(free))
 
 
@@ -242,7 +247,8 @@ class _Trainer:
         self.display.print_line(f"{minutes}:{seconds:02d} left: {what}")
 
     def _train_baselines(self, plan: Plan) -> "list[Baseline]":
-        return train_baselines(plan, self.out, self._is_over, self._say)
+        show = (lambda _: None) if self.federations else self._say
+        return train_baselines(plan, self.out, self._is_over, show)
 
     def _choose_model(self) -> None:
         """Choose the model and the rounds by tuning training alone and one other method with a budget of one run."""
@@ -263,13 +269,20 @@ class _Trainer:
                 self._say(f"trying the model {model}")
                 trials[model] = self._try_model(model, rounds, methods)
             best = max(trials, key=lambda model: trials[model].score)
-            trial = trials[best]
+            trial, scaling = trials[best], self.plan.experiment.scaling
+            if "scaling" in choices["free"] and rounds > MIN_ROUNDS:
+                self._say("trying numbers that each client scales")
+                other = self._try_model(best, rounds, methods, "client")
+                if other.score - trial.score > MIN_SCALING_GAIN * abs(trial.score):
+                    trial, scaling = other, "client"
+            self._scale(scaling)
             while trial.is_moving and "rounds" in choices["free"] and self._can_afford(2 * trial.rounds, trial):
                 self._say(f"{best} still learns after {trial.rounds} rounds: trying {2 * trial.rounds}")
                 trial = self._try_model(best, 2 * trial.rounds, methods)
             self.one_pass = COST_FACTOR * trial.seconds * len(self.plan.algorithms)
-            self.budget.save(model=best, rounds=trial.rounds, one_pass=self.one_pass)
+            self.budget.save(model=best, rounds=trial.rounds, scaling=scaling, one_pass=self.one_pass)
         self.one_pass = choices["one_pass"]
+        self._scale(choices["scaling"])
         self.plan = self._change(choices["model"], choices["rounds"], list(self.plan.algorithms))
 
     def _measure_pace(self, model: str, method: str) -> float:
@@ -282,9 +295,19 @@ class _Trainer:
         shutil.rmtree(folder, ignore_errors=True)
         return (time.monotonic() - started) / PILOT_ROUNDS
 
-    def _try_model(self, model: str, rounds: int, methods: Sequence[str]) -> Trial:
-        started = time.monotonic()
-        tuning = self._tune(self._change(model, rounds, methods), 1, f"model-{model}-{rounds}")
+    def _scale(self, scaling: Scaling) -> None:
+        """Let the clients' numbers have another scaling from now on."""
+        experiment = self.plan.experiment
+        if scaling != experiment.scaling and self.plan.federate is not None:
+            federations = (self.plan.federate(0, scaling),)
+            changed = experiment.model_copy(update={"scaling": scaling})
+            self.plan = replace(self.plan, experiment=changed, federations=federations)
+
+    def _try_model(self, model: str, rounds: int, methods: Sequence[str], scaling: Scaling | None = None) -> Trial:
+        started, plan = time.monotonic(), self._change(model, rounds, methods)
+        if scaling is not None and self.plan.federate is not None:
+            plan = replace(plan, federations=(self.plan.federate(0, scaling),))
+        tuning = self._tune(plan, 1, f"model-{model}-{rounds}" + (f"-{scaling}" if scaling else ""))
         seconds = (time.monotonic() - started) / (2 * len(methods))
         is_moving = any(one >= MOVING_SHARE * rounds for one in tuning.best_rounds.values())
         return Trial(rounds, max(tuning.scores.values()), is_moving, seconds)
@@ -299,7 +322,7 @@ class _Trainer:
         if self.plan.federate is None:
             return
         for split in range(1, SPLITS[-1]):
-            yield split, replace(self.plan, federations=(self.plan.federate(split),))
+            yield split, replace(self.plan, federations=(self.plan.federate(split, self.plan.experiment.scaling),))
 
     def _choose_tuning(self) -> int:
         """Choose the runs for tuning, so that the splits up to the next look at the verdict fit into the time."""
@@ -369,6 +392,9 @@ class _Trainer:
     def _write_notes(self) -> list[str]:
         choices, n = self.budget.choices, len(self.federations)
         why = ", the better on validation data" if len(choices["models"]) > 1 else ""
+        why += "; each client scales its own numbers, which is better on validation data" * (
+            "scaling" in choices["free"] and choices["scaling"] == "client"
+        )
         return [
             f"within {format_seconds(self.budget.seconds)}: the model is {choices['model']}{why}; {choices['rounds']} "
             f"rounds; every method tuned by validation data on each of {n} random split{'s' * (n > 1)}; "

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..core.algorithm import Algorithm
     from ..core.settings import Settings
     from ..data import Dataset, Federation
+    from ..data.types import Scaling
     from ..runs.callbacks import Callback
     from ..runs.context import Progress
     from ..runs.result import Result
@@ -141,7 +142,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     free: frozenset[str] = frozenset()
-    federate: "Callable[[int], Federation] | None" = None
+    federate: "Callable[[int, Scaling], Federation] | None" = None
 
     @property
     def metric(self) -> str | None:
@@ -225,7 +226,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     with collect_errors(problems):
         if dataset:
             federate = partial(_federate, experiment, dataset, assignment)
-            federations = [federate(k) for k in range(experiment.splits)]
+            federations = [federate(k, experiment.scaling) for k in range(experiment.splits)]
         for one in federations[:1]:
             training, _ = hold_out_newcomers(one, experiment)
             check_upload_steps(experiment, training)
@@ -343,7 +344,8 @@ def prepare_data(experiment: Experiment) -> "Federation":
     is_named = bool({"algorithms", "model"} & experiment.given)
     known_options = find_known_options(experiment, methods=bool(experiment.set) and is_named)
     dataset = _load_dataset(experiment, known_options)
-    return _federate(experiment, dataset, _assign_all(experiment, known_options, dataset.default_partition))
+    assignment = _assign_all(experiment, known_options, dataset.default_partition)
+    return _federate(experiment, dataset, assignment, 0, experiment.scaling)
 
 
 def _assign_all(experiment: Experiment, known_options: KnownOptions, default: str) -> AssignedOptions:
@@ -379,7 +381,7 @@ def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Datas
 
 
 def _federate(
-    experiment: Experiment, dataset: "Dataset", assignment: AssignedOptions, split_number: int = 0
+    experiment: Experiment, dataset: "Dataset", assignment: AssignedOptions, split_number: int, scaling: "Scaling"
 ) -> "Federation":
     """Divide the samples among clients."""
     from ..data import partition_dataset
@@ -399,5 +401,5 @@ def _federate(
         split=experiment.split,
         time_column=experiment.time_column,
         split_number=split_number,
-        scaling=experiment.scaling,
+        scaling=scaling,
     )

@@ -596,7 +596,7 @@ class Comparison:
                 gap = self.metric.format_gap(estimate.mean / self.metric.scale)
                 return [
                     f"{name}, on everybody's rows, is {gap} better than {self.reference}, so the rows of others help; "
-                    "more rounds, another --lr or --tune may let a method use them"
+                    "more training or another --model may let a method use them"
                 ]
         return []
 
