@@ -215,3 +215,20 @@ def test_the_default_rate_is_lower_where_inputs_are_large(tmp_path: Path) -> Non
     assert plan.experiment.training.lr < 0.02
     assert "the learning rate is" in plan.notes[0]
     assert make_plan(Experiment(**table, lr=0.02)).experiment.training.lr == 0.02
+
+
+@pytest.mark.parametrize(("score", "expected"), [(0.9, "client"), (0.701, "federated")])
+def test_validation_data_choose_who_scales_the_numbers(
+    score: float, expected: str, cli: Cli, work: Path, few_splits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wards(work / "t.csv", n_clients=3)
+
+    def try_model(_: Any, model: str, rounds: int, methods: Any, scaling: str | None = None) -> budgets.Trial:
+        return budgets.Trial(rounds, 0.7 if scaling is None else score, False, 0.1)
+
+    monkeypatch.setattr(budgets._Trainer, "_try_model", try_model)
+    assert cli(*SHORT).code == 0
+    runs = read_runs([work / "run"])
+    assert {run.config["partition"].get("scaling", "client") for run in runs.results} == {expected}
+    assert ("each client scales its own numbers" in " ".join(runs.notes)) == (expected == "client")
+    assert cli("compare", "--resume", "run", "--quiet").code == 0

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import yaml
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 import fedattune
@@ -90,6 +92,10 @@ def test_the_metric_follows_the_classes(cli: Cli, work: Path) -> None:
     refused(cli("compare", *TABLE[:-1], "third", "--metric", "rmse"), "metric: got 'rmse', expected one of accuracy")
 
 
+def scaled(model: Any) -> Any:
+    return make_pipeline(StandardScaler(), model)
+
+
 @pytest.mark.parametrize("number", [False, True])
 def test_baselines_are_scikit_learn_on_the_same_rows(number: bool, cli: Cli, work: Path) -> None:
     write_wards(work / "t.csv", number=number)
@@ -115,13 +121,14 @@ def test_baselines_are_scikit_learn_on_the_same_rows(number: bool, cli: Cli, wor
         mine = {name: one.predictions["test"].by_client for name, one in found.items()}
         if number:
             assert scale is not None
-            fits = [Ridge(alpha=alpha).fit(x, y).predict(new) for alpha in STRENGTHS["ridge"]]
+            fits = [scaled(Ridge(alpha=alpha)).fit(x, y).predict(new) for alpha in STRENGTHS["ridge"]]
             errors = [scale.deviation * float(np.sqrt(((one - truth) ** 2).mean())) for one in fits]
             assert any(mine["ridge alone"]["rmse"][i] == pytest.approx(error, rel=1e-4) for error in errors)
             constant = scale.deviation * float(np.sqrt(((y.mean() - truth) ** 2).mean()))
             assert mine["mean"]["rmse"][i] == pytest.approx(constant, rel=1e-4)
         else:
-            fits = [LogisticRegression(C=c, max_iter=1000).fit(x, y).predict(new) for c in STRENGTHS["logistic"]]
+            models = [scaled(LogisticRegression(C=strength, max_iter=1000)) for strength in STRENGTHS["logistic"]]
+            fits = [model.fit(x, y).predict(new) for model in models]
             assert any(mine["logistic alone"]["accuracy"][i] == pytest.approx((one == truth).mean()) for one in fits)
             assert mine["majority"]["accuracy"][i] == pytest.approx(float((truth == np.bincount(y).argmax()).mean()))
     # The model on all rows is near the pooled regression, and better than the constant.

@@ -259,18 +259,18 @@ class _Trainer:
             # A trial costs two full runs of each method; so does a split, with the least tuning.
             n_runs = 2 * (len(models) * len(methods) + len(self.plan.algorithms))
             pace = self._measure_pace(models[-1], methods[-1])
-            rounds = self.plan.experiment.rounds
+            affordable = int(self.budget.left / (n_runs * pace))
+            rounds, has_time = self.plan.experiment.rounds, affordable > MIN_ROUNDS
             if "rounds" in choices["free"]:
-                rounds = max(MIN_ROUNDS, min(rounds, int(self.budget.left / (n_runs * pace))))
-            if rounds == MIN_ROUNDS:  # no time to try
-                models = models[:1]
+                rounds = max(MIN_ROUNDS, min(rounds, affordable))
+            models = models if has_time else models[:1]
             trials = {}
             for model in models:
                 self._say(f"trying the model {model}")
                 trials[model] = self._try_model(model, rounds, methods)
             best = max(trials, key=lambda model: trials[model].score)
             trial, scaling = trials[best], self.plan.experiment.scaling
-            if "scaling" in choices["free"] and rounds > MIN_ROUNDS:
+            if "scaling" in choices["free"] and has_time:
                 self._say("trying numbers that each client scales")
                 other = self._try_model(best, rounds, methods, "client")
                 if other.score - trial.score > MIN_SCALING_GAIN * abs(trial.score):
