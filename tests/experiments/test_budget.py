@@ -232,3 +232,21 @@ def test_validation_data_choose_who_scales_the_numbers(
     assert {run.config["partition"].get("scaling", "client") for run in runs.results} == {expected}
     assert ("each client scales its own numbers" in " ".join(runs.notes)) == (expected == "client")
     assert cli("compare", "--resume", "run", "--quiet").code == 0
+
+
+def test_the_client_is_suggested_as_a_feature_where_it_helps(cli: Cli, work: Path, few_splits: None) -> None:
+    """Clients differ by nothing but their mean, which one model without them cannot know."""
+    random = np.random.default_rng(0)
+    lines = [
+        "ward,a,outcome",
+        *(f"w{i % 4},{a:.3f},{3 * (i % 4) + a:.3f}" for i, a in enumerate(random.normal(size=240))),
+    ]
+    (work / "t.csv").write_text("\n".join(lines))
+    assert cli(*SHORT).code == 0
+    assert "--client-feature gives the client's name" in " ".join(read_runs([work / "run"]).notes)
+    done = cli(*SHORT[:-1], "mlr", "--client-feature", "--out", "second")
+    assert done.code == 0, done.err
+    runs = read_runs([work / "second"])
+    assert "--client-feature" not in " ".join(runs.notes)
+    rmse = {row.algorithm: row.mean.mean for row in runs.rows if row.mean}
+    assert rmse["ridge pooled"] < 0.5 * rmse["mean"]

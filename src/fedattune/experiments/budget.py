@@ -123,6 +123,23 @@ def settle_budget(plan: Plan, given: Collection[str]) -> Plan:
     return replace(plan, experiment=experiment, models=models, free=frozenset(free))
 
 
+def suggest_client_feature(baselines: "Sequence[Baseline]") -> list[str]:
+    """Suggest to give the client's name to shared models if a pooled model is better with it on every split."""
+    losses: dict[str, list[float]] = {}
+    for one in baselines:
+        if one.name.startswith(("ridge pooled", "logistic pooled")) and "validation" in one.predictions:
+            part = one.predictions["validation"]
+            losses.setdefault(one.name, []).append(part.pooled["rmse" if part.is_regression else "log_loss"])
+    for name, plain in losses.items():
+        with_client = losses.get(f"{name}+client", [])
+        if len(plain) == len(with_client) and all(b < a for a, b in zip(plain, with_client, strict=True)):
+            return [
+                f"one model of all rows is better if it knows the client ({name}+client): "
+                f"{write_option('client_feature')} gives the client's name to the methods, too"
+            ]
+    return []
+
+
 @dataclass
 class Outcome:
     """What a budget was spent on: the runs of all whole splits, and what was chosen."""
@@ -395,8 +412,11 @@ class _Trainer:
         why += "; each client scales its own numbers, which is better on validation data" * (
             "scaling" in choices["free"] and choices["scaling"] == "client"
         )
-        return [
+        notes = [
             f"within {format_seconds(self.budget.seconds)}: the model is {choices['model']}{why}; {choices['rounds']} "
             f"rounds; every method tuned by validation data on each of {n} random split{'s' * (n > 1)}; "
             f"{write_option('budget')} off trains once as told"
         ]
+        experiment = self.plan.experiment
+        may_have_it = experiment.client_column is not None and not experiment.client_feature
+        return notes + suggest_client_feature(self.outcome.baselines) * may_have_it
