@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,6 @@ from ..core.metrics import METRICS, MetricName
 from ..runs.metrics import MERGED_NAME, Part, RunMetrics
 from ..runs.predictions import RowPredictions, load_predictions, save_predictions
 from .folder import list_parts, verify_experiment
-
-if TYPE_CHECKING:
-    pass
 
 BASELINE = "local"
 """The method that every other one is compared with: each client trains alone."""
@@ -211,10 +208,13 @@ def align_runs(mine: Sequence[AnyRun], others: Sequence[Contestant]) -> tuple[Se
 
 
 def pair_runs(mine: Sequence[AnyRun], others: Sequence[Contestant]) -> list[tuple[AnyRun, Contestant]]:
-    """Pair runs with others of the same split and seed; with a baseline of the same split if it has no seed."""
-    by_key = {(one.split, one.seed): one for one in others}
-    pairs = [(run, by_key.get((run.split, run.seed)) or by_key.get((run.split, None))) for run in mine]
-    return [(run, other) for run, other in pairs if other is not None]
+    """Pair runs with others of the same split and seed; a baseline, which has no seed, with all of its split."""
+    by_key: dict[tuple[int, int | None], list[Contestant]] = {}
+    for one in others:
+        for seed in {one.seed, None}:
+            by_key.setdefault((one.split, seed), []).append(one)
+    pairs = [(run, by_key.get((run.split, run.seed)) or by_key.get((run.split, None), [])) for run in mine]
+    return [(run, other) for run, same in pairs for other in same if run.seed is None or other.seed in (run.seed, None)]
 
 
 def compute_gap(mine: FloatArray, alone: FloatArray) -> FloatArray:

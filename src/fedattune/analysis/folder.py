@@ -10,8 +10,10 @@ from ..runs.folder import CHECKSUM_FILE, read_checksums, set_checksums, verify_f
 
 EXPERIMENT_FILE, COMMAND_FILE = "experiment.yaml", "command.txt"
 PARTITION_FILE, RESULT_FILE = "partition.json", "result.json"
-NOTES_FILE, BUDGET_FILE = "notes.json", "budget.json"
+NOTES_FILE = "notes.json"
 """List of sentences on the tuning of a comparison's methods, or on its absence."""
+BUDGET_FILE = "budget.json"
+"""The time that a comparison has spent, and what it has chosen."""
 FROM_THE_START = (EXPERIMENT_FILE, COMMAND_FILE, PARTITION_FILE)
 """Files that stay as they are from the start of a comparison."""
 RUN_FOLDERS = "*/seed-*"

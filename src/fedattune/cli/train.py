@@ -37,7 +37,10 @@ def train(space: Namespace, problems: list[str]) -> int:
         experiment, notes = prepare_command(command, experiment)
         plan = make_plan(experiment)
         if command == "compare":
-            plan = settle_budget(plan, experiment.given)
+            # A file may be that of a run, which holds all options.
+            defaults = {key: info.default for key, info in type(experiment).flat_fields().items()}
+            given = {key for key in experiment.given if experiment.get(key) != defaults[key]} | overrides.keys()
+            plan = settle_budget(plan, given)
         create_run_folder(plan, out, command)
     space.training_folder, space.training_code = out, list_references(plan.experiment.to_keywords())
     try:

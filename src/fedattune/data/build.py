@@ -237,6 +237,7 @@ def _assemble(
         schema=schema,
         preparation=preparation,
         target_scale=target_scale,
+        groups=dataset.groups,
     )
 
 

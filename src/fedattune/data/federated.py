@@ -41,6 +41,7 @@ class Federation:
         schema: columns and categories of a table.
         preparation: by the client's name, the constants (3, K) that prepare the client's rows of a table.
         target_scale: mean and deviation of a target that is a number.
+        groups: group of each sample, (n,), whose samples share a part; None without groups.
 
     Raises:
         DataError: no clients, names that repeat, indices out of range, or a sample in two parts of a client.
@@ -59,6 +60,7 @@ class Federation:
     schema: Schema | None = None
     preparation: Mapping[str, Array] = field(default_factory=dict)
     target_scale: TargetScale | None = None
+    groups: Array | None = None
 
     def __post_init__(self) -> None:
         index = ClientIndex.from_clients(self.clients)

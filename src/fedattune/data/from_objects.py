@@ -15,6 +15,8 @@ from .splits import SmallClients, check_fractions, compute_part_sizes, select_us
 from .tables.checks import MAX_ABS_VALUE, MAX_NUMBER_CLASSES, TargetType
 from .types import Array, Index
 
+MAX_UNUSED_CLASSES = 50
+"""Classes per different label above which labels are no numbers of classes, but years, say."""
 LabelledSamples = tuple[Array, Array]
 """Samples and labels of one part of a client."""
 
@@ -193,14 +195,20 @@ def _encode_targets(
     if is_number:
         return _check_numbers(owners, ys), (), notes
     for owner, y in zip(owners, ys, strict=True):
-        if not (y == np.floor(y)).all() or (len(y) and y.min() < 0):
+        if not np.isfinite(y).all() or not (y == np.floor(y)).all() or (len(y) and y.min() < 0):
             raise DataError(
                 f"client {owner!r}: labels must be whole numbers from 0, or text; numbers to predict need "
                 "target_type='number'"
             )
         if classes is not None and len(y) and y.max() >= len(classes):
             raise DataError(f"client {owner!r} has label {y.max()}, but there are {len(classes)} classes, from 0")
-    names = tuple(classes) if classes is not None else tuple(str(c) for c in range(int(joint.max()) + 1))
+    n_classes, n_different = int(joint.max()) + 1, len(np.unique(joint))
+    if classes is None and n_classes > MAX_UNUSED_CLASSES * n_different:
+        raise DataError(
+            f"the labels are {n_different} different numbers up to {n_classes - 1}; number the classes from 0, give their "
+            "names as text, or give target_type='number'"
+        )
+    names = tuple(classes) if classes is not None else tuple(str(c) for c in range(n_classes))
     return joint.astype(np.int64), names, notes
 
 
@@ -219,8 +227,10 @@ def _choose_kind(y: Array, classes: Sequence[str] | None, kind: TargetType) -> t
     if kind != "auto" or classes is not None:
         return kind == "number" or (kind == "auto" and not classes), []
     values = np.unique(y)
+    if not np.isfinite(values).all():
+        return y.dtype.kind == "f", []  # refused later
     is_whole = bool((values == np.floor(values)).all())
-    is_counting = len(values) == values[-1] + 1 and values[0] == 0
+    is_counting = len(values) == int(values[-1]) + 1 and values[0] == 0
     is_number = y.dtype.kind == "f" or (len(values) > MAX_NUMBER_CLASSES and not is_counting)
     if not is_whole or (not is_number and len(values) <= MAX_NUMBER_CLASSES):
         return is_number, []

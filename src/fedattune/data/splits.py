@@ -49,9 +49,9 @@ def split_parts(
     n_used = n_train + n_validation
     if groups is not None and len(indices):
         strata = np.zeros(len(indices), dtype=np.int64) if labels is None else np.unique(labels, return_inverse=True)[1]
-        inside, outside = _draw_groups(groups, strata, n_used, random)
+        inside, outside = draw_groups(groups, strata, n_used, random)
         if n_validation and len(np.unique(groups[inside])) > MIN_TRAIN_BESIDE:
-            train, held_out = _draw_groups(groups[inside], strata[inside], n_train, random)
+            train, held_out = draw_groups(groups[inside], strata[inside], n_train, random)
         else:
             train, held_out = np.arange(len(inside)), np.arange(0)
         return indices[inside[train]], indices[inside[held_out]], indices[outside]
@@ -84,7 +84,7 @@ GROUP_ORDERS = 32
 """Random orders of groups of which the one is taken whose parts have the sizes most nearly."""
 
 
-def _draw_groups(groups: Array, strata: Array, n: int, random: np.random.Generator) -> tuple[Index, Index]:
+def draw_groups(groups: Array, strata: Array, n: int, random: np.random.Generator) -> tuple[Index, Index]:
     """Draw whole groups with about n of the samples, and the same share of every stratum.
 
     Returns positions of these and of the other samples; both hold a group, unless there is a single one.

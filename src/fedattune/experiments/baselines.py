@@ -32,6 +32,8 @@ STRENGTHS = {"logistic": (0.01, 0.1, 1.0, 10.0), "ridge": (0.1, 1.0, 10.0, 100.0
 """Values of scikit-learn's C of logistic regression and alpha of ridge regression; validation rows choose."""
 MAX_CLIENT_FEATURES = 200
 """Clients up to which a pooled model gets the client as a feature."""
+N_TIMED, MAX_ALONE_S = 20, 30
+"""Clients by which the time of boosting is estimated, and the seconds above which a budget leaves it out."""
 MIN_BOOSTED_ROWS = 40
 """Training rows below which boosting cannot split: twice scikit-learn's minimum rows of a leaf."""
 
@@ -110,6 +112,9 @@ def train_baselines(
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 predictions = predict(should_stop)
+            if not predictions:
+                show(f"baseline {name} is left out: it would take more than {MAX_ALONE_S} seconds on each split")
+                continue
             told = [str(one.message) for one in caught if type(one.message).__name__ == "ConvergenceWarning"]
             notes = {f"{name}: {one.splitlines()[0]}" for one in told}
             seconds = time.perf_counter() - started
@@ -127,7 +132,8 @@ def _list_baselines(plan: Plan, rows: SplitRows) -> Iterator[tuple[str, Kind, Pr
         first, fit = ("ridge", _fit_ridge) if is_regression else ("logistic", _fit_logistic)
         linear = [partial(fit, strength=strength) for strength in STRENGTHS[first]]
         yield f"{first} alone", "alone", lambda stop: _choose([_fit_each(rows, one, stop) for one in linear])
-        yield "boosting alone", "alone", lambda stop: _fit_each(rows, _fit_boosting, stop)
+        is_hurried = plan.experiment.budget not in (None, "off")
+        yield "boosting alone", "alone", lambda stop: _fit_each(rows, _fit_boosting, stop, is_hurried=is_hurried)
         yield f"{first} pooled", "pooled", lambda _: _choose([_fit_pooled(rows, one) for one in linear])
         if len(rows.federation.clients) <= MAX_CLIENT_FEATURES:
             named = replace(rows, has_client=True)
@@ -155,12 +161,21 @@ def _choose(candidates: Sequence[dict[str, RowPredictions]]) -> dict[str, RowPre
     return min(candidates, key=measure)
 
 
-def _fit_each(rows: SplitRows, fit: Fit, should_stop: ShouldStop) -> dict[str, RowPredictions]:
+def _fit_each(
+    rows: SplitRows, fit: Fit, should_stop: ShouldStop, *, is_hurried: bool = False
+) -> dict[str, RowPredictions]:
+    """Fit each client's rows; in a hurry, none if the first clients show that all would take longer than MAX_ALONE_S.
+
+    Predictions without any part say so.
+    """
+    started = time.perf_counter()
     outputs: dict[str, list[Array]] = {part: [] for part in PARTS}
     samples = {part: rows.select(part) for part in PARTS}
     for i, train in enumerate(rows.select("train")):
         if should_stop():
             raise StoppedError("stopped in a baseline")
+        if is_hurried and i == N_TIMED and (time.perf_counter() - started) / i * len(rows.ids) > MAX_ALONE_S:
+            return {}
         fitted = fit(*rows.gather(train), len(rows.federation.classes))
         for part in PARTS:
             if len(samples[part][i]):

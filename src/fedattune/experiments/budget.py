@@ -3,7 +3,8 @@
 1. Baselines: the constant, and scikit-learn's regularised linear model and gradient boosting, alone and pooled.
 2. Model: linear or one hidden layer, whichever trains better alone or with one shared model, on validation data. The
    rounds double while the validation curves of these runs still move.
-3. Splits: on each, every method is tuned anew, then trained. So no test row has a say in what it tests.
+3. Splits: on each, every method is tuned anew, then trained. So no test row has a say in the rate and options of what it
+   tests. Model, rounds and scaling, the same for all methods, are chosen once, also by rows that later splits test.
 
 After 3, 5 and 10 splits the verdict is looked at; training ends when it is sure, or when the time is up.
 
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..analysis.compare import BASELINE
+from ..analysis.compare import BASELINE, read_baselines
 from ..analysis.folder import BUDGET_FILE, seal_experiment
 from ..core.errors import ConfigError
 from ..core.io import read_json, write_json
@@ -81,7 +82,8 @@ def parse_budget(text: str) -> float | None:
 def format_seconds(seconds: float) -> str:
     """Write a time in the largest unit that shows it whole."""
     unit = next(unit for unit in ("h", "m", "s") if not seconds % UNITS[unit] or unit == "s")
-    return f"{seconds / UNITS[unit]:g} {'hours' if unit == 'h' else 'minutes' if unit == 'm' else 'seconds'}"
+    name, n = {"h": "hour", "m": "minute", "s": "second"}[unit], seconds / UNITS[unit]
+    return f"{n:g} {name}{'s' * (n != 1)}"
 
 
 def settle_budget(plan: Plan, given: Collection[str]) -> Plan:
@@ -237,7 +239,9 @@ class _Trainer:
         """Go through the stages until the verdict is sure or the time is up."""
         try:
             self.budget.save()
-            self._train_baselines(self.plan)
+            first = tuple(name for name in self.plan.experiment.baseline if name != "centralized")  # it is tuned later
+            quick = self.plan.experiment.model_copy(update={"baseline": first})
+            self._train_baselines(replace(self.plan, experiment=quick))
             self._choose_model()
             for split, plan in self._make_splits():
                 is_new = split >= max(1, self.n_trained_before)
@@ -249,7 +253,7 @@ class _Trainer:
                 self.budget.save()
                 raise
             self.outcome.is_stopped = self.should_stop()
-            self._discard_after(len(self.federations))
+        self._discard_unfinished()
         self.budget.save()
         self.outcome.notes = self._write_notes()
         return self.outcome
@@ -275,8 +279,10 @@ class _Trainer:
             methods = [BASELINE, *[name for name in self.plan.algorithms if name != BASELINE][:1]]
             # A trial costs two full runs of each method; so does a split, with the least tuning.
             n_runs = 2 * (len(models) * len(methods) + len(self.plan.algorithms))
-            pace = self._measure_pace(models[-1], methods[-1])
-            affordable = int(self.budget.left / (n_runs * pace))
+            if "affordable_rounds" not in choices:
+                pace = self._measure_pace(models[-1], methods[-1])
+                self.budget.save(affordable_rounds=int(self.budget.left / (n_runs * pace)))
+            affordable = int(choices["affordable_rounds"])
             rounds, has_time = self.plan.experiment.rounds, affordable > MIN_ROUNDS
             if "rounds" in choices["free"]:
                 rounds = max(MIN_ROUNDS, min(rounds, affordable))
@@ -288,7 +294,7 @@ class _Trainer:
             best = max(trials, key=lambda model: trials[model].score)
             trial, scaling = trials[best], self.plan.experiment.scaling
             if "scaling" in choices["free"] and has_time:
-                self._say("trying numbers that each client scales")
+                self._say("trying per-client scaling")
                 other = self._try_model(best, rounds, methods, "client")
                 if other.score - trial.score > MIN_SCALING_GAIN * abs(trial.score):
                     trial, scaling = other, "client"
@@ -321,18 +327,26 @@ class _Trainer:
             self.plan = replace(self.plan, experiment=changed, federations=federations)
 
     def _try_model(self, model: str, rounds: int, methods: Sequence[str], scaling: Scaling | None = None) -> Trial:
+        label = f"model-{re.sub(r'[^A-Za-z0-9_]', '_', model)}-{rounds}" + (f"-{scaling}" if scaling else "")
+        trials = self.budget.choices.setdefault("trials", {})
+        if label in trials:
+            return Trial(*trials[label])
         started, plan = time.monotonic(), self._change(model, rounds, methods)
         if scaling is not None and self.plan.federate is not None:
             plan = replace(plan, federations=(self.plan.federate(0, scaling),))
-        tuning = self._tune(plan, 1, f"model-{model}-{rounds}" + (f"-{scaling}" if scaling else ""))
+        tuning = self._tune(plan, 1, label)
         seconds = (time.monotonic() - started) / (2 * len(methods))
         is_moving = any(one >= MOVING_SHARE * rounds for one in tuning.best_rounds.values())
-        return Trial(rounds, max(tuning.scores.values()), is_moving, seconds)
+        trial = Trial(rounds, max(tuning.scores.values()), is_moving, seconds)
+        trials[label] = list(trial)
+        self.budget.save()
+        return trial
 
     def _can_afford(self, rounds: int, trial: Trial) -> bool:
         """Tell whether three splits with so many rounds and the least tuning fit into half of the time that is left."""
         one_pass = COST_FACTOR * trial.seconds * rounds / trial.rounds * len(self.plan.algorithms)
-        return rounds <= MAX_ROUNDS and 2 * SPLITS[0] * one_pass < self.budget.left / 2
+        n_splits = SPLITS[0] if self.plan.federate else 1
+        return rounds <= MAX_ROUNDS and 2 * n_splits * one_pass < self.budget.left / 2
 
     def _make_splits(self) -> Iterator[tuple[int, Plan]]:
         yield 0, self.plan
@@ -350,12 +364,15 @@ class _Trainer:
 
     def _train_split(self, split: int, plan: Plan) -> None:
         """Tune and train all methods on one split."""
-        started, runs = time.monotonic(), self._choose_tuning()
-        baselines = self._train_baselines(plan)
+        started, choices = time.monotonic(), self.budget.choices
+        runs = choices.setdefault("tuning_runs", {}).setdefault(str(split), self._choose_tuning())
+        self.budget.save()
         self._say(f"split {split + 1}: tuning {len(plan.algorithms)} methods")
         tuning = self._tune(plan, runs, f"split-{split}" if split else "")
         self._say(f"split {split + 1}: training {len(plan.algorithms)} methods")
-        jobs = make_jobs(replace(plan, tuned=tuning.choices), self.out)
+        plan = replace(plan, tuned=tuning.choices)
+        baselines = self._train_baselines(plan)
+        jobs = make_jobs(plan, self.out)
         results, failed = train_all(
             [replace(job, callbacks=tuple(self.callbacks)) for job in jobs],
             self._is_over,
@@ -368,7 +385,7 @@ class _Trainer:
         self.outcome.failed += failed
         self.outcome.baselines = baselines
         self.one_pass = max(self.one_pass, (time.monotonic() - started) / (1 + runs))
-        self.budget.save(splits=len(self.federations), one_pass=self.one_pass)
+        self.budget.save(splits=max(len(self.federations), self.n_trained_before), one_pass=self.one_pass)
 
     def _tune(self, plan: Plan, runs: int, label: str) -> Tuning:
         display = Stages(self.display)
@@ -388,13 +405,16 @@ class _Trainer:
         self._say(f"{len(self.federations)} splits: {verdict.answer}")
         return verdict.is_clear
 
-    def _discard_after(self, n_splits: int) -> None:
+    def _discard_unfinished(self) -> None:
         """Remove what belongs to a split that is not whole, so that all readers of the folder see the same splits."""
-        unfinished = [path for path in (self.out / TUNING_FOLDER).iterdir() if path.is_dir()]
-        runs, baselines = (self.out.glob(f"{pattern}split-{n_splits}") for pattern in ("*/seed-*-", "baselines/*/"))
-        for folder in [*unfinished, *runs, *baselines]:
+        n_splits = max(len(self.federations), self.n_trained_before)
+        found = [path for path in (self.out / TUNING_FOLDER).iterdir() if path.is_dir()]
+        parts = [*self.out.glob("*/seed-*-split-*"), *self.out.glob("baselines/*/split-*")]
+        found += [folder for folder in parts if int(folder.name.rpartition("-")[2]) >= n_splits]
+        for folder in found:
             shutil.rmtree(folder, ignore_errors=True)
         seal_experiment(self.out)
+        self.outcome.baselines = read_baselines([self.out])
 
     def _change(self, model: str, rounds: int, methods: Sequence[str]) -> Plan:
         """Make the plan again with another model, other rounds, or fewer methods."""
@@ -408,13 +428,15 @@ class _Trainer:
 
     def _write_notes(self) -> list[str]:
         choices, n = self.budget.choices, len(self.federations)
-        why = ", the better on validation data" if len(choices["models"]) > 1 else ""
-        why += "; each client scales its own numbers, which is better on validation data" * (
+        tried = {label.split("-")[1] for label in choices.get("trials", {})}
+        why = ", the better on validation data" if len(tried) > 1 else ""
+        where = f"each of {n} random split{'s' * (n > 1)}" if self.plan.federate else "the one split"
+        why += "; per-client scaling is better on validation data" * (
             "scaling" in choices["free"] and choices["scaling"] == "client"
         )
         notes = [
             f"within {format_seconds(self.budget.seconds)}: the model is {choices['model']}{why}; {choices['rounds']} "
-            f"rounds; every method tuned by validation data on each of {n} random split{'s' * (n > 1)}; "
+            f"rounds; every method tuned by validation data on {where}; "
             f"{write_option('budget')} off trains once as told"
         ]
         experiment = self.plan.experiment

@@ -88,7 +88,7 @@ class Comparison:
 def compare(
     data: "str | Path | Federation" = "digits",
     algorithms: Sequence[str] | str = ("local", "fedavg", "fedavg_ft", "fedmcsa", "attune"),
-    model: str = "mlr",
+    model: str | None = None,
     *,
     options: Mapping[str, Any] | None = None,
     out: Path | str | None = None,
@@ -102,7 +102,8 @@ def compare(
     Args:
         data: name of a data set, path of a table, or a federation made in Python.
         algorithms: names of methods, or "file.py:factory" of your own; `local` is added where it is missing.
-        model: name of the model, "file.py:factory", or "package.module:factory".
+        model: name of the model, "file.py:factory", or "package.module:factory"; by default `mlr`, or, within a
+            `budget`, what validation data choose.
         options: options of methods, models, data and partitions, such as `{"fedmcsa": {"sigma": 20}}`.
         out: run folder, new or empty, which commands such as `fedattune report` read; without it, nothing is kept.
         callbacks: objects that follow each run, as for `fit`.
@@ -129,7 +130,8 @@ def compare(
 
     check_callbacks(callbacks)
     processes = 1 if callbacks and processes == "auto" else processes
-    given = {"algorithms": algorithms, "model": model, "options": options or {}, "out": out, "processes": processes}
+    given = {"algorithms": algorithms, "options": options or {}, "out": out, "processes": processes}
+    given |= {} if model is None else {"model": model}
     plan, output, notes = plan_from_python(compare, data, settings, **given, quiet=quiet)
     # The results still read their stores, which are open: Windows then keeps the files.
     with tempfile.TemporaryDirectory(prefix="fedattune-", ignore_cleanup_errors=True) as scratch:
@@ -256,7 +258,7 @@ def plan_from_python(
     rules on the methods hold: `compare` adds the baseline.
     """
     _check_names("algorithms", given["algorithms"], "names such as 'fedavg' or 'file.py:factory'")
-    _check_names("model", given["model"], "a name such as 'mlr' or 'file.py:factory'")
+    _check_names("model", given.get("model", ""), "a name such as 'mlr' or 'file.py:factory'")
     federation = None if isinstance(data, str | Path) else data
     if federation is not None and settings.get("splits", 1) != 1:
         raise ConfigError("splits: a federation made in Python has its parts already; give one federation per call")
@@ -275,6 +277,8 @@ def plan_from_python(
             None, {RENAMED.get(key, key): value for key, value in given.items()}, errors=unknown
         )
         notes = list[str]()
+        if function is not compare and experiment.budget is not None:
+            raise ConfigError("budget: only compare has one; give runs")
         if function is compare:
             experiment, notes = prepare_command("compare", experiment)
         plan = make_plan(experiment, federation)

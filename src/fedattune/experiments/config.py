@@ -214,8 +214,8 @@ class Experiment(Settings):
         from ..runs.folder import RESUMABLE_SETTINGS
 
         excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS
-        if self.tune:  # the metric chooses
-            excluded = excluded - {"metric"}
+        if self.tune or self.budget not in (None, "off"):  # the metric chooses
+            excluded = excluded - {"metric", "budget"}
         identity = self.to_keywords(mode="json", exclude=excluded)
         for key in ("data", "partition"):  # the hash of the partition covers the content of a file
             identity[key] = identity[key] and Path(identity[key]).stem

@@ -333,6 +333,8 @@ def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, l
     names = experiment.algorithms
     if command == "run" and (len(names) > 1 or ALL_METHODS in names):
         raise ConfigError(f"run trains one algorithm, got {', '.join(names)}; use fedattune compare for several")
+    if command == "run" and experiment.budget is not None:
+        raise ConfigError(f"{write_option('budget')} {experiment.budget}: only compare has a budget; leave it out")
     if command == "run" or {BASELINE, ALL_METHODS} & set(names):
         return experiment, []
     with_baseline = experiment.model_copy(update={"algorithms": (BASELINE, *names)})

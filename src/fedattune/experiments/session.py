@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..analysis.folder import (
+    BUDGET_FILE,
     COMMAND_FILE,
     EXPERIMENT_FILE,
     FROM_THE_START,
@@ -93,6 +94,7 @@ def list_input_files(experiment: Experiment, *, config: Path | None = None, out:
 def create_run_folder(plan: Plan, out: Path, command: str) -> None:
     """Create the run folder with the command, the partition and the experiment; after an error, remove it again."""
     from ..data.manifest import save_manifest
+    from .budget import Budget
 
     out = out.resolve()
     is_new = not out.exists()
@@ -109,10 +111,12 @@ def create_run_folder(plan: Plan, out: Path, command: str) -> None:
                     save_manifest(plan.federation, plan.experiment.save_partition)
                 text = _resolve_paths(plan.experiment).to_yaml()
                 seal_experiment(out, {out / EXPERIMENT_FILE: text})
+                if plan.free or plan.models:
+                    Budget(0.0, out, models=list(plan.models), free=sorted(plan.free)).save()
                 # The last file: with it, the run can be resumed.
                 write_text(out / EXPERIMENT_FILE, text)
             except BaseException:
-                for name in (*FROM_THE_START, CHECKSUM_FILE):
+                for name in (*FROM_THE_START, BUDGET_FILE, CHECKSUM_FILE):
                     (out / name).unlink(missing_ok=True)
                 raise
     except BaseException:

@@ -119,6 +119,7 @@ def make_tuning_split(federations: "Sequence[Federation]", seed: int) -> "Federa
     Where time decides the parts, the newest of these rows are for validation. Clients without such rows are left out.
     """
     from ..data.client_index import Client, ClientIndex
+    from ..data.splits import draw_groups
 
     federation, clients = federations[0], []
     for i, client in enumerate(federation.clients):
@@ -130,7 +131,12 @@ def make_tuning_split(federations: "Sequence[Federation]", seed: int) -> "Federa
         shuffled = np.random.default_rng([seed, i, TUNING_STREAM]).permutation(rows)
         order = rows[::-1] if "time_column" in federation.partition else shuffled  # from new to old, or by chance
         n = min(max(1, round(TUNING_VALIDATION * len(rows))), len(rows) - 1)
-        clients.append(Client(client.name, np.sort(order[n:]), np.sort(order[:n]), client.test))
+        validation, train = order[:n], order[n:]
+        if federation.groups is not None:
+            groups, random = federation.groups[rows], np.random.default_rng([seed, i, TUNING_STREAM])
+            validation, train = (rows[one] for one in draw_groups(groups, np.zeros_like(groups), n, random))
+        if len(train):
+            clients.append(Client(client.name, np.sort(train), np.sort(validation), client.test))
     if len(clients) < 2:
         raise RunError(
             f"tuning: the {len(federations)} splits leave rows without a test to {len(clients)} clients; give fewer "

@@ -415,6 +415,8 @@ class Comparison:
 
     def __init__(self, results: "Sequence[RunMetrics]", baselines: "Sequence[Baseline]", metric: MetricName) -> None:
         self.metric: Metric = METRICS[metric]
+        splits = {run.split for run in results}
+        baselines = [one for one in baselines if one.split in splits]  # a stop may have left more
         self.groups: Mapping[str, Sequence[Contestant]] = group_by_algorithm([*results, *baselines])
         fractions = results[0].config.get("partition", {}).get("fractions", {})
         self.test_share = float(fractions.get("test", 0.25))
@@ -512,9 +514,8 @@ class Comparison:
         alone = average_weighted(average_clients(self.groups[self.reference], self.metric.name), self.weights)
         options = [Option("alone", self.reference, alone, is_recommended=answer == "no")]
         for kind, name in self._find_kinds(ranked).items():
-            one = self._measure(name)
-            value = self._average_both(name)[0]
-            options.append(Option(kind, name, value, one.gain, one.interval, name == method))
+            one, value = self.estimate(name, self.reference), self._average_both(name)[0]
+            options.append(Option(kind, name, value, one.mean, one.compute_interval(), name == method))
         return tuple(options)
 
     def _has_learned(self) -> bool:
