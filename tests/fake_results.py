@@ -90,6 +90,10 @@ class Fake:
         return [SimpleNamespace(id=f"c{i}", trained=a, received=0.0) for i, a in enumerate(self.accuracy)]
 
     @property
+    def final(self) -> dict[str, dict[str, float]]:
+        return dict.fromkeys(("received", "trained"), self.metrics)
+
+    @property
     def metrics(self) -> dict[str, float]:
         mean = float(np.mean(self.accuracy))
         keys = ("acc_uniform", "acc_pooled", "acc_std", "acc_worst10", "loss_uniform")

@@ -116,7 +116,7 @@ def test_every_split_is_tuned_on_rows_that_it_does_not_test(
     assert done.code == 0, done.err
     runs = read_runs([work / "run"])
     splits = sorted({run.split for run in runs.results})
-    assert tuned == [("model-mlr-3", [0]), ("", [0]), *((f"split-{k}", [k]) for k in splits[1:])]
+    assert tuned == [("model-mlr-3", [0]), ("model-mlr-3-client", [0]), ("", [0]), *((f"split-{k}", [k]) for k in splits[1:])]
     assert len(splits) in (2, 3)
     assert sorted((run.algorithm, run.split) for run in runs.results) == sorted(
         (name, split) for name in ("local", "fedavg") for split in splits
@@ -230,7 +230,7 @@ def test_validation_data_choose_who_scales_the_numbers(
     assert cli(*SHORT).code == 0
     runs = read_runs([work / "run"])
     assert {run.config["partition"].get("scaling", "client") for run in runs.results} == {expected}
-    assert ("each client scales its own numbers" in " ".join(runs.notes)) == (expected == "client")
+    assert ("per-client scaling is better" in " ".join(runs.notes)) == (expected == "client")
     assert cli("compare", "--resume", "run", "--quiet").code == 0
 
 

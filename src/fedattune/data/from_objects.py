@@ -205,8 +205,8 @@ def _encode_targets(
     n_classes, n_different = int(joint.max()) + 1, len(np.unique(joint))
     if classes is None and n_classes > MAX_UNUSED_CLASSES * n_different:
         raise DataError(
-            f"the labels are {n_different} different numbers up to {n_classes - 1}; number the classes from 0, give their "
-            "names as text, or give target_type='number'"
+            f"the labels are {n_different} different numbers up to {n_classes - 1}; number the classes from 0, give "
+            "their names as text, or give target_type='number'"
         )
     names = tuple(classes) if classes is not None else tuple(str(c) for c in range(n_classes))
     return joint.astype(np.int64), names, notes

@@ -3,8 +3,8 @@
 1. Baselines: the constant, and scikit-learn's regularised linear model and gradient boosting, alone and pooled.
 2. Model: linear or one hidden layer, whichever trains better alone or with one shared model, on validation data. The
    rounds double while the validation curves of these runs still move.
-3. Splits: on each, every method is tuned anew, then trained. So no test row has a say in the rate and options of what it
-   tests. Model, rounds and scaling, the same for all methods, are chosen once, also by rows that later splits test.
+3. Splits: on each, every method is tuned anew, then trained. So no test row has a say in the rate and options of what
+   it tests. Model, rounds and scaling, the same for all methods, are chosen once, also by rows that later splits test.
 
 After 3, 5 and 10 splits the verdict is looked at; training ends when it is sure, or when the time is up.
 
