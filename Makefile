@@ -13,7 +13,7 @@ BENCH ?=
 # They start a hundred processes, which should not compile the package anew, as they would without byte code on disk.
 TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-DEMO := --data digits --partition dirichlet --clients 20 --model dnn --budget 110s
+DEMO := --data digits --partition dirichlet --clients 20 --model dnn --budget 2m
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test golden coverage deployed bench docs lint types format venv clean

@@ -384,7 +384,7 @@ class _Trainer:
         self.outcome.results += results
         self.outcome.failed += failed
         self.outcome.baselines = baselines
-        self.one_pass = max(self.one_pass, (time.monotonic() - started) / (1 + runs))
+        self.one_pass = (time.monotonic() - started) / (1 + runs)
         self.budget.save(splits=max(len(self.federations), self.n_trained_before), one_pass=self.one_pass)
 
     def _tune(self, plan: Plan, runs: int, label: str) -> Tuning:
