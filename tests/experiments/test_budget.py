@@ -218,7 +218,7 @@ def test_the_default_rate_is_lower_where_inputs_are_large(tmp_path: Path) -> Non
     assert make_plan(Experiment(**table, lr=0.02)).experiment.training.lr == 0.02
 
 
-@pytest.mark.parametrize(("score", "expected"), [(0.9, "client"), (0.701, "federated")])
+@pytest.mark.parametrize(("score", "expected"), [(0.9, "client"), (0.69, "federated")])
 def test_validation_data_choose_who_scales_the_numbers(
     score: float, expected: str, cli: Cli, work: Path, few_splits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,8 +63,6 @@ MIN_STEPS = 5
 COST_FACTOR = 1.5
 """Time of a run, averaged over methods, relative to training alone and to the first other method."""
 N_EVALUATIONS = 25
-MIN_SCALING_GAIN = 0.01
-"""Relative gain of the validation score from which each client scales its own numbers."""
 MOVING_SHARE = 0.9
 """Share of the rounds after which a best validation round says that more rounds may be better."""
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -278,7 +277,8 @@ class _Trainer:
             models = choices["models"] or [self.plan.experiment.model]
             methods = [BASELINE, *[name for name in self.plan.algorithms if name != BASELINE][:1]]
             # A trial costs two full runs of each method; so does a split, with the least tuning.
-            n_runs = 2 * (len(models) * len(methods) + len(self.plan.algorithms))
+            n_trials = len(models) * (2 if "scaling" in choices["free"] else 1)
+            n_runs = 2 * (n_trials * len(methods) + len(self.plan.algorithms))
             if "affordable_rounds" not in choices:
                 pace = self._measure_pace(models[-1], methods[-1])
                 self.budget.save(affordable_rounds=int(self.budget.left / (n_runs * pace)))
@@ -287,17 +287,13 @@ class _Trainer:
             if "rounds" in choices["free"]:
                 rounds = max(MIN_ROUNDS, min(rounds, affordable))
             models = models if has_time else models[:1]
+            scalings: list[Scaling | None] = [None, "client"] if "scaling" in choices["free"] and has_time else [None]
             trials = {}
-            for model in models:
-                self._say(f"trying the model {model}")
-                trials[model] = self._try_model(model, rounds, methods)
-            best = max(trials, key=lambda model: trials[model].score)
-            trial, scaling = trials[best], self.plan.experiment.scaling
-            if "scaling" in choices["free"] and has_time:
-                self._say("trying per-client scaling")
-                other = self._try_model(best, rounds, methods, "client")
-                if other.score - trial.score > MIN_SCALING_GAIN * abs(trial.score):
-                    trial, scaling = other, "client"
+            for model, scaling in product(models, scalings):
+                self._say(f"trying the model {model}" + ", with per-client scaling" * (scaling is not None))
+                trials[model, scaling] = self._try_model(model, rounds, methods, scaling)
+            best, best_scaling = max(trials, key=lambda one: trials[one].score)
+            trial, scaling = trials[best, best_scaling], best_scaling or self.plan.experiment.scaling
             self._scale(scaling)
             while trial.is_moving and "rounds" in choices["free"] and self._can_afford(2 * trial.rounds, trial):
                 self._say(f"{best} still learns after {trial.rounds} rounds: trying {2 * trial.rounds}")
