@@ -242,7 +242,10 @@ URGENT_WORDS = (
     ("left out", "dropped"),
 )
 """Words of the notes that matter most, the most urgent ones first."""
-ROUTINE_WORDS = (" names ", "The target is a number", "are standardised", "weight decay", "local steps per client")
+ROUTINE_WORDS = (
+    " names ", "The target is a number", "are standardised", "weight decay", "local steps per client",
+    "became categories", "are a category", "Missing numbers", "The categories of all rows",
+)  # fmt: skip
 """Words of the notes that every comparison of its kind has: the report alone shows them."""
 
 
