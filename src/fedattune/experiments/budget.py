@@ -143,7 +143,7 @@ def suggest_client_feature(baselines: "Sequence[Baseline]") -> list[str]:
 
 @dataclass
 class Outcome:
-    """What a budget was spent on: the runs of all whole splits, and what was chosen."""
+    """The runs, baselines and notes of a trained comparison; within a budget, of all whole splits."""
 
     results: "list[Result]" = field(default_factory=list)
     failed: list[FailedRun] = field(default_factory=list)
@@ -380,7 +380,8 @@ class _Trainer:
         self.outcome.results += results
         self.outcome.failed += failed
         self.outcome.baselines = baselines
-        self.one_pass = (time.monotonic() - started) / (1 + runs)
+        if split >= self.n_trained_before:  # others were read from the folder
+            self.one_pass = (time.monotonic() - started) / (1 + runs)
         self.budget.save(splits=max(len(self.federations), self.n_trained_before), one_pass=self.one_pass)
 
     def _tune(self, plan: Plan, runs: int, label: str) -> Tuning:

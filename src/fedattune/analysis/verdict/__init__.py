@@ -249,7 +249,7 @@ OPTIONS: dict[OptionKind, str] = {
     "shared": "share one model with",
     "personal": "a model for each client with",
 }
-"""What clients can do, the cheapest first, as words before a name."""
+"""Words for the options of the clients, the cheapest first."""
 
 
 @dataclass(frozen=True)

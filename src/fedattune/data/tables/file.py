@@ -30,7 +30,7 @@ DateOrder = Literal["auto", "day-first", "month-first"]
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """How the text of a CSV file is to be read."""
+    """Describe how to read the text of a CSV file."""
 
     encoding: str
     delimiter: str

@@ -41,7 +41,7 @@ MIN_DENSITY = 0.5
 MAX_EVIDENCE, MAX_TESTS = 40, 200
 """Number of other columns that are looked at, and of columns that are looked at in this way."""
 MIN_BETWEEN = 0.95
-"""Share of another column's variance that lies between subjects if the column belongs to the subject, such as sex."""
+"""Minimum share of a column's variance between subjects, above which the column belongs to them, as sex does."""
 MIN_JUMPS = 1.2
 """Mean square difference of successive subjects, in variances, which is 2 without an order and near 0 with one."""
 CODE = re.compile(r"[^\W\d_]{0,4}[-_ .]?\d+")
@@ -184,10 +184,10 @@ def _owns_columns(evidence: Array, codes: Array, owner: Array | None) -> bool:
     means = np.add.reduceat(x, starts) / sizes
     total = ((x - x.mean(axis=0)) ** 2).sum(axis=0) / (len(rows) - 1)
     within = ((x - np.repeat(means, sizes[:, 0], axis=0)) ** 2).sum(axis=0) / max(1, len(rows) - n)
-    apart = means - means.mean(axis=0)
+    centred = means - means.mean(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         is_owned = within <= (1 - MIN_BETWEEN) * total
-        jumps = (np.diff(means, axis=0) ** 2).sum(axis=0) / (apart**2).sum(axis=0)
-        n_apart = (apart**2).sum(axis=0) ** 2 / (apart**4).sum(axis=0)  # subjects that differ from the others
-        n_owned = int((is_owned & (total > 1e-9) & (jumps >= MIN_JUMPS) & (n_apart >= 5)).sum())
+        jumps = (np.diff(means, axis=0) ** 2).sum(axis=0) / (centred**2).sum(axis=0)
+        n_different = (centred**2).sum(axis=0) ** 2 / (centred**4).sum(axis=0)  # subjects unlike the others
+        n_owned = int((is_owned & (total > 1e-9) & (jumps >= MIN_JUMPS) & (n_different >= 5)).sum())
     return n_owned >= (1 if n >= 50 else 2)

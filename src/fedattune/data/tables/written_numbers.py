@@ -49,7 +49,7 @@ _MEASURES = frozenset({
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How the numbers of a column are written."""
+    """Describe how the numbers of a column are written."""
 
     unit: str  # as in most of the cells; empty if there is none
     decimal: DecimalSign
@@ -99,7 +99,7 @@ def _read_cell(text: str) -> _Cell | None:
 
 
 def _unify_unit(unit: str) -> str:
-    """Return the one spelling of a unit: `Kg.` is kg, and `years` year; mW and MW stay apart."""
+    """Return the one spelling of a unit: `Kg.` is kg, and `years` year; mW and MW stay two units."""
     small = unit.rstrip(".").casefold()
     if small in _ALIASES:
         return _ALIASES[small]

@@ -193,7 +193,7 @@ class Backend(ABC):
         return Params(), Params()
 
     def keep_for_choice(self, ids: Tensor) -> None:
-        """Keep the models of clients `ids` as `keep_models` does, apart, for the choice between methods."""
+        """Keep a second copy of the models of clients `ids`, for the choice between methods; see `keep_models`."""
         return
 
     @abstractmethod
