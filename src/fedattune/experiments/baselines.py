@@ -30,6 +30,8 @@ UNSEEN_LOGIT = -20.0
 """Logit of a class that a client's training rows lack: a probability of two in a billion."""
 STRENGTHS = {"logistic": (0.01, 0.1, 1.0, 10.0), "ridge": (0.1, 1.0, 10.0, 100.0)}
 """Values of scikit-learn's C of logistic regression and alpha of ridge regression; validation rows choose."""
+MAX_TUNED_ROWS = 100_000
+"""Training rows of all clients above which the strength is 1: it hardly matters there, and each fit takes long."""
 MAX_CLIENT_FEATURES = 200
 """Clients up to which a pooled model gets the client as a feature."""
 N_TIMED, MAX_ALONE_S = 20, 30
@@ -130,7 +132,8 @@ def _list_baselines(plan: Plan, rows: SplitRows) -> Iterator[tuple[str, Kind, Pr
     yield "mean" if is_regression else "majority", "alone", lambda stop: _fit_each(rows, _fit_constant, stop)
     if "sklearn" in plan.experiment.baseline:
         first, fit = ("ridge", _fit_ridge) if is_regression else ("logistic", _fit_logistic)
-        linear = [partial(fit, strength=strength) for strength in STRENGTHS[first]]
+        is_large = len(rows.pool()) > MAX_TUNED_ROWS
+        linear = [partial(fit, strength=strength) for strength in ((1.0,) if is_large else STRENGTHS[first])]
         yield f"{first} alone", "alone", lambda stop: _choose([_fit_each(rows, one, stop) for one in linear])
         is_hurried = plan.experiment.budget not in (None, "off")
         yield "boosting alone", "alone", lambda stop: _fit_each(rows, _fit_boosting, stop, is_hurried=is_hurried)
