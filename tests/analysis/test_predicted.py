@@ -24,13 +24,16 @@ def test_predictions_of_one_class_are_named_unless_the_rows_are_so() -> None:
     (note,) = write_prediction_notes(results(Fake("a", [0.5, 0.5], predictions=rows(half, constant))))
     assert note == ("a predicts 'no' for 100.0% of the test rows, of which 50.0% are so: it hardly looks at the rows")
     assert write_prediction_notes(results(Fake("a", [1.0, 1.0], predictions=rows(all_no, constant)))) == []
+    alike = [Fake(name, [0.5, 0.5], predictions=rows(half, constant)) for name in "ab"]
+    (note,) = write_prediction_notes(results(*alike))
+    assert note.startswith("a, b predict 'no' for at least 100.0% of the test rows, of which 50.0% are so: they hardly")
 
 
 def test_predictions_of_one_number_are_named() -> None:
     y = RNG.normal(50, 10, 200)
     near = (50 + 0.1 * RNG.normal(size=200))[:, None]
     (note,) = write_prediction_notes(results(Fake("a", [10.0, 10.0], is_regression=True, predictions=rows(y, near))))
-    assert note.startswith("a predicts nearly the same number everywhere: its predictions spread 1% as far")
+    assert note.startswith("a predicts nearly the same number everywhere: the predictions spread 1% as far")
     alike = results(Fake("a", [1.0, 1.0], is_regression=True, predictions=rows(y, y[:, None] + 1)))
     assert write_prediction_notes(alike) == []
 

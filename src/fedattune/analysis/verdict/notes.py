@@ -1,6 +1,6 @@
 """Notes on a comparison: predictions that are hardly any, curves that still move, and unequal conditions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,6 @@ from . import count_steps, find_excluded, join_reasons
 
 if TYPE_CHECKING:
     from ...runs.metrics import RunMetrics
-    from ...runs.predictions import RowPredictions
     from ..compare import Baseline
 
 CONSTANT_SHARE = 0.99
@@ -31,10 +30,7 @@ MOVING_POINTS = 0.005
 
 def write_prediction_notes(results: "Sequence[RunMetrics]", metric: MetricName | None = None) -> list[str]:
     """Say which methods predict nearly one value, and which still move."""
-    notes = _note_imbalance(results, metric)
-    for name, runs in group_by_algorithm(results).items():
-        if (predictions := runs[0].predictions.get("test")) is not None:
-            notes += _note_constant(name, predictions, runs[0].facts["classes"])
+    notes = _note_imbalance(results, metric) + _note_constant(results)
     metric = metric or get_default_metric(results)
     notes += _note_units(results, metric)
     return [*notes, *_note_moving(results)]
@@ -54,25 +50,42 @@ def _note_imbalance(results: "Sequence[RunMetrics]", metric: MetricName | None) 
     ]
 
 
-def _note_constant(name: str, predictions: "RowPredictions", classes: Sequence[str]) -> list[str]:
-    if predictions.is_regression:
-        with np.errstate(invalid="ignore", over="ignore"):  # outputs of a model that diverged
-            spread = float(predictions.outputs.std()) / max(float(predictions.y.std()), 1e-12)
-        text = (
-            f"{name} predicts nearly the same number everywhere: its predictions spread {100 * spread:.1g}% as far as "
-            "the target"
+def _note_constant(results: "Sequence[RunMetrics]") -> list[str]:
+    flat: dict[str, float] = {}
+    frequent: dict[int, dict[str, tuple[float, float]]] = {}
+    for name, runs in group_by_algorithm(results).items():
+        predictions = runs[0].predictions.get("test")
+        if predictions is None:
+            continue
+        if predictions.is_regression:
+            with np.errstate(invalid="ignore", over="ignore"):  # outputs of a model that diverged
+                spread = float(predictions.outputs.std()) / max(float(predictions.y.std()), 1e-12)
+            if spread < CONSTANT_SPREAD:
+                flat[name] = spread
+            continue
+        counts = np.bincount(predictions.outputs.argmax(axis=1))
+        top = int(counts.argmax())
+        share, truth = counts[top] / counts.sum(), float(np.mean(predictions.y == top))
+        if share >= CONSTANT_SHARE and share > truth + 0.005:
+            frequent.setdefault(top, {})[name] = share, truth
+    notes = []
+    if flat:
+        notes.append(
+            f"{_write_predict(flat)} nearly the same number everywhere: the predictions spread "
+            f"{100 * max(flat.values()):.1g}% as far as the target"
         )
-        return [text] * (spread < CONSTANT_SPREAD)
-    predicted = predictions.outputs.argmax(axis=1)
-    counts = np.bincount(predicted, minlength=len(classes))
-    top = int(counts.argmax())
-    share, truth = counts[top] / len(predicted), float(np.mean(predictions.y == top))
-    if share < CONSTANT_SHARE or share <= truth + 0.005:
-        return []
-    return [
-        f"{name} predicts {classes[top]!r} for {100 * share:.1f}% of the test rows, of which {100 * truth:.1f}% are "
-        "so: it hardly looks at the rows"
-    ]
+    for top, found in frequent.items():
+        (share, truth), name = min(found.values()), results[0].facts["classes"][top]
+        least, who = ("at least ", "they hardly look") if len(found) > 1 else ("", "it hardly looks")
+        notes.append(
+            f"{_write_predict(found)} {name!r} for {least}{100 * share:.1f}% of the test rows, of which "
+            f"{100 * truth:.1f}% are so: {who} at the rows"
+        )
+    return notes
+
+
+def _write_predict(names: Collection[str]) -> str:
+    return f"{', '.join(names)} {'predicts' if len(names) == 1 else 'predict'}"
 
 
 def _note_units(results: "Sequence[RunMetrics]", metric: MetricName) -> list[str]:
@@ -234,10 +247,11 @@ MAX_SHOWN_NOTES = 3
 """Notes on the terminal; the report has all."""
 URGENT_WORDS = (
     ("diverged", "failed with seed"),
+    ("rounds fit into",),
     ("predicts the target nearly", "is it known before"),
     ("--group-column", "several rows"),
     ("--normalize-names", "only in case"),
-    ("hardly looks at", "nearly the same number"),
+    ("hardly look", "nearly the same number"),
     ("so accuracy says little", "target varies"),
     ("left out", "dropped"),
 )
