@@ -317,6 +317,8 @@ def load_federation(
         source = SOURCES[resolve_source_name(str(data))]
         if any(option.name == "clients" for option in list_options(source)):
             source_options.setdefault("clients", clients)  # the source makes clients: let it make that many
+    if split == "time" and is_table(data):
+        source_options.setdefault("group_column", "off")  # the rows of a group may be older and newer than the cut
     dataset = load_data(data, data_dir=data_dir, options=source_options, client_column=client_column, target=target)
     return partition_dataset(
         dataset,

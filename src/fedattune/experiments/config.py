@@ -94,7 +94,8 @@ class Experiment(Settings):
     client_column: str | None = option("column of your table that names each row's client")
     target: str | None = option("column of your table to predict")
     group_column: str | None = option(
-        "column of your table whose equal values stay in one part, such as the patient of several visits"
+        "column of your table whose equal values stay in one part, such as the patient of several visits; by default "
+        "one that looks so, off for none"
     )
     drop_columns: str | None = option("columns of your table to leave out, separated by commas")
     missing: Literal["impute", "drop"] = option(

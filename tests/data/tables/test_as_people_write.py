@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from fedattune import ConfigError, DataError
+from fedattune import ConfigError, DataError, load_federation
 from fedattune.data import Dataset, Schema, load_table
 from fedattune.data.schema import merge_schemas
 from fedattune.data.tables.new_rows import read_rows
@@ -255,10 +255,13 @@ def test_a_column_that_names_subjects_is_no_feature(name: str, form: str, tmp_pa
     data = load(path)
     assert name not in schema_of(data).columns
     assert set(schema_of(data).columns) == {"sex", "arm", "age", "visit", "bp"}
-    assert any(f"to keep them together, give --group-column {name}" in note for note in data.notes)
-    grouped = load(path, group_column=name)
-    assert grouped.groups is not None
-    assert grouped.groups.tolist() == np.repeat(np.arange(40), 5).tolist()
+    assert any("give --group-column off, and results may be too good" in note for note in data.notes)
+    for grouped in (data, load(path, group_column=name)):
+        assert grouped.groups is not None
+        assert grouped.groups.tolist() == np.repeat(np.arange(40), 5).tolist()
+    alone = load(path, group_column="off")
+    assert alone.groups is None
+    assert any(f"to keep them together, give --group-column {name}" in note for note in alone.notes)
     assert name not in schema_of(grouped).columns
     assert any("stay in one part; there are 40" in note for note in grouped.notes)
     chosen = load(path, features=[name, "age"], group_column=name)
@@ -270,6 +273,35 @@ def test_subjects_numbered_anew_at_each_client(tmp_path: Path) -> None:
     columns["number"] = [(one - 1) // 2 + 1 for one in columns.pop("subject")]  # type: ignore[operator]
     data = load(write(tmp_path / "t.csv", columns))
     assert "number" not in schema_of(data).columns
+
+
+def test_pupils_numbered_anew_at_each_school_are_no_groups(tmp_path: Path) -> None:
+    """A few numbers come twice at a school, as in mlmRev's Exam."""
+    number = [i // 2 + 1 for i in range(600)]
+    number[2] = number[0]
+    columns: dict[str, Column] = {"site": ["n", "s"] * 300, "y": ["a", "b", "b"] * 200, "x": [0.5, 1.5, 3.5, 0.1] * 150}
+    path = write(tmp_path / "t.csv", columns | {"student": number})
+    data = load(path)
+    assert "student" not in schema_of(data).columns
+    assert any("'student' counts or names the rows" in note for note in data.notes)
+    assert data.groups is None
+
+
+def test_a_client_with_few_subjects_is_split_by_rows(tmp_path: Path) -> None:
+    """Two of three sites have 2 patients, too few for three parts: the option is left to the user."""
+    columns = visits(24)
+    columns["site"] = ["n" if one <= 20 else "s" if one <= 22 else "e" for one in columns["subject"]]  # type: ignore[operator]
+    data = load(write(tmp_path / "t.csv", columns))
+    assert data.groups is None
+    assert any("to keep them together, give --group-column subject" in note for note in data.notes)
+
+
+def test_a_split_by_time_has_no_groups(tmp_path: Path) -> None:
+    columns = visits()
+    columns["day"] = [f"2024-01-{1 + i % 28:02d}" for i in range(200)]
+    path = write(tmp_path / "t.csv", columns)
+    federation = load_federation(path, client_column="site", target="y", split="time")
+    assert federation.groups is None
 
 
 @pytest.mark.parametrize("seed", range(5))

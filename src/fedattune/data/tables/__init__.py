@@ -36,13 +36,15 @@ from .file import DateOrder, TableFile, find_stem, is_categorical, is_numeric, i
 from .names import Spellings, describe_spellings, find_spellings, strip_names, unify_spellings
 from .number_columns import read_numbers_as_written
 from .scaling import fit_all_constants, limit, standardise
-from .subjects import find_subjects
+from .subjects import choose_groups, find_subjects, is_numbering
 from .texts import DEFAULT_MAX_TOKENS, DEFAULT_TEXT_FEATURES, is_free_text
 from .written_numbers import is_float
 
 MAX_CATEGORIES = 100
 ID_SHARE = 0.5
 """Share of different texts above which a column of short texts names the rows."""
+NO_GROUPS = "off"
+"""Group column of a table whose rows are split one by one, whatever its columns look like."""
 
 
 def load_table(
@@ -81,7 +83,7 @@ def load_table(
         features: columns of numbers or categories, in a list or with commas between; by default all other
             columns except an index that pandas stored.
         group_column: column whose equal values stay in one part, such as the patient of several visits; it is no
-            feature unless `features` names it.
+            feature unless `features` names it. By default a column that looks like one; `off` for none.
         normalize_names: take clients, classes and categories for one if their names differ only in case or blanks.
         client_feature: give the client's name to the model, as one more column of categories.
         target_type: `class` or `number`; `auto` takes fractions, and more than 20 different numbers, as numbers.
@@ -123,10 +125,9 @@ def load_table(
         names = _read_client_names(table, client_column, normalize_names, spellings)
         owner, owners = encode_values(names)
         notes.append(f"Column {client_column!r} names {len(owners)} clients.")
-    groups = None
-    if group_column is not None:
-        groups = _read_groups(table.values(group_column))
-        notes.append(f"Rows with the same {group_column!r} stay in one part; there are {len(set(groups.tolist()))}.")
+    may_find_groups = group_column is None
+    if group_column == NO_GROUPS:
+        group_column = None
     if schema is None:
         free = _read_names(text_columns, table, "text_columns")
         if tokens is None:
@@ -146,10 +147,15 @@ def load_table(
         if tokens is not None:
             columns = _read_tokens(table, feature_names, tokens, max_tokens)
         else:
+            subjects = {} if is_chosen else _find_subjects(table, feature_names, free, owner, y)
+            if may_find_groups:
+                group_column = choose_groups({name: table.values(name) for name in subjects}, owner)
+            notes += [_describe_subject(table, name, owner, is_group=name == group_column) for name in subjects]
+            feature_names = [name for name in feature_names if name not in subjects]
             reader = FeatureReader(
-                table, free, text_features, max_categories, normalize_names, group_column, may_leave_out=not is_chosen
+                table, free, text_features, max_categories, normalize_names, may_leave_out=not is_chosen
             )
-            columns = reader.read(feature_names, spellings, owner, y)
+            columns = reader.read(feature_names, spellings)
             if client_feature and client_column is not None:
                 columns.add_text(client_column, names)
                 if len(owners) > max_categories:
@@ -165,6 +171,10 @@ def load_table(
             notes.append(f"The schema does not have the columns {', '.join(strange)}; they are left out.")
         said = [f"{note[0].upper()}{note[1:]}." for note in columns.notes]
         notes += columns.describe_gaps() + said + describe_spellings(spellings, normalize_names)
+    groups = None
+    if group_column is not None:
+        groups = _read_groups(table.values(group_column))
+        notes.append(f"Rows with the same {group_column!r} stay in one part; there are {len(set(groups.tolist()))}.")
     x = columns.matrix()
     return Dataset(
         name=find_stem(table.path),
@@ -312,6 +322,36 @@ def _warn_of_revealing(columns: FeatureColumns, y: Array, classes: Sequence[str]
     return warnings
 
 
+def _find_subjects(
+    table: TableFile, names: Sequence[str], free_texts: Sequence[str], owner: Array | None, y: Array
+) -> list[str]:
+    columns = {}
+    for name in names:
+        column = table.column(name)
+        is_read = is_numeric(column.type) or is_plain_text(column.type)
+        if is_read and column.null_count < len(column) and name not in free_texts:
+            columns[name] = table.values(name)
+    return find_subjects(columns, y, owner)
+
+
+def _describe_index(name: str) -> str:
+    return f"Column {name!r} counts or names the rows and is left out; to use it, name it in --set features=..."
+
+
+def _describe_subject(table: TableFile, name: str, owner: Array | None, *, is_group: bool) -> str:
+    values = table.values(name)
+    if is_numbering(values, owner):
+        return _describe_index(name)
+    n = len(set(values.tolist()))
+    said = f"Column {name!r} names what several rows belong to ({n:,} values in {table.n_rows:,} rows) and is left out"
+    if is_group:
+        return f"{said}; to split rows of one {name!r}, too, give --group-column off, and results may be too good"
+    return (
+        f"{said}; rows of one {name!r} may be in training and in test, so results may be too good: to keep them "
+        f"together, give --group-column {shlex.quote(name)}"
+    )
+
+
 @dataclass(frozen=True)
 class FeatureReader:
     """Reads columns as they look; for the numbers, see `load_table`."""
@@ -321,24 +361,18 @@ class FeatureReader:
     text_features: int
     max_categories: int
     normalize_names: bool
-    group_column: str | None
-    may_leave_out: bool  # whether columns that count or name the rows, or what they belong to, are left out
+    may_leave_out: bool  # whether columns that count or name the rows are left out
 
-    def read(
-        self, names: Sequence[str], spellings: dict[str, Spellings], owner: Array | None, y: Array
-    ) -> FeatureColumns:
+    def read(self, names: Sequence[str], spellings: dict[str, Spellings]) -> FeatureColumns:
         """Read numbers, dates, categories and free text; columns without values are left out.
 
         `spellings` receives categories that differ only in case or blanks.
         """
         columns = FeatureColumns()
-        subjects = self._find_subjects(names, owner, y) if self.may_leave_out else {}
         for name in names:
             column = self.table.column(name)
             if column.null_count == len(column):
                 columns.notes.append(f"Column {name!r} holds no value and is left out.")
-            elif name in subjects:
-                columns.notes.append(self._describe_subject(name, subjects[name], owner))
             elif name not in self.free_texts and (format_ := find_date_format(self.table, name)):
                 days = read_dates(self.table, name, format_)
                 columns.add_numbers(name, days, bool(np.isnan(days).any()), format_)
@@ -347,7 +381,7 @@ class FeatureReader:
             elif is_numeric(column.type):
                 values = read_numbers(self.table, name)
                 if self.may_leave_out and is_index(name, values):
-                    columns.notes.append(self._describe_index(name))
+                    columns.notes.append(_describe_index(name))
                 else:
                     columns.add_numbers(name, values, bool(np.isnan(values).any()))
             else:
@@ -359,32 +393,6 @@ class FeatureReader:
             raise DataError(f"{self.table.path}: no feature column holds any value")
         columns.notes += columns.describe()
         return columns
-
-    def _find_subjects(self, names: Sequence[str], owner: Array | None, y: Array) -> dict[str, int]:
-        columns = {}
-        for name in names:
-            column = self.table.column(name)
-            is_read = is_numeric(column.type) or is_plain_text(column.type)
-            if is_read and column.null_count < len(column) and name not in self.free_texts:
-                columns[name] = self.table.values(name)
-        return find_subjects(columns, y, owner)
-
-    @staticmethod
-    def _describe_index(name: str) -> str:
-        return f"Column {name!r} counts or names the rows and is left out; to use it, name it in --set features=..."
-
-    def _describe_subject(self, name: str, n: int, owner: Array | None) -> str:
-        n_rows = self.table.n_rows
-        values = self.table.values(name).tolist()
-        if owner is not None and len(set(zip(owner.tolist(), values, strict=True))) == n_rows:
-            return self._describe_index(name)
-        said = f"Column {name!r} names what several rows belong to ({n} values in {n_rows} rows) and is left out"
-        if self.group_column is not None:
-            return f"{said}."
-        return (
-            f"{said}; rows of one {name!r} are in training and in test, so results may be too good: to keep them "
-            f"together, give --group-column {shlex.quote(name)}"
-        )
 
     def _read_text(
         self, columns: FeatureColumns, name: str, names: Sequence[str], spellings: dict[str, Spellings]
@@ -436,6 +444,8 @@ def _choose_features(
     columns = set(table.names)
     if client_column == target:
         raise ConfigError(f"client_column and target are both {target!r}; they must be two columns")
+    if group_column == NO_GROUPS:
+        group_column = None
     if group_column in (client_column, target) and group_column is not None:
         raise ConfigError(f"group_column is {group_column!r}, which is the client column or the target already")
     if isinstance(features, str):  # one column whose name may hold a comma, or several columns

@@ -44,12 +44,16 @@ MIN_BETWEEN = 0.95
 """Minimum share of a column's variance between subjects, above which the column belongs to them, as sex does."""
 MIN_JUMPS = 1.2
 """Mean square difference of successive subjects, in variances, which is 2 without an order and near 0 with one."""
+MIN_DIVIDED, MIN_DIVISIBLE = 4, 0.9
+"""Subjects of a client that can be divided into parts, and the share of clients that must have so many."""
+NUMBERING_SHARE = 0.99
+"""Share of a client's values that are different, from which they number its rows."""
 CODE = re.compile(r"[^\W\d_]{0,4}[-_ .]?\d+")
 """A text that is a code, such as P017."""
 
 
-def find_subjects(columns: Mapping[str, Array], target: Array, owner: Array | None) -> dict[str, int]:
-    """Find the columns that name what several rows belong to; return the number of their different values.
+def find_subjects(columns: Mapping[str, Array], target: Array, owner: Array | None) -> list[str]:
+    """Find the columns that name what several rows belong to.
 
     Columns (n,) hold numbers, NaN where missing, or text, None where missing. `owner` is each row's client (n,). A
     column is one if it is called so and its values come back. Or other columns are constant within its values, but
@@ -62,8 +66,8 @@ def find_subjects(columns: Mapping[str, Array], target: Array, owner: Array | No
         if codes is not None and (owner is None or not _is_nested(owner, codes)):
             candidates[name] = codes
     if not candidates:
-        return {}
-    found, evidence, n_tests = {}, _collect_evidence(columns, target), 0
+        return []
+    found, evidence, n_tests = [], _collect_evidence(columns, target), 0
     for name, codes in candidates.items():
         n = int(codes.max()) + 1
         if (is_called_subject(name, columns[name], n)) or (
@@ -73,8 +77,31 @@ def find_subjects(columns: Mapping[str, Array], target: Array, owner: Array | No
             and (n_tests := n_tests + 1) <= MAX_TESTS
             and any(_owns_columns(evidence, *view) for view in _list_views(codes, owner))
         ):
-            found[name] = n
+            found.append(name)
     return found
+
+
+def choose_groups(subjects: Mapping[str, Array], owner: Array | None) -> str | None:
+    """Choose the column with the fewest subjects of those whose subjects nearly all clients can divide into parts."""
+    chosen, n_fewest = None, 0
+    for name, values in subjects.items():
+        if is_numbering(values, owner):
+            continue
+        held: dict[int, set[object]] = {}
+        for client, value in zip([0] * len(values) if owner is None else owner.tolist(), values.tolist(), strict=True):
+            held.setdefault(client, set()).add(value)
+        n = len(set(values.tolist()))
+        is_divisible = np.mean([len(one) >= MIN_DIVIDED for one in held.values()]) >= MIN_DIVISIBLE
+        if is_divisible and (chosen is None or n < n_fewest):
+            chosen, n_fewest = name, n
+    return chosen
+
+
+def is_numbering(values: Array, owner: Array | None) -> bool:
+    """Tell whether values (n,) hardly come back at a client: they number its rows, anew at each client."""
+    if owner is None:
+        return False
+    return len(set(zip(owner.tolist(), values.tolist(), strict=True))) >= NUMBERING_SHARE * len(values)
 
 
 def is_called_subject(name: str, values: Array, n_different: int) -> bool:
