@@ -52,7 +52,7 @@ class Baseline:
     def measure_clients(self, metric: MetricName, part: Part = "test") -> FloatArray:
         if part not in self.predictions:
             return np.full(next(iter(self.predictions.values())).n_clients, np.nan)
-        return self.predictions[part].by_client[metric]
+        return self.predictions[part].measure_clients(metric)
 
     def measure_for_choice(self, metric: MetricName) -> FloatArray:
         return self.measure_clients(metric, "validation")  # they chose nothing about a baseline

@@ -128,7 +128,9 @@ def check_metric(name: str, *, is_regression: bool) -> Metric:
     return known
 
 
-def compute_metrics(y: NDArray[np.generic], outputs: Values, names: Sequence[str] | None = None) -> dict[str, float]:
+def compute_metrics(
+    y: NDArray[np.generic], outputs: NDArray[Any], names: Sequence[str] | None = None
+) -> dict[str, float]:
     """Compute metrics of some rows, by default all, from class numbers (n,) or target values (n,) of floats.
 
     A value is NaN where the rows do not define it, such as the AUC of rows of a single class.

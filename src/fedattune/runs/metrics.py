@@ -498,7 +498,7 @@ class RunMetrics:
         deployments, only accuracy, log loss and RMSE are known.
         """
         if (predictions := self.predictions.get(part)) is not None:
-            return predictions.by_client[metric]
+            return predictions.measure_clients(metric)
         return measure_scores(metric, self.judged_scores(part), self.target_deviation)
 
     def measure_for_choice(self, metric: MetricName) -> NDArray[np.float64]:
@@ -509,7 +509,7 @@ class RunMetrics:
         of it. Other metrics are then of the judged models.
         """
         if (rows := self.predictions.get(FOR_CHOICE)) is not None:
-            return rows.by_client[metric]
+            return rows.measure_clients(metric)
         if (scores := self._scores_by_others) is not None:
             values = measure_scores(metric, scores, self.target_deviation)
             if np.isfinite(values).any():

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.io import copy_tensors, load_tensors, save_tensors
-from ..core.metrics import compute_metrics
+from ..core.metrics import METRICS, MetricName, compute_metrics
 from ..core.params import Params
 from ..core.task import Task
 from ..data import Federation
@@ -56,17 +56,28 @@ class RowPredictions:
     def rows(self, client: int) -> slice:
         return slice(int(self.starts[client]), int(self.starts[client + 1]))
 
+    def measure_clients(self, metric: MetricName) -> FloatArray:
+        """Measure every client (E,); NaN where the client's rows do not define the metric.
+
+        Raises:
+            KeyError: a metric of numbers for classes, or the reverse.
+        """
+        if metric not in self._measured:
+            if METRICS[metric].is_for_classes == self.is_regression:
+                raise KeyError(metric)
+            slices = map(self.rows, range(self.n_clients))
+            each = [compute_metrics(self.y[rows], self.outputs[rows], [metric])[metric] for rows in slices]
+            self._measured[metric] = np.array(each)
+        return self._measured[metric]
+
     @cached_property
-    def by_client(self) -> dict[str, FloatArray]:
-        """Every metric of every client (E,), NaN where the client's rows do not define it."""
-        slices = map(self.rows, range(self.n_clients))
-        each = [compute_metrics(self.y[rows], self.outputs[rows].astype(np.float64)) for rows in slices]
-        return {name: np.array([one[name] for one in each]) for name in each[0]}
+    def _measured(self) -> dict[MetricName, FloatArray]:
+        return {}
 
     @cached_property
     def pooled(self) -> dict[str, float]:
         """Every metric of all rows together."""
-        return compute_metrics(self.y, self.outputs.astype(np.float64))
+        return compute_metrics(self.y, self.outputs)
 
 
 def predict_parts(context: RunContext, models: RowStack, buffers: RowStack) -> dict[str, RowPredictions]:
