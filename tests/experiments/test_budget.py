@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,13 +165,29 @@ def test_a_stop_gives_the_verdict_so_far_and_a_resumed_run_goes_on(
 def test_the_end_of_the_time_ends_the_splits(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_wards(work / "t.csv")
     monkeypatch.setattr(budgets._Trainer, "_is_sure", lambda _: False)
-    assert cli(*TABLE, "--algorithms", "local,fedavg", "--budget", "1s").code == 0
+    done = cli(*TABLE, "--algorithms", "local,fedavg", "--budget", "1s")
+    assert done.code == 0
+    assert (
+        "note: only 10 rounds fit into 1 second: a longer --budget trains more, and may change the answer" in done.out
+    )
     state = json.loads((work / "run" / "budget.json").read_text())
     verdict = json.loads((work / "run" / "result.json").read_text())["verdict"]
     assert cli("compare", "--resume", "run", "--quiet").code == 0  # no time is left, and nothing is lost
     assert json.loads((work / "run" / "result.json").read_text())["verdict"] == verdict
     assert state["choices"]["splits"] == len({run.split for run in read_runs([work / "run"]).results}) < 10
     assert state["choices"]["rounds"] == budgets.MIN_ROUNDS
+
+
+def test_a_split_takes_the_time_of_its_baselines_too(
+    cli: Cli, work: Path, few_splits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wards(work / "t.csv")
+    train = budgets.train_baselines
+    monkeypatch.setattr(
+        budgets, "train_baselines", lambda *args: [replace(one, seconds=1000.0) for one in train(*args)]
+    )
+    assert cli(*SHORT).code == 0
+    assert {run.split for run in read_runs([work / "run"]).results} == {0}
 
 
 def test_rounds_double_while_the_curves_move(

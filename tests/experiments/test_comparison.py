@@ -23,7 +23,14 @@ from fedattune.experiments.baselines import STRENGTHS
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import make_plan
 from fedattune.experiments.runner import ProgressDisplay
-from fedattune.experiments.tuning import LR_FACTORS, list_combinations, make_tuning_split, plan_steps, tune_plan
+from fedattune.experiments.tuning import (
+    LR_FACTORS,
+    count_cost,
+    list_combinations,
+    make_tuning_split,
+    plan_steps,
+    tune_plan,
+)
 from fedattune.training.setup import hold_out_newcomers
 
 Cli = Callable[..., Done]
@@ -118,19 +125,19 @@ def test_baselines_are_scikit_learn_on_the_same_rows(number: bool, cli: Cli, wor
             (data.features(data.y.new_tensor(rows).long()).numpy(), data.y[rows].numpy())
             for rows in (client.train, client.test)
         )
-        mine = {name: one.predictions["test"].by_client for name, one in found.items()}
+        mine = {name: one.predictions["test"].measure_clients for name, one in found.items()}
         if number:
             assert scale is not None
             fits = [scaled(Ridge(alpha=alpha)).fit(x, y).predict(new) for alpha in STRENGTHS["ridge"]]
             errors = [scale.deviation * float(np.sqrt(((one - truth) ** 2).mean())) for one in fits]
-            assert any(mine["ridge alone"]["rmse"][i] == pytest.approx(error, rel=1e-4) for error in errors)
+            assert any(mine["ridge alone"]("rmse")[i] == pytest.approx(error, rel=1e-4) for error in errors)
             constant = scale.deviation * float(np.sqrt(((y.mean() - truth) ** 2).mean()))
-            assert mine["mean"]["rmse"][i] == pytest.approx(constant, rel=1e-4)
+            assert mine["mean"]("rmse")[i] == pytest.approx(constant, rel=1e-4)
         else:
             models = [scaled(LogisticRegression(C=strength, max_iter=1000)) for strength in STRENGTHS["logistic"]]
             fits = [model.fit(x, y).predict(new) for model in models]
-            assert any(mine["logistic alone"]["accuracy"][i] == pytest.approx((one == truth).mean()) for one in fits)
-            assert mine["majority"]["accuracy"][i] == pytest.approx(float((truth == np.bincount(y).argmax()).mean()))
+            assert any(mine["logistic alone"]("accuracy")[i] == pytest.approx((one == truth).mean()) for one in fits)
+            assert mine["majority"]("accuracy")[i] == pytest.approx(float((truth == np.bincount(y).argmax()).mean()))
     # The model on all rows is near the pooled regression, and better than the constant.
     metric, sign = ("rmse", -1) if number else ("accuracy", 1)
     value = {name: sign * float(np.nanmean(one.measure_clients(metric))) for name, one in found.items()}
@@ -175,7 +182,12 @@ def test_halving_spends_a_third_of_the_budget_in_each_step() -> None:
         assert [rounds for _, rounds in steps] == [10, 30, 90]
         for count, rounds in steps:
             assert count * rounds / 90 <= max(budget / 3, rounds / 90) + 1e-9
-    assert plan_steps(1, 5, 2) == [(1, 2), (1, 2), (1, 2)]
+        chosen_only = [step for step in steps if step[0] > 1]
+        assert plan_steps(n, budget, 90, choose_only=True) == chosen_only
+    assert plan_steps(1, 5, 2) == [(1, 2)]
+    assert plan_steps(3, 1, 10) == [(3, 3), (1, 10)]
+    assert count_cost(3, 90) == (13, pytest.approx(3))
+    assert count_cost(3, 90, choose_only=True) == (12, pytest.approx(2))
 
 
 def test_combinations_begin_with_the_given_ones_and_spare_what_the_user_fixed() -> None:

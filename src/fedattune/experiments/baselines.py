@@ -32,6 +32,8 @@ STRENGTHS = {"logistic": (0.01, 0.1, 1.0, 10.0), "ridge": (0.1, 1.0, 10.0, 100.0
 """Values of scikit-learn's C of logistic regression and alpha of ridge regression; validation rows choose."""
 MAX_TUNED_ROWS = 100_000
 """Training rows of all clients above which the strength is 1: it hardly matters there, and each fit takes long."""
+MAX_TUNED_CLIENTS = 300
+"""Clients whose rows choose the strength for all."""
 MAX_CLIENT_FEATURES = 200
 """Clients up to which a pooled model gets the client as a feature."""
 N_TIMED, MAX_ALONE_S = 20, 30
@@ -134,13 +136,13 @@ def _list_baselines(plan: Plan, rows: SplitRows) -> Iterator[tuple[str, Kind, Pr
         first, fit = ("ridge", _fit_ridge) if is_regression else ("logistic", _fit_logistic)
         is_large = len(rows.pool()) > MAX_TUNED_ROWS
         linear = [partial(fit, strength=strength) for strength in ((1.0,) if is_large else STRENGTHS[first])]
-        yield f"{first} alone", "alone", lambda stop: _choose([_fit_each(rows, one, stop) for one in linear])
+        yield f"{first} alone", "alone", lambda stop: _tune_each(rows, linear, stop)
         is_hurried = plan.experiment.budget not in (None, "off")
         yield "boosting alone", "alone", lambda stop: _fit_each(rows, _fit_boosting, stop, is_hurried=is_hurried)
-        yield f"{first} pooled", "pooled", lambda _: _choose([_fit_pooled(rows, one) for one in linear])
+        yield f"{first} pooled", "pooled", lambda _: _tune_pooled(rows, linear)
         if len(rows.federation.clients) <= MAX_CLIENT_FEATURES:
             named = replace(rows, has_client=True)
-            yield f"{first} pooled+client", "pooled", lambda _: _choose([_fit_pooled(named, one) for one in linear])
+            yield f"{first} pooled+client", "pooled", lambda _: _tune_pooled(named, linear)
         yield "boosting pooled", "pooled", lambda _: _fit_pooled(rows, _fit_boosting)
     if "centralized" in plan.experiment.baseline:
         yield "centralized", "pooled", lambda stop: _train_centralized(plan, rows, stop)
@@ -152,16 +154,29 @@ Fit = Callable[[Array, Array, int], Fitted]
 """Fits inputs (n, F) and targets (n,); takes the number of classes too, 0 for a number."""
 
 
-def _choose(candidates: Sequence[dict[str, RowPredictions]]) -> dict[str, RowPredictions]:
-    """Choose the candidate with the smallest loss on all validation rows; without any, the one in the middle."""
-    if "validation" not in candidates[0]:
-        return candidates[len(candidates) // 2]
+def _tune_each(rows: SplitRows, candidates: Sequence[Fit], should_stop: ShouldStop) -> dict[str, RowPredictions]:
+    """Fit each client's rows by the candidate that is best at some of the clients."""
+    some = replace(rows, ids=rows.ids[:: -(-len(rows.ids) // MAX_TUNED_CLIENTS)])
+    tried = [_fit_each(some, one, should_stop) for one in candidates]
+    best = _find_best(tried)
+    return tried[best] if len(some.ids) == len(rows.ids) else _fit_each(rows, candidates[best], should_stop)
 
-    def measure(one: dict[str, RowPredictions]) -> float:
-        part = one["validation"]
+
+def _tune_pooled(rows: SplitRows, candidates: Sequence[Fit]) -> dict[str, RowPredictions]:
+    tried = [_fit_pooled(rows, one) for one in candidates]
+    return tried[_find_best(tried)]
+
+
+def _find_best(tried: Sequence[dict[str, RowPredictions]]) -> int:
+    """Find the smallest loss on all validation rows; without any, take the one in the middle."""
+    if "validation" not in tried[0]:
+        return len(tried) // 2
+
+    def measure(i: int) -> float:
+        part = tried[i]["validation"]
         return part.pooled["rmse" if part.is_regression else "log_loss"]
 
-    return min(candidates, key=measure)
+    return min(range(len(tried)), key=measure)
 
 
 def _fit_each(

@@ -33,7 +33,7 @@ from ..data.types import Scaling
 from .baselines import train_baselines
 from .plan import FailedRun, Plan, ShouldStop, StoppedError, make_jobs, make_plan
 from .runner import ProgressDisplay, train_all
-from .tuning import TUNING_FOLDER, Tuning, tune_plan
+from .tuning import TUNING_FOLDER, Tuning, count_cost, tune_plan
 
 if TYPE_CHECKING:
     from ..analysis.compare import Baseline
@@ -54,13 +54,13 @@ SPLITS = (3, 5, 10)
 MIN_ROUNDS, MAX_ROUNDS = 10, 200
 PILOT_ROUNDS = 3
 """Rounds by which the pace is measured."""
-MAX_TUNING = 2
-"""Full runs that each method may spend to tune on one split."""
+MAX_TUNING = 3
+"""Budget of each method's tuning on one split, in full runs."""
 MAX_STEPS = 200
 """Steps of an epoch of the largest client, from which the batch size follows."""
 MIN_STEPS = 5
 """Steps of a round of the median client, from which the epochs follow: tiny clients take one step for an epoch."""
-COST_FACTOR = 1.5
+COST_FACTOR = 1.7
 """Time of a run, averaged over methods, relative to training alone and to the first other method."""
 N_EVALUATIONS = 25
 MOVING_SHARE = 0.9
@@ -206,6 +206,13 @@ class Stages(ProgressDisplay):
         self._display.print_line(line)
 
 
+class Pace(NamedTuple):
+    """Seconds of a run besides its rounds, and of a round."""
+
+    preparation: float
+    round: float
+
+
 class Trial(NamedTuple):
     """A model that was tried: its rounds, its validation score, and whether its curves still move at the end.
 
@@ -244,7 +251,7 @@ class _Trainer:
             self._choose_model()
             for split, plan in self._make_splits():
                 is_new = split >= max(1, self.n_trained_before)
-                if is_new and (self._is_sure() or self.budget.left < 2 * self.one_pass):
+                if is_new and (self._is_sure() or self.budget.left < self._time_split(1)):
                     break  # or it would not be whole in time
                 self._train_split(split, plan)
         except StoppedError:
@@ -270,26 +277,25 @@ class _Trainer:
         show = (lambda _: None) if self.federations else self._say
         return train_baselines(plan, self.out, self._is_over, show)
 
+    def _time_split(self, tuning: int) -> float:
+        """Estimate the seconds of one more split with such a budget for each method's tuning."""
+        baselines = sum(one.seconds for one in self.outcome.baselines) / max(1, len(self.federations))
+        return self.one_pass * (1 + self._cost_of(tuning)) + baselines
+
+    def _cost_of(self, tuning: int) -> float:
+        return count_cost(tuning, self.plan.experiment.rounds, choose_only=True).full_runs
+
     def _choose_model(self) -> None:
         """Choose the model and the rounds by tuning training alone and one other method with a budget of one run."""
         choices = self.budget.choices
         if "model" not in choices:
-            models = choices["models"] or [self.plan.experiment.model]
             methods = [BASELINE, *[name for name in self.plan.algorithms if name != BASELINE][:1]]
-            # A trial costs two full runs of each method; so does a split, with the least tuning.
-            n_trials = len(models) * (2 if "scaling" in choices["free"] else 1)
-            n_runs = 2 * (n_trials * len(methods) + len(self.plan.algorithms))
-            if "affordable_rounds" not in choices:
-                pace = self._measure_pace(models[-1], methods[-1])
-                self.budget.save(affordable_rounds=int(self.budget.left / (n_runs * pace)))
-            affordable = int(choices["affordable_rounds"])
-            rounds, has_time = self.plan.experiment.rounds, affordable > MIN_ROUNDS
+            tried, affordable = self._plan_trials(methods)
+            rounds = self.plan.experiment.rounds
             if "rounds" in choices["free"]:
                 rounds = max(MIN_ROUNDS, min(rounds, affordable))
-            models = models if has_time else models[:1]
-            scalings: list[Scaling | None] = [None, "client"] if "scaling" in choices["free"] and has_time else [None]
             trials = {}
-            for model, scaling in product(models, scalings):
+            for model, scaling in tried:
                 self._say(f"trying the model {model}" + ", with per-client scaling" * (scaling is not None))
                 trials[model, scaling] = self._try_model(model, rounds, methods, scaling)
             best, best_scaling = max(trials, key=lambda one: trials[one].score)
@@ -304,15 +310,45 @@ class _Trainer:
         self._scale(choices["scaling"])
         self.plan = self._change(choices["model"], choices["rounds"], list(self.plan.algorithms))
 
-    def _measure_pace(self, model: str, method: str) -> float:
-        """Measure the seconds of a round, the preparation of a run included."""
+    def _plan_trials(self, methods: Sequence[str]) -> tuple[list[tuple[str, Scaling | None]], int]:
+        """Choose the models and scalings to try, as many as the time allows, and count the rounds that it allows."""
+        choices = self.budget.choices
+        models = choices["models"] or [self.plan.experiment.model]
+        scalings: list[Scaling | None] = [None, "client"] if "scaling" in choices["free"] else [None]
+        plans: list[list[tuple[str, Scaling | None]]] = [
+            list(product(models, scalings)), [(model, None) for model in models], [(models[0], None)]
+        ]  # fmt: skip
+        if "affordable_rounds" not in choices:
+            paces: dict[str, Pace] = {}
+            for tried in plans:
+                slowest = tried[-1][0]
+                if slowest not in paces:
+                    paces[slowest] = self._measure_pace(slowest, methods[-1])
+                affordable = self._count_affordable(paces[slowest], len(tried) * len(methods))
+                if affordable > MIN_ROUNDS:
+                    break
+            self.budget.save(affordable_rounds=affordable, n_tried=len(tried))
+        tried = next(one for one in plans if len(one) == choices["n_tried"])
+        return tried, int(choices["affordable_rounds"])
+
+    def _count_affordable(self, pace: Pace, n_trials: int) -> int:
+        """Count the rounds with which so many trials, and one split with the least tuning, fit into the time."""
+        n_methods = len(self.plan.algorithms)
+        trial, tuning = (count_cost(1, MAX_ROUNDS, choose_only=one) for one in (False, True))
+        n_runs = n_trials * trial.runs + n_methods * (tuning.runs + 1)
+        n_full = n_trials * trial.full_runs + COST_FACTOR * n_methods * (tuning.full_runs + 1)
+        return max(0, int((self.budget.left - n_runs * pace.preparation) / (n_full * pace.round)))
+
+    def _measure_pace(self, model: str, method: str) -> Pace:
         plan = self._change(model, PILOT_ROUNDS, [method])
         started = time.monotonic()
         folder = self.out / TUNING_FOLDER / "pace"
         job = plan.make_job(method, plan.experiment.seed, "measuring the pace", folder)
-        train_all([job], self._is_over, Stages(self.display), scratch=self.out, processes=1)
+        results, _ = train_all([job], self._is_over, Stages(self.display), scratch=self.out, processes=1)
+        seconds = time.monotonic() - started
+        in_rounds = results[0].seconds if results else seconds
         shutil.rmtree(folder, ignore_errors=True)
-        return (time.monotonic() - started) / PILOT_ROUNDS
+        return Pace(seconds - in_rounds, in_rounds / PILOT_ROUNDS)
 
     def _scale(self, scaling: Scaling) -> None:
         """Let the clients' numbers have another scaling from now on."""
@@ -331,7 +367,7 @@ class _Trainer:
         if scaling is not None and self.plan.federate is not None:
             plan = replace(plan, federations=(self.plan.federate(0, scaling),))
         tuning = self._tune(plan, 1, label)
-        seconds = (time.monotonic() - started) / (2 * len(methods))
+        seconds = (time.monotonic() - started) / (len(methods) * count_cost(1, rounds).full_runs)
         is_moving = any(one >= MOVING_SHARE * rounds for one in tuning.best_rounds.values())
         trial = Trial(rounds, max(tuning.scores.values()), is_moving, seconds)
         trials[label] = list(trial)
@@ -342,7 +378,8 @@ class _Trainer:
         """Tell whether three splits with so many rounds and the least tuning fit into half of the time that is left."""
         one_pass = COST_FACTOR * trial.seconds * rounds / trial.rounds * len(self.plan.algorithms)
         n_splits = SPLITS[0] if self.plan.federate else 1
-        return rounds <= MAX_ROUNDS and 2 * n_splits * one_pass < self.budget.left / 2
+        seconds = n_splits * one_pass * (1 + count_cost(1, rounds, choose_only=True).full_runs)
+        return rounds <= MAX_ROUNDS and seconds < self.budget.left / 2
 
     def _make_splits(self) -> Iterator[tuple[int, Plan]]:
         yield 0, self.plan
@@ -355,8 +392,8 @@ class _Trainer:
         """Choose the runs for tuning, so that the splits up to the next look at the verdict fit into the time."""
         n_done = len(self.federations)
         n_needed = next(n for n in SPLITS if n > n_done) - n_done if self.plan.federate else 1
-        affordable = int(self.budget.left / (n_needed * max(self.one_pass, 1e-3))) - 1
-        return max(1, min(MAX_TUNING, affordable))
+        affordable = (n for n in range(MAX_TUNING, 1, -1) if n_needed * self._time_split(n) < self.budget.left)
+        return next(affordable, 1)
 
     def _train_split(self, split: int, plan: Plan) -> None:
         """Tune and train all methods on one split."""
@@ -364,10 +401,9 @@ class _Trainer:
         runs = choices.setdefault("tuning_runs", {}).setdefault(str(split), self._choose_tuning())
         self.budget.save()
         self._say(f"split {split + 1}: tuning {len(plan.algorithms)} methods")
-        tuning = self._tune(plan, runs, f"split-{split}" if split else "")
+        tuning = self._tune(plan, runs, f"split-{split}" if split else "", choose_only=True)
         self._say(f"split {split + 1}: training {len(plan.algorithms)} methods")
         plan = replace(plan, tuned=tuning.choices)
-        baselines = self._train_baselines(plan)
         jobs = make_jobs(plan, self.out)
         results, failed = train_all(
             [replace(job, callbacks=tuple(self.callbacks)) for job in jobs],
@@ -376,17 +412,20 @@ class _Trainer:
             scratch=self.out,
             processes=self.processes,
         )
+        seconds = time.monotonic() - started
+        self.outcome.baselines = self._train_baselines(plan)
         self.federations.append(plan.federation)
         self.outcome.results += results
         self.outcome.failed += failed
-        self.outcome.baselines = baselines
         if split >= self.n_trained_before:  # others were read from the folder
-            self.one_pass = (time.monotonic() - started) / (1 + runs)
+            self.one_pass = seconds / (1 + self._cost_of(runs))
         self.budget.save(splits=max(len(self.federations), self.n_trained_before), one_pass=self.one_pass)
 
-    def _tune(self, plan: Plan, runs: int, label: str) -> Tuning:
-        display = Stages(self.display)
-        tuning = tune_plan(plan, runs, self.out, self._is_over, display, self.processes, label=label, keep_going=True)
+    def _tune(self, plan: Plan, runs: int, label: str, *, choose_only: bool = False) -> Tuning:
+        tuning = tune_plan(
+            plan, runs, self.out, self._is_over, Stages(self.display), self.processes, label=label, keep_going=True,
+            choose_only=choose_only,
+        )  # fmt: skip
         seal_experiment(self.out)
         return tuning
 
@@ -436,6 +475,11 @@ class _Trainer:
             f"rounds; every method tuned by validation data on {where}; "
             f"{write_option('budget')} off trains once as told"
         ]
+        if int(choices.get("affordable_rounds", MAX_ROUNDS)) <= MIN_ROUNDS and "rounds" in choices["free"]:
+            notes.append(
+                f"only {choices['rounds']} rounds fit into {format_seconds(self.budget.seconds)}: a longer "
+                f"{write_option('budget')} trains more, and may change the answer"
+            )
         experiment = self.plan.experiment
         may_have_it = experiment.client_column is not None and not experiment.client_feature
         return notes + suggest_client_feature(self.outcome.baselines) * may_have_it

@@ -219,7 +219,7 @@ def tune(
         >>> import fedattune
         >>> chosen = fedattune.tune("digits", "local", runs=1, partition="dirichlet", clients=5, rounds=3, lr=0.1)
         >>> chosen["local"].options, len(chosen["local"].trials), 0 < chosen["local"].score <= 1
-        ({}, 5, True)
+        ({}, 3, True)
     """
     given = {"algorithms": algorithms, "model": model, "options": options or {}, "out": out, "processes": processes}
     plan, output, _ = plan_from_python(tune, data, settings, **given, runs=runs, quiet=quiet)

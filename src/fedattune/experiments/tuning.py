@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -103,14 +103,32 @@ def list_combinations(method: str, lr: float, limit: int, seed: int, fixed: Mapp
     return [Combination(lr, {}), *(one for one in in_turn if one is not None)][:limit]
 
 
-def plan_steps(n_combinations: int, budget: int, rounds: int) -> list[tuple[int, int]]:
-    """Plan the halving: for each step, the number of combinations and of rounds."""
+def plan_steps(n_combinations: int, budget: int, rounds: int, *, choose_only: bool = False) -> list[tuple[int, int]]:
+    """Plan the halving: for each step, the number of combinations and of rounds.
+
+    A step with as many rounds as the one before would repeat it. With `choose_only`, no step has a single combination.
+    """
     steps: list[tuple[int, int]] = []
     n = n_combinations
     for fraction in FRACTIONS:
         n = max(1, min(n, int(budget / len(FRACTIONS) / fraction + 1e-9)))
-        steps.append((n, min(rounds, max(MIN_ROUNDS, round(fraction * rounds)))))
+        length = min(rounds, max(MIN_ROUNDS, round(fraction * rounds)))
+        if not (steps and steps[-1][1] == length) and not (choose_only and n == 1):
+            steps.append((n, length))
     return steps
+
+
+class Cost(NamedTuple):
+    """The runs that tuning one method takes, and how many full runs these are."""
+
+    runs: int
+    full_runs: float
+
+
+def count_cost(budget: int, rounds: int, *, choose_only: bool = False) -> Cost:
+    """Count the runs for tuning one method with all combinations that the budget allows."""
+    steps = plan_steps(3 * budget, budget, rounds, choose_only=choose_only)
+    return Cost(sum(n for n, _ in steps), sum(n * length for n, length in steps) / rounds)
 
 
 def make_tuning_split(federations: "Sequence[Federation]", seed: int) -> "Federation":
@@ -158,12 +176,14 @@ def tune_plan(
     *,
     label: str = "",
     keep_going: bool = False,
+    choose_only: bool = False,
 ) -> Tuning:
     """Choose learning rate and options of every method of a plan; what was begun before goes on.
 
     Args:
         label: distinguishes several tunings in one folder.
         keep_going: a method that diverges with every combination has the lowest rate, where an error ends all else.
+        choose_only: train no combination any further once it is chosen; scores are then not of all rounds.
     """
     suffix = f"-{label}" if label else ""
     folder = out / TUNING_FOLDER
@@ -185,21 +205,26 @@ def tune_plan(
     }
     n_tried = {name: len(each) for name, each in left.items()}
     log: dict[str, list[dict[str, Any]]] = {name: [] for name in left}
-    scores, best_rounds = dict[str, float](), dict[tuple[str, str], int]()
+    scores, best_rounds = dict.fromkeys(left, -math.inf), dict[tuple[str, str], int]()
     for step in range(len(FRACTIONS)):
         jobs: list[tuple[str, Combination, Job]] = []
         for name, combinations in left.items():
-            n, length = plan_steps(n_tried[name], budget, rounds)[step]
+            steps = plan_steps(n_tried[name], budget, rounds, choose_only=choose_only)
+            if step >= len(steps):
+                continue
+            n, length = steps[step]
             jobs += [
                 (name, one, _make_job(plan, federation, name, one, length, folder / f"{name}{suffix}" / f"{step}-{i}"))
                 for i, one in enumerate(combinations[:n])
             ]
+        if not jobs:
+            break
         results, _ = train_all([job for *_, job in jobs], should_stop, display, scratch=out, processes=processes)
         by_folder = {result.folder: result for result in results}
-        scored: dict[str, list[tuple[float, Combination]]] = {name: [] for name in left}
+        scored: dict[str, list[tuple[float, Combination]]] = {}
         for name, one, job in jobs:
             score = _score(by_folder.get(job.folder), plan)
-            scored[name].append((score, one))
+            scored.setdefault(name, []).append((score, one))
             if result := by_folder.get(job.folder):
                 best_rounds[name, one.describe()] = (result.best_validation or {}).get("round", 0)
             trial = {"rounds": job.settings.rounds, "lr": one.lr, **one.options}
