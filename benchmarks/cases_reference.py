@@ -37,7 +37,6 @@ SECONDS = 25.0
 TEST_SHARE = 0.25
 MAX_CLIENTS = 150
 """Clients that are scored; everybody's rows train the pooled models."""
-MAX_ROWS = 60_000
 MAX_SLOPES = 20_000
 """Coefficients up to which the linear model gets slopes of each client."""
 MIN_LEAF = 20
@@ -193,9 +192,6 @@ def measure(table: Table, frame: "pd.DataFrame", *, splits: int = SPLITS, second
     group_of = np.arange(len(y)) if groups is None else groups.astype(str).to_numpy(dtype=str)
     n_rows, names = len(y), np.unique(clients)
     rng = np.random.default_rng(0)
-    if n_rows > MAX_ROWS:
-        kept = np.sort(rng.choice(n_rows, MAX_ROWS, replace=False))
-        x, y, clients, group_of = x.iloc[kept].reset_index(drop=True), y[kept], clients[kept], group_of[kept]
     scored = np.sort(rng.choice(names, min(MAX_CLIENTS, len(names)), replace=False))
     metric = choose_metric(y, is_number=table.is_number)
     scores: dict[tuple[str, str], list[NDArray[Any]]] = {}

@@ -168,7 +168,7 @@ def test_the_end_of_the_time_ends_the_splits(cli: Cli, work: Path, monkeypatch: 
     done = cli(*TABLE, "--algorithms", "local,fedavg", "--budget", "1s")
     assert done.code == 0
     assert (
-        "note: only 10 rounds fit into 1 second: a longer --budget trains more, and may change the answer" in done.out
+        "only 10 rounds fit and the model dnn was not tried for lack of time: a longer --budget may change" in done.out
     )
     state = json.loads((work / "run" / "budget.json").read_text())
     verdict = json.loads((work / "run" / "result.json").read_text())["verdict"]

@@ -62,6 +62,8 @@ MIN_STEPS = 5
 """Steps of a round of the median client, from which the epochs follow: tiny clients take one step for an epoch."""
 COST_FACTOR = 1.7
 """Time of a run, averaged over methods, relative to training alone and to the first other method."""
+RESERVE = 0.2
+"""Share of the time for the report, and for estimates that are too low."""
 N_EVALUATIONS = 25
 MOVING_SHARE = 0.9
 """Share of the rounds after which a best validation round says that more rounds may be better."""
@@ -337,7 +339,8 @@ class _Trainer:
         trial, tuning = (count_cost(1, MAX_ROUNDS, choose_only=one) for one in (False, True))
         n_runs = n_trials * trial.runs + n_methods * (tuning.runs + 1)
         n_full = n_trials * trial.full_runs + COST_FACTOR * n_methods * (tuning.full_runs + 1)
-        return max(0, int((self.budget.left - n_runs * pace.preparation) / (n_full * pace.round)))
+        seconds = (1 - RESERVE) * self.budget.left - n_runs * pace.preparation
+        return max(0, int(seconds / (n_full * pace.round)))
 
     def _measure_pace(self, model: str, method: str) -> Pace:
         plan = self._change(model, PILOT_ROUNDS, [method])
@@ -475,10 +478,14 @@ class _Trainer:
             f"rounds; every method tuned by validation data on {where}; "
             f"{write_option('budget')} off trains once as told"
         ]
-        if int(choices.get("affordable_rounds", MAX_ROUNDS)) <= MIN_ROUNDS and "rounds" in choices["free"]:
+        lacking = [f"only {choices['rounds']} rounds fit"] * (
+            "rounds" in choices["free"] and int(choices["affordable_rounds"]) <= MIN_ROUNDS
+        )
+        if untried := [model for model in choices["models"] if model not in tried]:
+            lacking.append(f"the model {' or '.join(untried)} was not tried")
+        if lacking:
             notes.append(
-                f"only {choices['rounds']} rounds fit into {format_seconds(self.budget.seconds)}: a longer "
-                f"{write_option('budget')} trains more, and may change the answer"
+                f"{' and '.join(lacking)} for lack of time: a longer {write_option('budget')} may change the answer"
             )
         experiment = self.plan.experiment
         may_have_it = experiment.client_column is not None and not experiment.client_feature

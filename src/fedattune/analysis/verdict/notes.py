@@ -247,7 +247,7 @@ MAX_SHOWN_NOTES = 3
 """Notes on the terminal; the report has all."""
 URGENT_WORDS = (
     ("diverged", "failed with seed"),
-    ("rounds fit into",),
+    ("for lack of time",),
     ("predicts the target nearly", "is it known before"),
     ("--group-column", "several rows"),
     ("--normalize-names", "only in case"),
