@@ -28,6 +28,24 @@ def test_table_of_several_clients(tmp_path: Path) -> None:
         same_client(found.federation, u, whole, u)
 
 
+def test_rows_of_one_patient_stay_in_one_part(tmp_path: Path) -> None:
+    """As in a simulation, with a shared schema too; `group-column` says otherwise."""
+    lines = [f"{row},{i // 5}" for i, row in enumerate(rows(60))]
+    path = csv(tmp_path / "t.csv", lines, head="ward,age,sex,ill,patient")
+    node = {"data": path, "name": "a", "target": "ill"}
+    whole = loaded(**node).federation
+    assert whole.schema is not None
+    assert "patient" not in whole.schema.columns
+    for federation in (whole, loaded(whole.schema, **node).federation):
+        client = federation.clients[0]
+        parts = [set((part // 5).tolist()) for part in (client.train, client.validation, client.test)]
+        assert sum(map(len, parts)) == 12
+        assert federation.partition["grouped"] is True
+    assert "grouped" not in loaded(**node, group_column="off").federation.partition
+    with pytest.raises(ConfigError, match="group-column goes only with a table"):
+        loaded(data="digits", clients=3, group_column="x")
+
+
 def test_folder_of_tables(tmp_path: Path) -> None:
     csv(tmp_path / "w" / "south.csv", [row for row in rows(40) if ",m," in row])
     csv(tmp_path / "w" / "north.csv", rows(30, start=7))

@@ -167,15 +167,24 @@ def test_the_end_of_the_time_ends_the_splits(cli: Cli, work: Path, monkeypatch: 
     monkeypatch.setattr(budgets._Trainer, "_is_sure", lambda _: False)
     done = cli(*TABLE, "--algorithms", "local,fedavg", "--budget", "1s")
     assert done.code == 0
-    assert (
-        "only 10 rounds fit and the model dnn was not tried for lack of time: a longer --budget may change" in done.out
-    )
+    assert "the model dnn and per-client scaling were not tried for lack of time: a longer --budget may" in done.out
     state = json.loads((work / "run" / "budget.json").read_text())
     verdict = json.loads((work / "run" / "result.json").read_text())["verdict"]
     assert cli("compare", "--resume", "run", "--quiet").code == 0  # no time is left, and nothing is lost
     assert json.loads((work / "run" / "result.json").read_text())["verdict"] == verdict
     assert state["choices"]["splits"] == len({run.split for run in read_runs([work / "run"]).results}) < 10
     assert state["choices"]["rounds"] == budgets.MIN_ROUNDS
+
+
+def test_what_was_begun_before_counts_with_its_time(tmp_path: Path) -> None:
+    first = budgets.Budget(60, tmp_path)
+    first.begin("split-0")
+    first.started -= 20
+    first.save()
+    again = budgets.Budget(60, tmp_path)
+    again.begin("split-0")
+    assert again.measure("split-0") == pytest.approx(20, abs=1)
+    assert again.left == pytest.approx(40, abs=1)
 
 
 def test_a_split_takes_the_time_of_its_baselines_too(

@@ -1,6 +1,7 @@
 """Building a federation from a data set and a partition."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ def partition_dataset(
                 "split and min_rows out"
             )
         return _federate_saved(dataset, name, options, clients, scaling)
+    if split == "time" and dataset.found_groups is not None:
+        dataset = replace(dataset, groups=None)  # the rows of a group may be older and newer than the cut
     checked = check_options(get_short_name(name), find_partition(name), options or {})
     seed = DEFAULT_SEEDS.get(name, 0) if seed is None else seed
     check_fractions(test, validation, seed)
@@ -184,6 +187,8 @@ def restore_federation(dataset: Dataset, manifest: Mapping[str, Any]) -> Federat
             f"{about['fingerprint'][:12]}), not for {dataset.name!r} with {len(dataset.y)} samples "
             f"(fingerprint {dataset.fingerprint[:12]}); load the same data, or make a new partition"
         )
+    if not checked["partition"].get("grouped"):
+        dataset = replace(dataset, groups=None)
     check_two_clients(dataset.name, [entry["name"] for entry in checked["clients"]])
     members = ClientIndex.from_clients(
         Client(entry["name"], *(np.array(entry[part], dtype=np.int64) for part in PARTS))
@@ -317,8 +322,6 @@ def load_federation(
         source = SOURCES[resolve_source_name(str(data))]
         if any(option.name == "clients" for option in list_options(source)):
             source_options.setdefault("clients", clients)  # the source makes clients: let it make that many
-    if split == "time" and is_table(data):
-        source_options.setdefault("group_column", "off")  # the rows of a group may be older and newer than the cut
     dataset = load_data(data, data_dir=data_dir, options=source_options, client_column=client_column, target=target)
     return partition_dataset(
         dataset,

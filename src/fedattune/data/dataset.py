@@ -45,6 +45,7 @@ class Dataset:
         owner: number of each sample's natural client, (n,), int64.
         owners: names of the natural clients.
         groups: group of each sample, such as the patient of a visit, (n,), int64; a group is in one part as a whole.
+        found_groups: column of a table that gives the groups because it looks so, not because the user named it.
         encode: takes the training rows and all rows of each client, and the scaling; returns features, float32
             (n, F), each client's constants (3, K), and which deviations it took from all clients, bool (N, K).
         read_times: of a table, reads the column of their age; None stands for the only date column.
@@ -65,6 +66,7 @@ class Dataset:
     owner: Array | None = None
     owners: tuple[str, ...] = ()
     groups: Array | None = None
+    found_groups: str | None = None
     encode: Encoder | None = None
     read_times: Callable[[str | None], Times] | None = None
     notes: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -65,6 +66,7 @@ class NodeConfig(StrictSchema):
     name: str | None = None
     target: str | None = None
     client_column: str | None = None
+    group_column: str | None = None
     test: float | None = None
     validation: float | None = None
     partition: str | None = None
@@ -92,8 +94,9 @@ def load_node(
     - for trials, a known data set such as digits, with `partition` and `clients`; `take`, such as "0 5 10", lists the
       numbers of this node's clients
 
-    A table has its class in the column `target`, by default the schema's. The keys `test` and `validation` count for
-    this node only. Without a schema that all nodes share, only the node's own clients must agree.
+    A table has its class in the column `target`, by default the schema's. Rows with the same value of `group-column`
+    stay in one part. The keys `test` and `validation` count for this node only. Without a schema that all nodes share,
+    only the node's own clients must agree.
 
     Raises:
         ConfigError: a key is unknown or missing, or does not go with the data.
@@ -107,13 +110,13 @@ def load_node(
     )
     check_fractions(**split)
     if node.data in SOURCES or node.data in HUB_IDS.values():
-        _refuse_keys(node, "a table", "target", "client_column")
+        _refuse_keys(node, "a table", "target", "client_column", "group_column")
         data = _take_clients(node, split, data_dir)
     else:
         _refuse_keys(node, "a known data set", "partition", "clients", "take")
         files = _find_files(node.data)
         if files[0].suffix.lower() == CLIENT_SUFFIX:
-            _refuse_keys(node, "a table", "target", "client_column")
+            _refuse_keys(node, "a table", "target", "client_column", "group_column")
             _refuse_keys(node, "data that are not divided yet", "test", "validation")
             clients = sorted(map(read_client, files), key=lambda client: client.number)
             numbers = [client.number for client in clients]
@@ -227,13 +230,14 @@ def _read_tables(node: NodeConfig, files: Sequence[Path], schema: Schema | None,
     for problem in _find_name_problems(node):
         raise ConfigError(problem)
     is_file = Path(node.data).expanduser() == files[0]
+    load = partial(load_table, target=target, group_column=node.group_column)
     if is_file and node.client_column is not None:
-        tables = [load_table(files[0], schema, client_column=node.client_column, target=target)]
+        tables = [load(files[0], schema, client_column=node.client_column)]
     else:
-        tables = [load_table(file, schema, client_column=None, target=target) for file in files]
+        tables = [load(file, schema, client_column=None) for file in files]
         if schema is None and len(files) > 1:
             joint = merge_schemas([data.schema for data in tables if data.schema is not None])
-            tables = [load_table(file, joint, client_column=None, target=target) for file in files]
+            tables = [load(file, joint, client_column=None) for file in files]
         names = [node.name or ""] if is_file else [file.stem for file in files]
         tables = [
             replace(data, owner=np.zeros(len(data.y), dtype=np.int64), owners=(name,))

@@ -256,6 +256,7 @@ def select_usable_clients(
             faults[u] = f"has {len(rows[u])} sample{plural}, {n_train} to train and {n_test} to test"
             if dataset.groups is not None and len(rows[u]) > 1:
                 faults[u] = f"has {len(rows[u])} samples of one group, which is not divided"
+                faults[u] += " unless --group-column is off" * (dataset.found_groups is not None)
     listed = "; ".join(f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:MAX_CLIENTS_IN_NOTE])
     more = f"; and {len(faults) - MAX_CLIENTS_IN_NOTE} more" if len(faults) > MAX_CLIENTS_IN_NOTE else ""
     if faults and small_clients == "error":
@@ -301,17 +302,20 @@ def suggest_min_rows(members: Sequence[Client]) -> tuple[str, ...]:
 
 
 def describe_groups(dataset: Dataset, members: Sequence[Client]) -> tuple[str, ...]:
-    """Say how many groups have rows at several clients, where they may be in different parts."""
+    """Say what keeps rows in one part, and how many groups have rows at several clients, in different parts."""
     if dataset.groups is None:
         return ()
+    notes = []
+    if dataset.found_groups is not None:
+        notes.append(f"Rows with the same {dataset.found_groups!r} stay in one part; --group-column off splits them.")
     holders = np.concatenate([np.unique(dataset.groups[client.all]) for client in members])
     groups, times = np.unique(holders, return_counts=True)
-    if not (n_shared := int((times > 1).sum())):
-        return ()
-    return (
-        f"{n_shared:,} of {len(groups):,} groups have rows at several clients, so that one client may train on a group "
-        "that another one is tested on.",
-    )
+    if n_shared := int((times > 1).sum()):
+        notes.append(
+            f"{n_shared:,} of {len(groups):,} groups have rows at several clients, so that one client may train on a "
+            "group that another one is tested on."
+        )
+    return tuple(notes)
 
 
 def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> None:

@@ -1,6 +1,6 @@
 """Baselines of a comparison, trained on the very same rows and splits as the methods.
 
-The linear models are regularised: one strength for all clients, which everybody's validation rows choose, as they
+The linear models are regularised: one strength for all clients, which validation rows of many clients choose, as they
 choose the options of the methods. Boosting has the defaults of scikit-learn, which are what a practitioner tries first.
 Refused: pipelines with a search of their own. They would choose by data that the methods do not see.
 """
@@ -156,6 +156,8 @@ Fit = Callable[[Array, Array, int], Fitted]
 
 def _tune_each(rows: SplitRows, candidates: Sequence[Fit], should_stop: ShouldStop) -> dict[str, RowPredictions]:
     """Fit each client's rows by the candidate that is best at some of the clients."""
+    if len(candidates) == 1:
+        return _fit_each(rows, candidates[0], should_stop)
     some = replace(rows, ids=rows.ids[:: -(-len(rows.ids) // MAX_TUNED_CLIENTS)])
     tried = [_fit_each(some, one, should_stop) for one in candidates]
     best = _find_best(tried)
@@ -168,7 +170,7 @@ def _tune_pooled(rows: SplitRows, candidates: Sequence[Fit]) -> dict[str, RowPre
 
 
 def _find_best(tried: Sequence[dict[str, RowPredictions]]) -> int:
-    """Find the smallest loss on all validation rows; without any, take the one in the middle."""
+    """Return the position of the smallest loss on all validation rows; without any, the one in the middle."""
     if "validation" not in tried[0]:
         return len(tried) // 2
 

@@ -172,6 +172,15 @@ class Budget:
     def left(self) -> float:
         return self.seconds - self.spent
 
+    def begin(self, what: str) -> None:
+        """Note when something begins; a resumed run goes on with what it began before."""
+        self.choices.setdefault("began", {}).setdefault(what, round(self.spent, 1))
+        self.save()
+
+    def measure(self, what: str) -> float:
+        """Return the seconds that were spent since something began."""
+        return self.spent - float(self.choices["began"][what])
+
     def save(self, **choices: Any) -> None:
         self.choices |= choices
         write_json(self.file, {"seconds": self.seconds, "spent": round(self.spent, 1), "choices": self.choices})
@@ -249,7 +258,7 @@ class _Trainer:
             self.budget.save()
             first = tuple(name for name in self.plan.experiment.baseline if name != "centralized")  # it is tuned later
             quick = self.plan.experiment.model_copy(update={"baseline": first})
-            self._train_baselines(replace(self.plan, experiment=quick))
+            self.outcome.baselines = self._train_baselines(replace(self.plan, experiment=quick))
             self._choose_model()
             for split, plan in self._make_splits():
                 is_new = split >= max(1, self.n_trained_before)
@@ -281,8 +290,12 @@ class _Trainer:
 
     def _time_split(self, tuning: int) -> float:
         """Estimate the seconds of one more split with such a budget for each method's tuning."""
-        baselines = sum(one.seconds for one in self.outcome.baselines) / max(1, len(self.federations))
-        return self.one_pass * (1 + self._cost_of(tuning)) + baselines
+        return self.one_pass * (1 + self._cost_of(tuning)) + self._time_baselines()
+
+    def _time_baselines(self) -> float:
+        """Return the seconds of all baselines of one split."""
+        baselines = self.outcome.baselines
+        return sum(one.seconds for one in baselines) / max(1, len({one.split for one in baselines}))
 
     def _cost_of(self, tuning: int) -> float:
         return count_cost(tuning, self.plan.experiment.rounds, choose_only=True).full_runs
@@ -307,7 +320,9 @@ class _Trainer:
                 self._say(f"{best} still learns after {trial.rounds} rounds: trying {2 * trial.rounds}")
                 trial = self._try_model(best, 2 * trial.rounds, methods)
             self.one_pass = COST_FACTOR * trial.seconds * len(self.plan.algorithms)
-            self.budget.save(model=best, rounds=trial.rounds, scaling=scaling, one_pass=self.one_pass)
+            self.budget.save(
+                model=best, rounds=trial.rounds, scaling=scaling, one_pass=self.one_pass, is_moving=trial.is_moving
+            )
         self.one_pass = choices["one_pass"]
         self._scale(choices["scaling"])
         self.plan = self._change(choices["model"], choices["rounds"], list(self.plan.algorithms))
@@ -327,7 +342,11 @@ class _Trainer:
                 if slowest not in paces:
                     paces[slowest] = self._measure_pace(slowest, methods[-1])
                 affordable = self._count_affordable(paces[slowest], len(tried) * len(methods))
-                if affordable > MIN_ROUNDS:
+                if (
+                    affordable > MIN_ROUNDS
+                    if "rounds" in choices["free"]
+                    else affordable >= self.plan.experiment.rounds
+                ):
                     break
             self.budget.save(affordable_rounds=affordable, n_tried=len(tried))
         tried = next(one for one in plans if len(one) == choices["n_tried"])
@@ -336,22 +355,28 @@ class _Trainer:
     def _count_affordable(self, pace: Pace, n_trials: int) -> int:
         """Count the rounds with which so many trials, and one split with the least tuning, fit into the time."""
         n_methods = len(self.plan.algorithms)
-        trial, tuning = (count_cost(1, MAX_ROUNDS, choose_only=one) for one in (False, True))
-        n_runs = n_trials * trial.runs + n_methods * (tuning.runs + 1)
-        n_full = n_trials * trial.full_runs + COST_FACTOR * n_methods * (tuning.full_runs + 1)
-        seconds = (1 - RESERVE) * self.budget.left - n_runs * pace.preparation
-        return max(0, int(seconds / (n_full * pace.round)))
+
+        def estimate(rounds: int) -> float:
+            trial, tuning = (count_cost(1, rounds, choose_only=one) for one in (False, True))
+            n_runs = n_trials * trial.runs + n_methods * (tuning.runs + 1)
+            n_full = n_trials * trial.full_runs + COST_FACTOR * n_methods * (tuning.full_runs + 1)
+            return n_runs * pace.preparation + n_full * rounds * pace.round
+
+        most, left = max(MAX_ROUNDS, self.plan.experiment.rounds), (1 - RESERVE) * self.budget.left
+        return next((rounds for rounds in range(most, 0, -1) if estimate(rounds) <= left), 0)
 
     def _measure_pace(self, model: str, method: str) -> Pace:
         plan = self._change(model, PILOT_ROUNDS, [method])
-        started = time.monotonic()
         folder = self.out / TUNING_FOLDER / "pace"
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
+        started = time.monotonic()
         job = plan.make_job(method, plan.experiment.seed, "measuring the pace", folder)
         results, _ = train_all([job], self._is_over, Stages(self.display), scratch=self.out, processes=1)
         seconds = time.monotonic() - started
-        in_rounds = results[0].seconds if results else seconds
+        ends = [one.seconds for one in results[0].store.rounds()] if results else [0.0, seconds]
+        a_round = (ends[-1] - ends[0]) / max(1, len(ends) - 1)  # the first one prepares much
         shutil.rmtree(folder, ignore_errors=True)
-        return Pace(seconds - in_rounds, in_rounds / PILOT_ROUNDS)
+        return Pace(max(0.0, seconds - len(ends) * a_round), a_round)
 
     def _scale(self, scaling: Scaling) -> None:
         """Let the clients' numbers have another scaling from now on."""
@@ -366,11 +391,12 @@ class _Trainer:
         trials = self.budget.choices.setdefault("trials", {})
         if label in trials:
             return Trial(*trials[label])
-        started, plan = time.monotonic(), self._change(model, rounds, methods)
+        self.budget.begin(label)
+        plan = self._change(model, rounds, methods)
         if scaling is not None and self.plan.federate is not None:
             plan = replace(plan, federations=(self.plan.federate(0, scaling),))
         tuning = self._tune(plan, 1, label)
-        seconds = (time.monotonic() - started) / (len(methods) * count_cost(1, rounds).full_runs)
+        seconds = self.budget.measure(label) / (len(methods) * count_cost(1, rounds).full_runs)
         is_moving = any(one >= MOVING_SHARE * rounds for one in tuning.best_rounds.values())
         trial = Trial(rounds, max(tuning.scores.values()), is_moving, seconds)
         trials[label] = list(trial)
@@ -381,7 +407,8 @@ class _Trainer:
         """Tell whether three splits with so many rounds and the least tuning fit into half of the time that is left."""
         one_pass = COST_FACTOR * trial.seconds * rounds / trial.rounds * len(self.plan.algorithms)
         n_splits = SPLITS[0] if self.plan.federate else 1
-        seconds = n_splits * one_pass * (1 + count_cost(1, rounds, choose_only=True).full_runs)
+        a_split = one_pass * (1 + count_cost(1, rounds, choose_only=True).full_runs)
+        seconds = n_splits * a_split + (n_splits - 1) * self._time_baselines()
         return rounds <= MAX_ROUNDS and seconds < self.budget.left / 2
 
     def _make_splits(self) -> Iterator[tuple[int, Plan]]:
@@ -400,11 +427,11 @@ class _Trainer:
 
     def _train_split(self, split: int, plan: Plan) -> None:
         """Tune and train all methods on one split."""
-        started, choices = time.monotonic(), self.budget.choices
+        choices, label = self.budget.choices, f"split-{split}"
         runs = choices.setdefault("tuning_runs", {}).setdefault(str(split), self._choose_tuning())
-        self.budget.save()
+        self.budget.begin(label)
         self._say(f"split {split + 1}: tuning {len(plan.algorithms)} methods")
-        tuning = self._tune(plan, runs, f"split-{split}" if split else "", choose_only=True)
+        tuning = self._tune(plan, runs, label if split else "", choose_only=True)
         self._say(f"split {split + 1}: training {len(plan.algorithms)} methods")
         plan = replace(plan, tuned=tuning.choices)
         jobs = make_jobs(plan, self.out)
@@ -415,7 +442,7 @@ class _Trainer:
             scratch=self.out,
             processes=self.processes,
         )
-        seconds = time.monotonic() - started
+        seconds = self.budget.measure(label)
         self.outcome.baselines = self._train_baselines(plan)
         self.federations.append(plan.federation)
         self.outcome.results += results
@@ -478,14 +505,18 @@ class _Trainer:
             f"rounds; every method tuned by validation data on {where}; "
             f"{write_option('budget')} off trains once as told"
         ]
-        lacking = [f"only {choices['rounds']} rounds fit"] * (
-            "rounds" in choices["free"] and int(choices["affordable_rounds"]) <= MIN_ROUNDS
+        is_short = (
+            choices["is_moving"] and "rounds" in choices["free"] and choices["affordable_rounds"] <= choices["rounds"]
         )
-        if untried := [model for model in choices["models"] if model not in tried]:
-            lacking.append(f"the model {' or '.join(untried)} was not tried")
+        lacking = [f"only {choices['rounds']} rounds fit"] * is_short
+        untried = [f"the model {model}" for model in choices["models"] if model not in tried]
+        if "scaling" in choices["free"] and choices["n_tried"] <= max(1, len(choices["models"])):
+            untried.append("per-client scaling")
+        if untried:
+            lacking.append(f"{' and '.join(untried)} {'were' if len(untried) > 1 else 'was'} not tried")
         if lacking:
             notes.append(
-                f"{' and '.join(lacking)} for lack of time: a longer {write_option('budget')} may change the answer"
+                f"{', and '.join(lacking)} for lack of time: a longer {write_option('budget')} may change the answer"
             )
         experiment = self.plan.experiment
         may_have_it = experiment.client_column is not None and not experiment.client_feature

@@ -95,7 +95,7 @@ class Experiment(Settings):
     target: str | None = option("column of your table to predict")
     group_column: str | None = option(
         "column of your table whose equal values stay in one part, such as the patient of several visits; by default "
-        "one that looks so, off for none"
+        "a column that looks like one; off: none"
     )
     drop_columns: str | None = option("columns of your table to leave out, separated by commas")
     missing: Literal["impute", "drop"] = option(

@@ -366,8 +366,6 @@ def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Datas
         options.setdefault("clients", experiment.clients)  # this source makes its own clients
     if is_table(experiment.data):
         options |= {name: experiment.get(name) for name in TABLE_COLUMN_OPTIONS - {"client_column", "target"}}
-        if experiment.split == "time" and experiment.group_column is None:
-            options["group_column"] = "off"  # the rows of a group may be older and newer than the cut
     elif given := sorted(
         name
         for name in TABLE_COLUMN_OPTIONS - {"client_column", "target"}

@@ -158,9 +158,9 @@ def make_tuning_split(federations: "Sequence[Federation]", seed: int) -> "Federa
     if len(clients) < 2:
         raise RunError(
             f"tuning: the {len(federations)} splits leave rows without a test to {len(clients)} clients; give fewer "
-            "--splits, or tune with one split"
+            "--splits, tune with one split, or leave --tune to --budget"
         )
-    # Every client with rows has a validation part here, none of them by chance.
+    # Each client has a validation part here, unless its rows are of one group; none has it by chance.
     fractions = {k: v for k, v in federation.partition.get("fractions", {}).items() if k != "validation"}
     partition = {**federation.partition, "fractions": fractions, "split": TUNING_STREAM}
     return replace(federation, clients=ClientIndex.from_clients(clients), partition=partition)

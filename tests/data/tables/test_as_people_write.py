@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from fedattune import ConfigError, DataError, load_federation
-from fedattune.data import Dataset, Schema, load_table
+from fedattune.data import Dataset, Schema, load_table, partition_dataset, save_manifest
 from fedattune.data.schema import merge_schemas
 from fedattune.data.tables.new_rows import read_rows
 
@@ -255,15 +255,20 @@ def test_a_column_that_names_subjects_is_no_feature(name: str, form: str, tmp_pa
     data = load(path)
     assert name not in schema_of(data).columns
     assert set(schema_of(data).columns) == {"sex", "arm", "age", "visit", "bp"}
-    assert any("give --group-column off, and results may be too good" in note for note in data.notes)
-    for grouped in (data, load(path, group_column=name)):
+    assert any("names what several rows belong to (40 values in 200 rows) and is left out." in s for s in data.notes)
+    assert data.found_groups == name
+    whole = partition_dataset(data)
+    assert f"Rows with the same {name!r} stay in one part; --group-column off splits them." in whole.notes
+    dropped, chosen = load(path, drop_columns=[name]), load(path, features=["age", "bp"])
+    named = load(path, group_column=name)
+    for grouped in (data, dropped, chosen, named):
         assert grouped.groups is not None
         assert grouped.groups.tolist() == np.repeat(np.arange(40), 5).tolist()
+        assert name not in schema_of(grouped).columns
     alone = load(path, group_column="off")
     assert alone.groups is None
-    assert any(f"to keep them together, give --group-column {name}" in note for note in alone.notes)
-    assert name not in schema_of(grouped).columns
-    assert any("stay in one part; there are 40" in note for note in grouped.notes)
+    assert not any("--group-column" in note for note in alone.notes)
+    assert any("stay in one part; there are 40" in note for note in named.notes)
     chosen = load(path, features=[name, "age"], group_column=name)
     assert name in schema_of(chosen).columns
 
@@ -302,6 +307,18 @@ def test_a_split_by_time_has_no_groups(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", columns)
     federation = load_federation(path, client_column="site", target="y", split="time")
     assert federation.groups is None
+    save_manifest(federation, tmp_path / "p.json")
+    again = load_federation(path, client_column="site", target="y", partition=str(tmp_path / "p.json"))
+    assert again.groups is None
+    assert not any("stay in one part" in note for note in again.notes)
+
+
+def test_gaps_are_no_subjects(tmp_path: Path) -> None:
+    columns = visits()
+    columns["subject"] = ["" if i % 20 == 3 else one for i, one in enumerate(columns["subject"])]
+    data = load(write(tmp_path / "t.csv", columns))
+    assert data.groups is not None
+    assert any("(40 values in 200 rows)" in note for note in data.notes)
 
 
 @pytest.mark.parametrize("seed", range(5))

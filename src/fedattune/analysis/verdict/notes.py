@@ -72,7 +72,7 @@ def _note_constant(results: "Sequence[RunMetrics]") -> list[str]:
     if flat:
         notes.append(
             f"{_write_predict(flat)} nearly the same number everywhere: the predictions spread "
-            f"{100 * max(flat.values()):.1g}% as far as the target"
+            f"{'at most ' * (len(flat) > 1)}{100 * max(flat.values()):.1g}% as far as the target"
         )
     for top, found in frequent.items():
         (share, truth), name = min(found.values()), results[0].facts["classes"][top]
@@ -249,7 +249,7 @@ URGENT_WORDS = (
     ("diverged", "failed with seed"),
     ("for lack of time",),
     ("predicts the target nearly", "is it known before"),
-    ("--group-column", "several rows"),
+    ("may be too good",),
     ("--normalize-names", "only in case"),
     ("hardly look", "nearly the same number"),
     ("so accuracy says little", "target varies"),

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from .file import DateOrder, TableFile, find_stem, is_categorical, is_numeric, i
 from .names import Spellings, describe_spellings, find_spellings, strip_names, unify_spellings
 from .number_columns import read_numbers_as_written
 from .scaling import fit_all_constants, limit, standardise
-from .subjects import choose_groups, find_subjects, is_numbering
+from .subjects import choose_group_column, find_subjects, is_numbering
 from .texts import DEFAULT_MAX_TOKENS, DEFAULT_TEXT_FEATURES, is_free_text
 from .written_numbers import is_float
 
@@ -125,13 +125,14 @@ def load_table(
         names = _read_client_names(table, client_column, normalize_names, spellings)
         owner, owners = encode_values(names)
         notes.append(f"Column {client_column!r} names {len(owners)} clients.")
+    keys = {name for name in (client_column, group_column, target) if name is not None}
     may_find_groups = group_column is None
     if group_column == NO_GROUPS:
         group_column = None
     if schema is None:
         free = _read_names(text_columns, table, "text_columns")
         if tokens is None:
-            others = [name for name in table.names if name not in {client_column, group_column, target, *free}]
+            others = [name for name in table.names if name not in {*keys, *free}]
             table = settle_date_order(table, others, notes)
             table = read_numbers_as_written(table, others, decimal, notes)
         labels = read_complete_column(table, target, "target")
@@ -144,14 +145,13 @@ def load_table(
                 notes.append(f"Blanks at the ends of classes are left out in {target!r}.")
             labels = _unify_names(target, labels, normalize_names, spellings).astype(str)
         y, classes = read_target(table.path, target, labels, target_type)
+        subjects, left_out = [], []
         if tokens is not None:
             columns = _read_tokens(table, feature_names, tokens, max_tokens)
         else:
-            subjects = {} if is_chosen else _find_subjects(table, feature_names, free, owner, y)
-            if may_find_groups:
-                group_column = choose_groups({name: table.values(name) for name in subjects}, owner)
-            notes += [_describe_subject(table, name, owner, is_group=name == group_column) for name in subjects]
-            feature_names = [name for name in feature_names if name not in subjects]
+            subjects = _find_subjects(table, [name for name in table.names if name not in {*keys, *free}], owner, y)
+            left_out = [] if is_chosen else [name for name in feature_names if name in subjects]
+            feature_names = [name for name in feature_names if name not in left_out]
             reader = FeatureReader(
                 table, free, text_features, max_categories, normalize_names, may_leave_out=not is_chosen
             )
@@ -166,15 +166,20 @@ def load_table(
         labels, classes = read_complete_column(table, target, "target"), schema.classes
         y = read_labels(table.path, target, labels, schema)
         columns = read_schema_features(table, schema)
-        used = {*feature_names, client_column, group_column, target}
+        subjects, left_out = _find_subjects(table, [name for name in table.names if name not in keys], owner, y), []
+        used = {*feature_names, *keys}
         if strange := [name for name in table.names if name not in used]:
             notes.append(f"The schema does not have the columns {', '.join(strange)}; they are left out.")
         said = [f"{note[0].upper()}{note[1:]}." for note in columns.notes]
         notes += columns.describe_gaps() + said + describe_spellings(spellings, normalize_names)
-    groups = None
+    found, groups = None, None
     if group_column is not None:
         groups = _read_groups(table.values(group_column))
         notes.append(f"Rows with the same {group_column!r} stay in one part; there are {len(set(groups.tolist()))}.")
+    elif may_find_groups and (found := choose_group_column({name: table.values(name) for name in subjects}, owner)):
+        groups = _read_groups(table.values(found))
+    is_settled = groups is not None or not may_find_groups
+    notes += _describe_subjects(table, subjects, left_out, owner, is_settled=is_settled)
     x = columns.matrix()
     return Dataset(
         name=find_stem(table.path),
@@ -184,6 +189,7 @@ def load_table(
         owner=owner,
         owners=owners,
         groups=groups,
+        found_groups=found,
         encode=partial(encode_features, x, len(columns.numbers)),
         read_times=partial(read_times, table),
         notes=tuple(notes),
@@ -322,14 +328,12 @@ def _warn_of_revealing(columns: FeatureColumns, y: Array, classes: Sequence[str]
     return warnings
 
 
-def _find_subjects(
-    table: TableFile, names: Sequence[str], free_texts: Sequence[str], owner: Array | None, y: Array
-) -> list[str]:
+def _find_subjects(table: TableFile, names: Sequence[str], owner: Array | None, y: Array) -> list[str]:
     columns = {}
     for name in names:
         column = table.column(name)
         is_read = is_numeric(column.type) or is_plain_text(column.type)
-        if is_read and column.null_count < len(column) and name not in free_texts:
+        if is_read and column.null_count < len(column) and not name.startswith("__index_level_"):
             columns[name] = table.values(name)
     return find_subjects(columns, y, owner)
 
@@ -338,18 +342,26 @@ def _describe_index(name: str) -> str:
     return f"Column {name!r} counts or names the rows and is left out; to use it, name it in --set features=..."
 
 
-def _describe_subject(table: TableFile, name: str, owner: Array | None, *, is_group: bool) -> str:
-    values = table.values(name)
-    if is_numbering(values, owner):
-        return _describe_index(name)
-    n = len(set(values.tolist()))
-    said = f"Column {name!r} names what several rows belong to ({n:,} values in {table.n_rows:,} rows) and is left out"
-    if is_group:
-        return f"{said}; to split rows of one {name!r}, too, give --group-column off, and results may be too good"
-    return (
-        f"{said}; rows of one {name!r} may be in training and in test, so results may be too good: to keep them "
-        f"together, give --group-column {shlex.quote(name)}"
-    )
+def _describe_subjects(
+    table: TableFile, subjects: Sequence[str], left_out: Collection[str], owner: Array | None, *, is_settled: bool
+) -> list[str]:
+    """Say which columns of subjects are no features, and, unless that is settled, how to keep their rows together."""
+    notes = []
+    for name in subjects:
+        values = table.values(name)
+        if is_numbering(values, owner):
+            notes += [_describe_index(name)] * (name in left_out)
+            continue
+        n = len(set(values[~find_missing(values)].tolist()))
+        said = f"Column {name!r} names what several rows belong to ({n:,} values in {table.n_rows:,} rows)"
+        said += " and is left out" * (name in left_out)
+        if not is_settled:
+            said += (
+                f"; rows of one {name!r} may be in training and in test, so results may be too good: to keep them "
+                f"together, give --group-column {shlex.quote(name)}"
+            )
+        notes += [f"{said}."] * (name in left_out or not is_settled)
+    return notes
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ MIN_JUMPS = 1.2
 MIN_DIVIDED, MIN_DIVISIBLE = 4, 0.9
 """Subjects of a client that can be divided into parts, and the share of clients that must have so many."""
 NUMBERING_SHARE = 0.99
-"""Share of a client's values that are different, from which they number its rows."""
+"""Share of the pairs of client and value that are different, from which the values number each client's rows."""
 CODE = re.compile(r"[^\W\d_]{0,4}[-_ .]?\d+")
 """A text that is a code, such as P017."""
 
@@ -81,20 +81,20 @@ def find_subjects(columns: Mapping[str, Array], target: Array, owner: Array | No
     return found
 
 
-def choose_groups(subjects: Mapping[str, Array], owner: Array | None) -> str | None:
+def choose_group_column(subjects: Mapping[str, Array], owner: Array | None) -> str | None:
     """Choose the column with the fewest subjects of those whose subjects nearly all clients can divide into parts."""
-    chosen, n_fewest = None, 0
+    n_subjects = {}
     for name, values in subjects.items():
         if is_numbering(values, owner):
             continue
-        held: dict[int, set[object]] = {}
-        for client, value in zip([0] * len(values) if owner is None else owner.tolist(), values.tolist(), strict=True):
-            held.setdefault(client, set()).add(value)
-        n = len(set(values.tolist()))
-        is_divisible = np.mean([len(one) >= MIN_DIVIDED for one in held.values()]) >= MIN_DIVISIBLE
-        if is_divisible and (chosen is None or n < n_fewest):
-            chosen, n_fewest = name, n
-    return chosen
+        is_known = ~find_missing(values)
+        owners = np.zeros(len(values), dtype=np.int64) if owner is None else owner
+        held: dict[int, set[object]] = {client: set() for client in owners.tolist()}
+        for client, value in zip(owners[is_known].tolist(), values[is_known].tolist(), strict=True):
+            held[client].add(value)
+        if np.mean([len(one) >= MIN_DIVIDED for one in held.values()]) >= MIN_DIVISIBLE:
+            n_subjects[name] = len(set(values[is_known].tolist()))
+    return min(n_subjects, key=lambda name: n_subjects[name], default=None)
 
 
 def is_numbering(values: Array, owner: Array | None) -> bool:
