@@ -249,7 +249,7 @@ URGENT_WORDS = (
     ("diverged", "failed with seed"),
     ("for lack of time",),
     ("predicts the target nearly", "is it known before"),
-    ("may be too good",),
+    ("may be too good", "stay in one part"),
     ("--normalize-names", "only in case"),
     ("hardly look", "nearly the same number"),
     ("so accuracy says little", "target varies"),
