@@ -54,7 +54,7 @@ SPLITS = (3, 5, 10)
 MIN_ROUNDS, MAX_ROUNDS = 10, 200
 PILOT_ROUNDS = 3
 """Rounds by which the pace is measured."""
-MAX_TUNING = 3
+MAX_TUNING = 2
 """Budget of each method's tuning on one split, in full runs."""
 MAX_STEPS = 200
 """Steps of an epoch of the largest client, from which the batch size follows."""
