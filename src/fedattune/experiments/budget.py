@@ -335,6 +335,7 @@ class _Trainer:
         plans: list[list[tuple[str, Scaling | None]]] = [
             list(product(models, scalings)), [(model, None) for model in models], [(models[0], None)]
         ]  # fmt: skip
+        needed = MIN_ROUNDS + 1 if "rounds" in choices["free"] else self.plan.experiment.rounds
         if "affordable_rounds" not in choices:
             paces: dict[str, Pace] = {}
             for tried in plans:
@@ -342,11 +343,7 @@ class _Trainer:
                 if slowest not in paces:
                     paces[slowest] = self._measure_pace(slowest, methods[-1])
                 affordable = self._count_affordable(paces[slowest], len(tried) * len(methods))
-                if (
-                    affordable > MIN_ROUNDS
-                    if "rounds" in choices["free"]
-                    else affordable >= self.plan.experiment.rounds
-                ):
+                if affordable >= needed:
                     break
             self.budget.save(affordable_rounds=affordable, n_tried=len(tried))
         tried = next(one for one in plans if len(one) == choices["n_tried"])
