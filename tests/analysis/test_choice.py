@@ -53,7 +53,7 @@ def test_a_client_on_which_one_method_has_no_value_counts_for_none() -> None:
     def make(name: str, said: list[float]) -> Fake:
         rows = RowPredictions(owner, np.arange(4), y, np.array(said, dtype=np.float32)[:, None], 2)
         made = Fake(name, [1.0, 1.0], is_regression=True, predictions={"validation": rows})
-        made.measure_clients = lambda metric, part="test": rows.by_client[metric]  # type: ignore[method-assign]
+        made.measure_clients = lambda metric, part="test": rows.measure_clients(metric)  # type: ignore[method-assign]
         return made
 
     runs = results(

@@ -39,7 +39,7 @@ def check_judged(result: Result, data: Federation) -> None:
     """What is judged, predicted and exported is the same model."""
     predictions = result.predictions["test"]
     n, correct, _ = result.judged_scores("test")
-    np.testing.assert_allclose(predictions.by_client["accuracy"], correct / n)
+    np.testing.assert_allclose(predictions.measure_clients("accuracy"), correct / n)
     np.testing.assert_allclose(result.measure_clients("accuracy"), correct / n)
     for i, client in enumerate(result.eval_ids):
         rows = data.part("test")[client]
@@ -117,7 +117,7 @@ def test_every_metric_is_chosen_by_others_rows(stop: int, tmp_path: Path) -> Non
     np.testing.assert_allclose(result.measure_for_choice("accuracy"), scores[1] / scores[0])
     np.testing.assert_allclose(result.measure_for_choice("log_loss"), scores[2] / scores[0], rtol=1e-4, atol=1e-6)
     assert not np.allclose(result.predictions["choice"].outputs, result.predictions["validation"].outputs)
-    by_others = result.predictions["choice"].by_client["f1"]
+    by_others = result.predictions["choice"].measure_clients("f1")
     np.testing.assert_array_equal(result.measure_for_choice("f1"), by_others)
     assert set(result.to_json()["metrics"]) == {"test", "validation"}
     assert result.is_honest_for_choice("f1")
