@@ -45,6 +45,15 @@ def test_a_client_with_little_weight_counts_little() -> None:
     assert light.error == pytest.approx(without.error, rel=0.05)
 
 
+def test_splits_that_are_alike_by_chance_are_not_sure() -> None:
+    """Three splits with the same mean gain of three clients say nothing of its error; the clients do."""
+    gains = np.array([[0.0, 0.01, 0.02], [0.02, 0.0, 0.01], [0.01, 0.01, 0.01]])
+    one = estimate_mean(gains, np.ones(3), 0.25)
+    assert one.over == "clients"
+    low, high = one.compute_interval() or (0.0, 0.0)
+    assert low < one.mean < high
+
+
 def test_the_interval_over_splits_allows_for_rows_in_common() -> None:
     """Nadeau and Bengio: variance times 1/n + test/train, here 1/4 + 1/3; for few clients alone."""
     gains = np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 4.0]])

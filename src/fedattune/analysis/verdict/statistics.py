@@ -56,8 +56,9 @@ def estimate_mean(gains: FloatArray, weights: FloatArray, test_share: float) -> 
     """Estimate the mean gain over clients from gains (K, N) of K random splits of the same rows; NaN if not known.
 
     The error is the spread over clients of the gains averaged over splits, with client weights (N,). For fewer than
-    MIN_CLIENTS clients and at least MIN_SPLITS splits, it is the spread over splits, corrected for the rows that
-    splits share: Nadeau and Bengio, Inference for the Generalization Error, Machine Learning 52, 2003, equation 7.
+    MIN_CLIENTS clients and at least MIN_SPLITS splits that are not all alike, it is the spread over splits, corrected
+    for the rows that splits share: Nadeau and Bengio, Inference for the Generalization Error, Machine Learning 52,
+    2003, equation 7.
     """
     known = np.isfinite(gains)
     is_counted = known.any(axis=0) & (weights > 0)
@@ -68,7 +69,8 @@ def estimate_mean(gains: FloatArray, weights: FloatArray, test_share: float) -> 
     by_client, total = filled.sum(axis=0) / known.sum(axis=0), float(weights.sum())
     mean = float(weights @ by_client) / total
     by_split = [float(np.average(g[k], weights=weights[k])) for g, k in zip(gains, known, strict=True) if k.any()]
-    if len(weights) < MIN_CLIENTS and len(by_split) >= MIN_SPLITS:
+    is_alike = not np.ptp(by_split) > 1e-9 * abs(mean)  # by chance, as few rows have few accuracies
+    if len(weights) < MIN_CLIENTS and len(by_split) >= MIN_SPLITS and not is_alike:
         n = len(by_split)
         variance = float(np.var(by_split, ddof=1)) * (1 / n + test_share / (1 - test_share))
         return MeanGain(mean, variance**0.5, n - 1.0, "splits")
