@@ -63,7 +63,12 @@ MIN_STEPS = 5
 COST_FACTOR = 1.7
 """Time of a run, averaged over methods, relative to training alone and to the first other method."""
 RESERVE = 0.2
-"""Share of the time for the report, and for estimates that are too low."""
+"""Share of the time for estimates that are too low, when the rounds are planned."""
+SPLIT_MARGIN = 1.15
+"""Time planned for a split, relative to the estimate: a split that is not whole in time is lost."""
+REPORT_SHARE, REPORT_SECONDS = 0.03, 0.005
+"""Time to read the data and write the report: share of the budget, and seconds for each client."""
+MAX_REPORT_SHARE = 0.2
 N_EVALUATIONS = 25
 MOVING_SHARE = 0.9
 """Share of the rounds after which a best validation round says that more rounds may be better."""
@@ -157,12 +162,13 @@ class Outcome:
 class Budget:
     """The time that is left, and the choices so far; both are kept in the folder, so that a resumed run has them."""
 
-    def __init__(self, seconds: float, out: Path, **choices: Any) -> None:
+    def __init__(self, seconds: float, out: Path, n_clients: int = 0, **choices: Any) -> None:
         self.file = out / BUDGET_FILE
         state: dict[str, Any] = read_json(self.file) if self.file.exists() else {}
         self.choices: dict[str, Any] = {**choices, **state.get("choices", {})}
         self.spent_before = float(state.get("spent", 0.0))
         self.seconds, self.started = seconds, time.monotonic()
+        self.for_report = min(REPORT_SHARE * seconds + REPORT_SECONDS * n_clients, MAX_REPORT_SHARE * seconds)
 
     @property
     def spent(self) -> float:
@@ -170,7 +176,7 @@ class Budget:
 
     @property
     def left(self) -> float:
-        return self.seconds - self.spent
+        return self.seconds - self.for_report - self.spent
 
     def begin(self, what: str) -> None:
         """Note when something begins; a resumed run goes on with what it began before."""
@@ -203,7 +209,7 @@ def train_within_budget(
     Raises:
         StoppedError: stopped before the first split was finished.
     """
-    budget = Budget(seconds, out, models=list(plan.models), free=sorted(plan.free))
+    budget = Budget(seconds, out, len(plan.federation.clients), models=list(plan.models), free=sorted(plan.free))
     return _Trainer(plan, budget, out, should_stop, display, processes, callbacks).train()
 
 
@@ -289,8 +295,8 @@ class _Trainer:
         return train_baselines(plan, self.out, self._is_over, show)
 
     def _time_split(self, tuning: int) -> float:
-        """Estimate the seconds of one more split with such a budget for each method's tuning."""
-        return self.one_pass * (1 + self._cost_of(tuning)) + self._time_baselines()
+        """Estimate the seconds to plan for one more split with such a budget for each method's tuning."""
+        return SPLIT_MARGIN * (self.one_pass * (1 + self._cost_of(tuning)) + self._time_baselines())
 
     def _time_baselines(self) -> float:
         """Return the seconds of all baselines of one split."""

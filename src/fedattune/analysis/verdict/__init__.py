@@ -458,7 +458,7 @@ class Comparison:
             )
         answer, method = self._answer(best, ranked)
         is_clear = answer in ("yes", "no") and self._answer(best, ranked, CLEAR_LEVEL)[0] == answer
-        reasons = self._find_reasons(best, ranked)
+        reasons = self._find_reasons(best, ranked, is_no=answer == "no")
         if answer == "no" and reasons:
             answer = "undecided"
         if answer in ("yes", "no") and not is_tuned and self.n_splits < MIN_SPLITS:
@@ -573,8 +573,8 @@ class Comparison:
         mine, others = (average_weighted(average_clients(one, self.metric.name), self.weights) for one in both)
         return mine, others
 
-    def _find_reasons(self, best: str, ranked: Sequence[str]) -> list[str]:
-        """Say what speaks against a decided no."""
+    def _find_reasons(self, best: str, ranked: Sequence[str], *, is_no: bool) -> list[str]:
+        """Say what speaks against a decided no, and, whatever the answer, that the rows of others surely help."""
         if not ranked:
             return ["every method diverged or is worse than a constant"]
         low, high = self.estimate(best, self.reference).compute_interval() or (-np.inf, np.inf)
@@ -585,19 +585,25 @@ class Comparison:
         if not prefers_alone and high < 0:
             reasons.append(f"{best} is better than {self.reference} on validation rows, but worse on test rows")
         if low <= 0:
-            reasons += self._describe_pooled_gain()
+            reasons += self._describe_pooled_gain(is_no=is_no)
         return reasons
 
-    def _describe_pooled_gain(self) -> list[str]:
-        """Say how much better the best pooled baseline surely is than the reference; nothing if it is not."""
+    def _describe_pooled_gain(self, *, is_no: bool) -> list[str]:
+        """Say how much better the best pooled baseline surely is than the reference; for a no, if it is not surely."""
         for name in [self.choice.find_best(self.pooled)] if self.pooled else ():
             estimate = self.estimate(name, self.reference)
-            low, _ = estimate.compute_interval() or (-np.inf, np.inf)
+            low, high = estimate.compute_interval() or (-np.inf, np.inf)
+            gap = f"{self.metric.format_gap(estimate.mean / self.metric.scale)} better than {self.reference}"
             if low > 0:
-                gap = self.metric.format_gap(estimate.mean / self.metric.scale)
                 return [
-                    f"{name}, on everybody's rows, is {gap} better than {self.reference}, so the rows of others help; "
-                    "more training or another --model may let a method use them"
+                    f"{name}, on everybody's rows, is {gap}, so the rows of others help; more training or another "
+                    "--model may let a method use them"
+                ]
+            if is_no and estimate.mean > 0:
+                interval = f" (95% interval {format_interval((low, high))})" if np.isfinite(low) else ""
+                return [
+                    f"{name}, on everybody's rows, is {gap}{interval}, though not surely; the rows of others may help, "
+                    "but no method here uses them"
                 ]
         return []
 
