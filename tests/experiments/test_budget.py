@@ -184,7 +184,13 @@ def test_what_was_begun_before_counts_with_its_time(tmp_path: Path) -> None:
     again = budgets.Budget(60, tmp_path)
     again.begin("split-0")
     assert again.measure("split-0") == pytest.approx(20, abs=1)
-    assert again.left == pytest.approx(40, abs=1)
+    assert again.left == pytest.approx(40 - again.for_report, abs=1)
+
+
+def test_time_is_left_for_the_report(tmp_path: Path) -> None:
+    assert budgets.Budget(300, tmp_path, 8).for_report == pytest.approx(9, abs=0.1)
+    assert budgets.Budget(300, tmp_path, 3000).for_report == pytest.approx(24)
+    assert budgets.Budget(10, tmp_path, 3000).for_report == pytest.approx(2)
 
 
 def test_a_split_takes_the_time_of_its_baselines_too(
