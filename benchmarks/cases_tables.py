@@ -119,6 +119,11 @@ def make_verbal() -> "pd.DataFrame":
     return _of_r("lme4", "VerbAgg")().drop(columns="resp")
 
 
+def make_immigration() -> "pd.DataFrame":
+    """Make the table of a survey, without the three answers whose sum is the target."""
+    return _of_r("stevedata", "ESS9GB")().drop(columns=["imbgeco", "imueclt", "imwbcnt"])
+
+
 TABLES = {
     "heart": Table("heart disease at 4 hospitals", make_heart, "dataset", "sick", ignored=("id",)),
     "exam": Table(
@@ -208,4 +213,51 @@ TABLES = {
         "house prices by city, half with at most 5", _of_r("modeldata", "Sacramento"), "city", "price", is_number=True
     ),
     "taxi": Table("tips by taxi company, 92% yes", _of_r("modeldata", "taxi"), "company", "tip"),
+    "prenatal": Table(
+        "prenatal care in villages, children of one mother",
+        _of_r("mlmRev", "guPrenat"),
+        "cluster",
+        "prenat",
+        group="mom",
+        ignored=("rownames", "kid"),
+    ),
+    "scots": Table(
+        "attainment at 19 secondary schools, ten grades",
+        _of_r("mlmRev", "ScotsSec"),
+        "second",
+        "attain",
+        categories=("primary",),
+    ),
+    "bdf": Table(
+        "language scores at Dutch schools",
+        _of_r("nlme", "bdf"),
+        "schoolNR",
+        "langPOST",
+        categories=("denomina",),
+        ignored=("rownames", "pupilNR", "classNR"),
+        is_number=True,
+    ),
+    "remote": Table(
+        "developers who work remotely, 10%, by country", _of_r("modeldata", "stackoverflow"), "Country", "Remote"
+    ),
+    "males": Table(
+        "wages by industry, years of one man", _of_r("plm", "Males"), "industry", "wage", group="nr", is_number=True
+    ),
+    "immigration": Table(
+        "opinions of immigration by region",
+        make_immigration,
+        "region",
+        "immigsent",
+        ignored=("rownames", "name", "idno"),
+        is_number=True,
+    ),
+    "star": Table(
+        "reading scores at 80 schools, years of one child",
+        _of_r("mlmRev", "star"),
+        "sch",
+        "read",
+        group="id",
+        categories=("tch",),
+        is_number=True,
+    ),
 }
