@@ -22,6 +22,7 @@ Rules, with the model w_g of the client's group g, its own model v_i, and its cl
 From their second value on, L_i and L are means of the new and the old value.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, TypedDict
 
@@ -39,7 +40,7 @@ from ..core.algorithm import (
     LocalPlan,
     PerClient,
     Probe,
-    Probing,
+    RowWeighing,
     ServerTraits,
     change,
 )
@@ -81,7 +82,7 @@ class _Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AttuneClient(ClientUpdate, Probing):
+class AttuneClient(ClientUpdate, RowWeighing):
     """Client rule of Attune: trains the shared and the own model, and weighs them by validation rows.
 
     `rows` is the option `prior_rows` of `attune`, `average` is `average_own`.
@@ -107,21 +108,25 @@ class AttuneClient(ClientUpdate, Probing):
         return carry._replace(losses=add_to_mean(carry.losses, batch, self._score(carry.w, batch, loss)))
 
     def _score(self, w: Params, batch: Batch, loss: Loss) -> Tensor:
-        """Return the mean loss of every expert (E,) over a batch, from one pass of both models."""
+        """Return the mean loss of every expert (E,) over a batch."""
         x, y, *weight = batch
-        own, plain, shifted = loss.predict(set_guards(w, (0, 1, 1), (0, 0, 1)), x)
-        weights = weight[0] if weight else torch.ones_like(own[:, 0])
+        losses = self.score_rows(w, x, y, loss.predict)
+        weights = weight[0] if weight else torch.ones_like(losses[0])
         weights = weights / weights.sum()
+        return torch.stack([(each * weights).sum() for each in losses])
+
+    def score_rows(self, w: Params, x: Tensor, y: Tensor, predict: Callable[[Params, Tensor], Tensor]) -> list[Tensor]:
+        """Return the losses (B,) of every expert, from one pass of both models."""
+        own, plain, shifted = predict(set_guards(w, (0, 1, 1), (0, 0, 1)), x)
         each = []
         for s, c in EXPERTS:
             if y.is_floating_point():
-                losses = (s * plain + (1 - s) * own).squeeze(1).sub(y).square()
+                each.append((s * plain + (1 - s) * own).squeeze(1).sub(y).square())
             else:
                 right = own.softmax(1).gather(1, y[:, None]).squeeze(1)
                 by_shared = (plain + c * (shifted - plain)).softmax(1).gather(1, y[:, None]).squeeze(1)
-                losses = -(s * by_shared + (1 - s) * right).clamp_min(MIN_PROBABILITY).log()
-            each.append((losses * weights).sum())
-        return torch.stack(each)
+                each.append(-(s * by_shared + (1 - s) * right).clamp_min(MIN_PROBABILITY).log())
+        return each
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         w = Params({**carry.w, **carry.own})
@@ -146,17 +151,22 @@ class AttuneClient(ClientUpdate, Probing):
         w = Params({**carry.w, **own, **dict(zip(GUARD, (share, classes), strict=True))})
         return Payload(w, {"losses": report}), {"losses": Params(mean=mean, n=n), "own": carry.own}
 
+    def weigh_without(self, losses: Tensor, others: Tensor) -> Params:
+        left = losses.sum(1, keepdim=True) - losses
+        weights = self._weigh(left.T, losses.new_ones(()), others)
+        return Params(dict(zip(GUARD, (one[:, None] for one in weights), strict=True)))
+
     def _weigh(self, mean: Tensor, n: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        """Return s and c of the mixture of all experts."""
+        """Return s and c of the mixture of all experts, by mean losses (..., E) of n rows and those of others (E,)."""
         s, c = mean.new_tensor(EXPERTS).unbind(1)
         if self.guard == "shared":
-            weights = torch.zeros_like(mean).index_fill(0, torch.tensor(SHARED_ALONE, device=mean.device), 1.0)
+            weights = torch.zeros_like(mean).index_fill(-1, torch.tensor(SHARED_ALONE, device=mean.device), 1.0)
         else:
-            weights = torch.softmax(-(n * mean + self.rows * others), 0)
+            weights = torch.softmax(-(n * mean + self.rows * others), -1)
             if self.guard == "equal":
                 weights = torch.full_like(weights, 1 / len(EXPERTS))
-        share = (weights * s).sum()
-        return share, (weights * s * c).sum() / share.clamp_min(1e-6)
+        share = (weights * s).sum(-1)
+        return share, (weights * s * c).sum(-1) / share.clamp_min(1e-6)
 
 
 def _select_own(w: Params) -> Params:

@@ -4,7 +4,7 @@ The two updates do not know how clients run: one by one, as one batch of models,
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_type_hints
 
@@ -116,6 +116,24 @@ class Probing(ABC):
     @abstractmethod
     def probe(self, carry: Any, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> Any:
         """Return the carry after one probed mini-batch."""
+
+
+class RowWeighing(Probing):
+    """A client rule that sets some parameters by the losses of its validation rows, such as weights of two models.
+
+    Its predictions of these rows flatter it. So methods are chosen by predictions that leave out each row's own losses.
+    """
+
+    @abstractmethod
+    def score_rows(self, w: Params, x: Tensor, y: Tensor, predict: Callable[[Params, Tensor], Tensor]) -> list[Tensor]:
+        """Return the losses (B,) of B rows for each of E alternatives."""
+
+    @abstractmethod
+    def weigh_without(self, losses: Tensor, others: Tensor) -> Params:
+        """Return the parameters for each of a client's n rows (n, ...) by the losses (E, n) of its other rows.
+
+        `others` are the mean losses of the other clients' rows (E,).
+        """
 
 
 class Resting(ABC):

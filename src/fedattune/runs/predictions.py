@@ -1,9 +1,9 @@
 """The outputs of the judged models for each row of the clients' test and validation parts."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..core.algorithm import RowWeighing
 from ..core.io import copy_tensors, load_tensors, save_tensors
 from ..core.metrics import METRICS, MetricName, compute_metrics
 from ..core.params import Params
@@ -90,37 +91,70 @@ def predict_parts(context: RunContext, models: RowStack, buffers: RowStack) -> d
 
 
 def predict_for_choice(context: RunContext, models: RowStack, buffers: RowStack) -> dict[str, RowPredictions]:
-    """Let the models of the rounds that other clients chose predict the validation rows; nothing without models."""
+    """Let the models of the rounds that other clients chose predict the validation rows; nothing without models.
+
+    Parameters that a client sets by these rows are set without the row that is predicted.
+    """
     task, federation, ids = context.task, context.federation, context.eval_ids.tolist()
     if not isinstance(federation, Federation) or not models:
         return {}
-    rows = predict_rows(task, federation, "validation", ids, models, buffers)
+    rule, for_rows = context.algorithm.client, Params()
+    if isinstance(rule, RowWeighing):
+        for_rows = weigh_without_own(task, federation, ids, models, buffers, rule)
+    rows = predict_rows(task, federation, "validation", ids, models, buffers, for_rows)
     return {} if rows is None else {FOR_CHOICE: rows}
 
 
+def weigh_without_own(
+    task: Task, federation: Federation, ids: Sequence[int], models: RowStack, buffers: RowStack, rule: RowWeighing
+) -> Params:
+    """Set parameters for each validation row (n, ...) by the losses of all other validation rows."""
+    index = [np.asarray(federation.part("validation")[i]) for i in ids]
+    each: list[list[Tensor]] = [[] for _ in ids]
+    with torch.no_grad():
+        for row, samples, x in _iterate(task, federation, index):
+            y = federation.y[torch.as_tensor(samples, device=federation.y.device)]
+            y = y.to(x.dtype) if y.is_floating_point() else y
+            predict = partial(_predict, task, _get_row(buffers, row))
+            each[row].append(torch.stack(rule.score_rows(_get_row(models, row), x, y, predict)))
+        losses = [torch.cat(one, dim=1) for one in each if one]
+        if not losses:
+            return Params()
+        total, n = torch.stack([one.sum(1) for one in losses]).sum(0), sum(one.shape[1] for one in losses)
+        found = [rule.weigh_without(one, (total - one.sum(1)) / max(1, n - one.shape[1])) for one in losses]
+    return Params({key: torch.cat([one[key] for one in found]) for key in found[0]})
+
+
+def _predict(task: Task, buffers: Params, params: Params, x: Tensor) -> Tensor:
+    return task.predict(params, buffers, x)
+
+
 def predict_rows(
-    task: Task, federation: Federation, part: EvalPart, ids: Sequence[int], models: RowStack, buffers: RowStack
+    task: Task,
+    federation: Federation,
+    part: EvalPart,
+    ids: Sequence[int],
+    models: RowStack,
+    buffers: RowStack,
+    for_rows: Params = Params(),  # noqa: B008 -- never changed
 ) -> RowPredictions | None:
     """Let the models (E, ...) of clients `ids`, or one model (1, ...), predict the clients' rows of one part.
 
-    None if there are no rows, or more than MAX_OUTPUTS outputs.
+    `for_rows` are parameters of each row (n, ...) in place of its model's. None if there are no rows, or more than
+    MAX_OUTPUTS outputs.
     """
     index = [np.asarray(federation.part(part)[i]) for i in ids]
     sizes = [len(rows) for rows in index]
     width = federation.n_outputs
     if not sum(sizes) or sum(sizes) * width > MAX_OUTPUTS:
         return None
-    dtype = next(iter(task.params.values())).dtype
-    at_once = task.limit_samples(PREDICTED_AT_ONCE, math.prod(federation.input_shape))
     outputs, done = np.empty((sum(sizes), width), dtype=np.float32), 0
     alike = not buffers and isinstance(models, Params) and all(len(v) == 1 or v.stride(0) == 0 for v in models.values())
     with torch.no_grad():
-        for row, mine in enumerate([np.concatenate(index)] if alike else index):
-            for samples in np.split(mine, range(at_once, len(mine), at_once)) if len(mine) else ():
-                x = federation.features(torch.as_tensor(samples, device=federation.y.device), dtype)
-                logits = task.predict(_get_row(models, row), _get_row(buffers, row), x)
-                outputs[done : done + len(samples)] = logits.float().cpu().numpy()
-                done += len(samples)
+        for row, samples, x in _iterate(task, federation, [np.concatenate(index)] if alike else index):
+            rows = slice(done, done := done + len(samples))
+            params = Params({**_get_row(models, row), **{key: value[rows] for key, value in for_rows.items()}})
+            outputs[rows] = task.predict(params, _get_row(buffers, row), x).float().cpu().numpy()
     sample = np.concatenate(index).astype(np.int64)
     y = federation.y[torch.as_tensor(sample, device=federation.y.device)].cpu().numpy()
     if (scale := federation.target_scale) is not None:
@@ -128,6 +162,17 @@ def predict_rows(
             outputs, y = (outputs * scale.deviation + scale.mean, y.astype(np.float64) * scale.deviation + scale.mean)
     client = np.repeat(np.arange(len(ids)), sizes).astype(np.int32)
     return RowPredictions(client, sample, y, outputs.astype(np.float32), len(ids))
+
+
+def _iterate(
+    task: Task, federation: Federation, index: Sequence[NDArray[Any]]
+) -> Iterator[tuple[int, NDArray[Any], Tensor]]:
+    """Yield the features of the rows of each client, as many as go through a model together."""
+    dtype = next(iter(task.params.values())).dtype
+    at_once = task.limit_samples(PREDICTED_AT_ONCE, math.prod(federation.input_shape))
+    for row, mine in enumerate(index):
+        for samples in np.split(mine, range(at_once, len(mine), at_once)) if len(mine) else ():
+            yield row, samples, federation.features(torch.as_tensor(samples, device=federation.y.device), dtype)
 
 
 def _get_row(stack: RowStack, row: int) -> Params:
