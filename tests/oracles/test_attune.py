@@ -3,6 +3,7 @@
 from math import log
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -144,6 +145,42 @@ def losses(n: float, **first: float) -> Params:
     mean = torch.full((E,), NO_LOSS, dtype=torch.float64)
     mean[EXPERTS.index((0, 0))], mean[EXPERTS.index((1, 0))] = first["own"], first["shared"]
     return Params(mean=mean, n=torch.tensor(n, dtype=torch.float64))
+
+
+def test_each_row_is_weighed_by_the_losses_of_the_other_rows() -> None:
+    """Row 0 says that the own model is right, row 1 that the shared one is: each is predicted by the other's word."""
+    losses = torch.full((E, 2), NO_LOSS, dtype=torch.float64)
+    own, shared = EXPERTS.index((0.0, 0.0)), EXPERTS.index((1.0, 1.0))
+    losses[[own, shared]] = torch.tensor([[0.0, 50.0], [50.0, 0.0]], dtype=torch.float64)
+    found = AttuneClient(rows=0.0).weigh_without(losses, torch.zeros(E, dtype=torch.float64))
+    assert found["guard.share"].flatten().tolist() == pytest.approx([1, 0])
+    assert found["guard.classes"].flatten().tolist() == pytest.approx([1, 0])
+    others = torch.full((E,), NO_LOSS, dtype=torch.float64)
+    others[own], others[shared] = log(3), 0.0
+    found = AttuneClient(rows=1.0).weigh_without(losses[:, :1], others)  # a single row: only others speak
+    assert found["guard.share"].tolist() == [[pytest.approx(3 / 4)]]
+
+
+@pytest.mark.parametrize("stopping", ["off", "loss"])
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_validation_rows_do_not_flatter_a_method_that_weighs_by_them(stopping: str, kind: str) -> None:
+    """Targets are noise, so no weights are better than others on new rows."""
+    generator = torch.Generator().manual_seed(4)
+    clients = [tuple(torch.randn(24, k, generator=generator) for k in (6, 1)) for _ in range(200)]
+    targets = [y.flatten() if kind == "numbers" else (y.flatten() > 0).long() for _, y in clients]
+    data = fedattune.federation_from([(x, y) for (x, _), y in zip(clients, targets, strict=True)], validation=0.25)
+    result = fit("attune", data, "mlr", rounds=8, steps=10, cohort=1.0, early_stopping=stopping)
+    metric: Any = "rmse" if kind == "numbers" else "log_loss"
+    own, left_out, test = (
+        float(np.nanmean(one))
+        for one in (
+            result.measure_clients(metric, "validation"),
+            result.measure_for_choice(metric),
+            result.measure_clients(metric),
+        )
+    )
+    assert own < left_out
+    assert abs(left_out - test) < abs(own - test)
 
 
 def test_a_client_without_validation_rows_uses_the_losses_of_the_others() -> None:

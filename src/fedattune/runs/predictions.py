@@ -90,15 +90,20 @@ def predict_parts(context: RunContext, models: RowStack, buffers: RowStack) -> d
     return {part: one for part, one in parts.items() if one is not None}
 
 
-def predict_for_choice(context: RunContext, models: RowStack, buffers: RowStack) -> dict[str, RowPredictions]:
-    """Let the models of the rounds that other clients chose predict the validation rows; nothing without models.
+def predict_for_choice(
+    context: RunContext, kept: tuple[RowStack, RowStack], judged: tuple[RowStack, RowStack]
+) -> dict[str, RowPredictions]:
+    """Predict the validation rows by the models and buffers kept for the choice of a method; nothing if there are none.
 
-    Parameters that a client sets by these rows are set without the row that is predicted.
+    These are of the rounds that other clients chose. Without early stopping they are the judged models, which only
+    differ if clients set parameters by these rows: each row is predicted as if it had no part in that.
     """
     task, federation, ids = context.task, context.federation, context.eval_ids.tolist()
+    rule, for_rows = context.algorithm.client, Params()
+    is_weighing = isinstance(rule, RowWeighing)
+    models, buffers = judged if is_weighing and context.early_stopping == "off" else kept
     if not isinstance(federation, Federation) or not models:
         return {}
-    rule, for_rows = context.algorithm.client, Params()
     if isinstance(rule, RowWeighing):
         for_rows = weigh_without_own(task, federation, ids, models, buffers, rule)
     rows = predict_rows(task, federation, "validation", ids, models, buffers, for_rows)

@@ -367,7 +367,7 @@ class RoundLoop:
         predictions = {}
         if is_finished:
             predictions = predict_parts(context, models, buffers)
-            predictions |= predict_for_choice(context, *self.backend.models_for_choice)
+            predictions |= predict_for_choice(context, self.backend.models_for_choice, (models, buffers))
         return Result(
             self.config,
             facts,
