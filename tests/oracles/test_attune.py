@@ -161,15 +161,15 @@ def test_each_row_is_weighed_by_the_losses_of_the_other_rows() -> None:
     assert found["guard.share"].tolist() == [[pytest.approx(3 / 4)]]
 
 
-@pytest.mark.parametrize("stopping", ["off", "loss"])
+@pytest.mark.parametrize(("stopping", "accept"), [("off", "always"), ("loss", "always"), ("loss", "better")])
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
-def test_validation_rows_do_not_flatter_a_method_that_weighs_by_them(stopping: str, kind: str) -> None:
+def test_validation_rows_do_not_flatter_a_method_that_weighs_by_them(stopping: str, accept: str, kind: str) -> None:
     """Targets are noise, so no weights are better than others on new rows."""
     generator = torch.Generator().manual_seed(4)
     clients = [tuple(torch.randn(24, k, generator=generator) for k in (6, 1)) for _ in range(200)]
     targets = [y.flatten() if kind == "numbers" else (y.flatten() > 0).long() for _, y in clients]
     data = fedattune.federation_from([(x, y) for (x, _), y in zip(clients, targets, strict=True)], validation=0.25)
-    result = fit("attune", data, "mlr", rounds=8, steps=10, cohort=1.0, early_stopping=stopping)
+    result = fit("attune", data, "mlr", rounds=8, steps=10, cohort=1.0, early_stopping=stopping, accept=accept)
     metric: Any = "rmse" if kind == "numbers" else "log_loss"
     own, left_out, test = (
         float(np.nanmean(one))

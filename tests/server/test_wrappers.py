@@ -10,7 +10,7 @@ from fedattune.core.params import Params
 from fedattune.server import Average
 from fedattune.server.wrapper import ServerWrapper
 
-CLIENT = ("ClientUpdate", "Probing", "Resting", "Substituting", "StepMeasuring")
+CLIENT = ("ClientUpdate", "Probing", "RowWeighing", "Resting", "Substituting", "StepMeasuring")
 SERVER = (
     "ServerUpdate", "SumsOnly", "Measurable", "Joinable", "Branching", "Discardable", "Skippable", "Quarantining",
     "TrafficCounting", "Advisory",
@@ -31,7 +31,10 @@ def test_what_the_wrapped_rule_lacks_does_nothing() -> None:
     assert not rule.can_quarantine
     assert rule.warnings(state, ids) == rule.measure_effects(state, None) == ()
     assert rule.add_clients(state, 2)["p"].shape == (5,)
-    assert ClientWrapper(SGD()).mechanisms == ()
+    client, rows = ClientWrapper(SGD()), torch.ones(2, 1)
+    assert client.mechanisms == ()
+    assert client.score_rows(Params(), rows, rows, lambda w, x: x) == []
+    assert not client.weigh_without(rows, rows[:, 0])
 
 
 @pytest.mark.parametrize("name", ["pfedla", "heurpfedla"])

@@ -40,6 +40,7 @@ from ..core.algorithm import (
     LocalPlan,
     PerClient,
     Probe,
+    Probing,
     RowWeighing,
     ServerTraits,
     change,
@@ -82,7 +83,7 @@ class _Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AttuneClient(ClientUpdate, RowWeighing):
+class AttuneClient(ClientUpdate, Probing, RowWeighing):
     """Client rule of Attune: trains the shared and the own model, and weighs them by validation rows.
 
     `rows` is the option `prior_rows` of `attune`, `average` is `average_own`.

@@ -62,8 +62,8 @@ class LocalPlan:
 class ClientUpdate(ABC):
     """One client's part of a round: pure functions, written for one client without a client axis.
 
-    Rare abilities are separate base classes: `Probing`, `Resting`, `Substituting`, `StepMeasuring`. The methods share
-    their arguments:
+    Rare abilities are separate base classes: `Probing`, `RowWeighing`, `Resting`, `Substituting`, `StepMeasuring`. The
+    methods share their arguments:
 
         sent: the last payload that the server sent to this client
         fresh: a scalar bool tensor, true if `sent` arrived after the client's last training
@@ -118,7 +118,7 @@ class Probing(ABC):
         """Return the carry after one probed mini-batch."""
 
 
-class RowWeighing(Probing):
+class RowWeighing(ABC):
     """A client rule that sets some parameters by the losses of its validation rows, such as weights of two models.
 
     Its predictions of these rows flatter it. So methods are chosen by predictions that leave out each row's own losses.

@@ -121,7 +121,9 @@ def weigh_without_own(
             y = federation.y[torch.as_tensor(samples, device=federation.y.device)]
             y = y.to(x.dtype) if y.is_floating_point() else y
             predict = partial(_predict, task, _get_row(buffers, row))
-            each[row].append(torch.stack(rule.score_rows(_get_row(models, row), x, y, predict)))
+            if not (scored := rule.score_rows(_get_row(models, row), x, y, predict)):
+                return Params()
+            each[row].append(torch.stack(scored))
         losses = [torch.cat(one, dim=1) for one in each if one]
         if not losses:
             return Params()
