@@ -217,7 +217,7 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
 
 
 @dataclass(frozen=True)
-class ClientWrapper(ClientUpdate, Probing, RowWeighing, Resting, Substituting, StepMeasuring):
+class ClientWrapper(ClientUpdate, Probing, Resting, Substituting, StepMeasuring):
     """Base of rules that extend the rule `inner`; by itself, it forwards everything to `inner`.
 
     A wrapper whose carry or local state differs from that of `inner` overrides every method that reads it.
@@ -242,12 +242,6 @@ class ClientWrapper(ClientUpdate, Probing, RowWeighing, Resting, Substituting, S
     def probe(self, carry: Any, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> Any:
         inner = self.inner
         return inner.probe(carry, batch, grad, loss, context) if isinstance(inner, Probing) else carry
-
-    def score_rows(self, w: Params, x: Tensor, y: Tensor, predict: Callable[[Params, Tensor], Tensor]) -> list[Tensor]:
-        return self.inner.score_rows(w, x, y, predict) if isinstance(self.inner, RowWeighing) else []
-
-    def weigh_without(self, losses: Tensor, others: Tensor) -> Params:
-        return self.inner.weigh_without(losses, others) if isinstance(self.inner, RowWeighing) else Params()
 
     def step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> Any:
         return self.inner.step(carry, batch, grad, context)
@@ -278,6 +272,13 @@ class ClientWrapper(ClientUpdate, Probing, RowWeighing, Resting, Substituting, S
     def measure_step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         inner = self.inner
         return inner.measure_step(carry, batch, grad, context) if isinstance(inner, StepMeasuring) else ()
+
+
+def find_row_weighing(rule: ClientUpdate) -> RowWeighing | None:
+    """Return the rule, or what it wraps, if it sets parameters by validation rows."""
+    while isinstance(rule, ClientWrapper):
+        rule = rule.inner
+    return rule if isinstance(rule, RowWeighing) else None
 
 
 def find_resting_model(rule: ClientUpdate) -> Callable[[Payload, LocalState, Tensor], Params]:

@@ -266,13 +266,13 @@ def test_a_better_model_of_everybodys_rows_makes_a_no_undecided() -> None:
         "Undecided: logistic pooled, on everybody's rows, is 8.75 points better than local, so the rows of others "
         "help; more training or another --model may let a method use them."
     )
-    perhaps_better = baseline("logistic pooled", [0.6, 0.5, 0.7, 0.85] * 2, 0.75)
+    perhaps_better = baseline("logistic pooled", [0.6, 0.55, 0.72, 0.85] * 2, 0.75)
     verdict = decide(local, method, baselines=[perhaps_better])
     assert verdict.answer == "undecided"
-    assert "is 1.25 points better than local (95% interval -" in verdict.text
-    assert "though not surely; the rows of others may help, but no method here uses them" in verdict.text
-    no_better = baseline("logistic pooled", [0.6, 0.5, 0.6, 0.85] * 2, 0.75)
-    assert decide(local, method, baselines=[no_better]).answer == "no"
+    assert "is 3.00 points better than local, though not surely (95% interval -" in verdict.text
+    assert "; the rows of others may help, but a gains nothing from them." in verdict.text
+    hardly_better = baseline("logistic pooled", [0.6, 0.5, 0.7, 0.85] * 2, 0.75)  # by less than a standard error
+    assert decide(local, method, baselines=[hardly_better]).answer == "no"
 
 
 def baseline(name: str, accuracy: list[float], validation: float, **settings: Any) -> Any:

@@ -1,5 +1,6 @@
 """Attune: the equations of its docstring by hand, and the methods that it becomes at the ends of its options."""
 
+from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -13,7 +14,10 @@ from fedattune import Federation, Params, Payload, Result
 from fedattune.algorithms.attune import EXPERTS, AttuneClient, AttuneServer
 from fedattune.algorithms.twins import PRIOR_ROWS, TwinModule
 from fedattune.client import RunningMean
+from fedattune.core.metrics import METRICS
 from fedattune.core.payload import RoundContext, ServerState
+from fedattune.core.task import Task
+from fedattune.runs.predictions import _divide_rows, weigh_held_out_rows
 from oracles.quadratic import FRESH
 
 RUN: dict[str, Any] = {
@@ -147,18 +151,42 @@ def losses(n: float, **first: float) -> Params:
     return Params(mean=mean, n=torch.tensor(n, dtype=torch.float64))
 
 
-def test_each_row_is_weighed_by_the_losses_of_the_other_rows() -> None:
-    """Row 0 says that the own model is right, row 1 that the shared one is: each is predicted by the other's word."""
-    losses = torch.full((E, 2), NO_LOSS, dtype=torch.float64)
+def test_rows_are_weighed_by_the_losses_that_they_may_know() -> None:
+    """Row 0 knows that the own model is right, row 1 nothing of its own."""
     own, shared = EXPERTS.index((0.0, 0.0)), EXPERTS.index((1.0, 1.0))
-    losses[[own, shared]] = torch.tensor([[0.0, 50.0], [50.0, 0.0]], dtype=torch.float64)
-    found = AttuneClient(rows=0.0).weigh_without(losses, torch.zeros(E, dtype=torch.float64))
-    assert found["guard.share"].flatten().tolist() == pytest.approx([1, 0])
-    assert found["guard.classes"].flatten().tolist() == pytest.approx([1, 0])
+    sums = torch.zeros(2, E, dtype=torch.float64)
+    sums[0, shared] = NO_LOSS
     others = torch.full((E,), NO_LOSS, dtype=torch.float64)
     others[own], others[shared] = log(3), 0.0
-    found = AttuneClient(rows=1.0).weigh_without(losses[:, :1], others)  # a single row: only others speak
-    assert found["guard.share"].tolist() == [[pytest.approx(3 / 4)]]
+    found = AttuneClient(rows=1.0).weigh_rows(sums, others)
+    assert found["guard.share"].tolist() == [[0], [pytest.approx(3 / 4)]]
+    assert found["guard.classes"].tolist() == [[0], [pytest.approx(1)]]
+
+
+def test_rows_of_one_group_or_third_know_nothing_of_each_other() -> None:
+    x, y = torch.randn(24, 3), torch.tensor([0, 1] * 12)
+    data = fedattune.federation_from([(x, y), (x, y)], validation=0.5, seed=1)
+    rows = np.asarray(data.part("validation")[0])
+    folds = _divide_rows(data, rows)
+    counts = [np.bincount(data.y[torch.as_tensor(rows[folds == k])].numpy(), minlength=2) for k in range(3)]
+    assert np.ptp(np.array(counts), axis=0).max() <= 1  # all have about the same classes
+    grouped = replace(data, groups=np.arange(len(data.y)) // 4)
+    assert all(len(set(_divide_rows(grouped, rows)[rows // 4 == one])) == 1 for one in set((rows // 4).tolist()))
+
+
+def test_a_client_that_diverged_spoils_no_others_choice() -> None:
+    data = fedattune.federation_from(
+        [(torch.randn(24, 3), torch.tensor([0, 1] * 12)) for _ in range(3)], validation=0.5
+    )
+    task = Task(TwinModule(nn.Linear(3, 2), 2, 0.5))
+    models = Params({k: v.detach().repeat(3, *[1] * v.ndim) for k, v in task.params.items()})
+    buffers = Params({k: v.repeat(3, *[1] * v.ndim) for k, v in task.buffers.items()})
+    models["own.weight"][1] = torch.nan
+    found = weigh_held_out_rows(task, data, [0, 1, 2], models, buffers, AttuneClient())
+    assert found is not None
+    is_known = found["guard.share"].flatten().isfinite().numpy()
+    sizes = [len(data.part("validation")[i]) for i in range(3)]
+    np.testing.assert_array_equal(is_known, np.repeat([True, False, True], sizes))
 
 
 @pytest.mark.parametrize(("stopping", "accept"), [("off", "always"), ("loss", "always"), ("loss", "better")])
@@ -170,17 +198,18 @@ def test_validation_rows_do_not_flatter_a_method_that_weighs_by_them(stopping: s
     targets = [y.flatten() if kind == "numbers" else (y.flatten() > 0).long() for _, y in clients]
     data = fedattune.federation_from([(x, y) for (x, _), y in zip(clients, targets, strict=True)], validation=0.25)
     result = fit("attune", data, "mlr", rounds=8, steps=10, cohort=1.0, early_stopping=stopping, accept=accept)
-    metric: Any = "rmse" if kind == "numbers" else "log_loss"
-    own, left_out, test = (
-        float(np.nanmean(one))
-        for one in (
-            result.measure_clients(metric, "validation"),
-            result.measure_for_choice(metric),
-            result.measure_clients(metric),
+    metrics: list[Any] = ["rmse"] if kind == "numbers" else ["log_loss", "auc"]
+    for metric in metrics:
+        own, left_out, test = (
+            float(np.nanmean(one))
+            for one in (
+                result.measure_clients(metric, "validation"),
+                result.measure_for_choice(metric),
+                result.measure_clients(metric),
+            )
         )
-    )
-    assert own < left_out
-    assert abs(left_out - test) < abs(own - test)
+        assert METRICS[metric].sign * (own - left_out) > 0
+        assert abs(left_out - test) < abs(own - test)
 
 
 def test_a_client_without_validation_rows_uses_the_losses_of_the_others() -> None:

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from fedattune.algorithms import ALGORITHMS
-from fedattune.client import SGD, ClientWrapper
+from fedattune.client import SGD, ClientWrapper, find_row_weighing
 from fedattune.core import algorithm
 from fedattune.core.params import Params
 from fedattune.server import Average
 from fedattune.server.wrapper import ServerWrapper
 
-CLIENT = ("ClientUpdate", "Probing", "RowWeighing", "Resting", "Substituting", "StepMeasuring")
+CLIENT = ("ClientUpdate", "Probing", "Resting", "Substituting", "StepMeasuring")
 SERVER = (
     "ServerUpdate", "SumsOnly", "Measurable", "Joinable", "Branching", "Discardable", "Skippable", "Quarantining",
     "TrafficCounting", "Advisory",
@@ -31,10 +31,10 @@ def test_what_the_wrapped_rule_lacks_does_nothing() -> None:
     assert not rule.can_quarantine
     assert rule.warnings(state, ids) == rule.measure_effects(state, None) == ()
     assert rule.add_clients(state, 2)["p"].shape == (5,)
-    client, rows = ClientWrapper(SGD()), torch.ones(2, 1)
-    assert client.mechanisms == ()
-    assert client.score_rows(Params(), rows, rows, lambda w, x: x) == []
-    assert not client.weigh_without(rows, rows[:, 0])
+    assert ClientWrapper(SGD()).mechanisms == ()
+    assert find_row_weighing(ClientWrapper(SGD())) is None
+    attune = ALGORITHMS["attune"]().client
+    assert find_row_weighing(ClientWrapper(ClientWrapper(attune))) is attune
 
 
 @pytest.mark.parametrize("name", ["pfedla", "heurpfedla"])

@@ -152,9 +152,8 @@ class AttuneClient(ClientUpdate, Probing, RowWeighing):
         w = Params({**carry.w, **own, **dict(zip(GUARD, (share, classes), strict=True))})
         return Payload(w, {"losses": report}), {"losses": Params(mean=mean, n=n), "own": carry.own}
 
-    def weigh_without(self, losses: Tensor, others: Tensor) -> Params:
-        left = losses.sum(1, keepdim=True) - losses
-        weights = self._weigh(left.T, losses.new_ones(()), others)
+    def weigh_rows(self, sums: Tensor, others: Tensor) -> Params:
+        weights = self._weigh(sums, sums.new_ones(()), others)
         return Params(dict(zip(GUARD, (one[:, None] for one in weights), strict=True)))
 
     def _weigh(self, mean: Tensor, n: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:

@@ -62,7 +62,7 @@ class LocalPlan:
 class ClientUpdate(ABC):
     """One client's part of a round: pure functions, written for one client without a client axis.
 
-    Rare abilities are separate base classes: `Probing`, `RowWeighing`, `Resting`, `Substituting`, `StepMeasuring`. The
+    Rare abilities are separate base classes: `Probing`, `Resting`, `Substituting`, `StepMeasuring`, `RowWeighing`. The
     methods share their arguments:
 
         sent: the last payload that the server sent to this client
@@ -121,7 +121,7 @@ class Probing(ABC):
 class RowWeighing(ABC):
     """A client rule that sets some parameters by the losses of its validation rows, such as weights of two models.
 
-    Its predictions of these rows flatter it. So methods are chosen by predictions that leave out each row's own losses.
+    Its predictions of these rows flatter it. So, for the choice of a method, they leave out losses of the same rows.
     """
 
     @abstractmethod
@@ -129,10 +129,11 @@ class RowWeighing(ABC):
         """Return the losses (B,) of B rows for each of E alternatives."""
 
     @abstractmethod
-    def weigh_without(self, losses: Tensor, others: Tensor) -> Params:
-        """Return the parameters for each of a client's n rows (n, ...) by the losses (E, n) of its other rows.
+    def weigh_rows(self, sums: Tensor, others: Tensor) -> Params:
+        """Return the parameters that predict each of n rows (n, ...).
 
-        `others` are the mean losses of the other clients' rows (E,).
+        `sums` are the losses of the client's rows that may be known for each row, summed (n, E); `others` are the mean
+        losses of the other clients' rows (E,).
         """
 
 

@@ -65,7 +65,7 @@ COST_FACTOR = 1.7
 RESERVE = 0.2
 """Share of the time for estimates that are too low, when the rounds are planned."""
 SPLIT_MARGIN = 1.15
-"""Time planned for a split, relative to the estimate: a split that is not whole in time is lost."""
+"""Factor on the estimated time of a split; a split that is not finished in time is lost."""
 REPORT_SHARE, REPORT_SECONDS = 0.03, 0.005
 """Time to read the data and write the report: share of the budget, and seconds for each client."""
 MAX_REPORT_SHARE = 0.2
@@ -209,7 +209,7 @@ def train_within_budget(
     Raises:
         StoppedError: stopped before the first split was finished.
     """
-    budget = Budget(seconds, out, len(plan.federation.clients), models=list(plan.models), free=sorted(plan.free))
+    budget = Budget(seconds, out, plan.federation.n_clients, models=list(plan.models), free=sorted(plan.free))
     return _Trainer(plan, budget, out, should_stop, display, processes, callbacks).train()
 
 
@@ -268,8 +268,8 @@ class _Trainer:
             self._choose_model()
             for split, plan in self._make_splits():
                 is_new = split >= max(1, self.n_trained_before)
-                if is_new and (self._is_sure() or self.budget.left < self._time_split(1)):
-                    break  # or it would not be whole in time
+                if is_new and (self._is_sure() or self.budget.left < self._time_rest(split)):
+                    break
                 self._train_split(split, plan)
         except StoppedError:
             if not self.federations:
@@ -297,6 +297,12 @@ class _Trainer:
     def _time_split(self, tuning: int) -> float:
         """Estimate the seconds to plan for one more split with such a budget for each method's tuning."""
         return SPLIT_MARGIN * (self.one_pass * (1 + self._cost_of(tuning)) + self._time_baselines())
+
+    def _time_rest(self, split: int) -> float:
+        """Estimate the seconds of a split with the least tuning; of one that was begun before, of what is left."""
+        began = self.budget.choices.get("began", {})
+        done = self.budget.measure(f"split-{split}") if f"split-{split}" in began else 0.0
+        return self._time_split(1) - done
 
     def _time_baselines(self) -> float:
         """Return the seconds of all baselines of one split."""

@@ -516,16 +516,6 @@ class RunMetrics:
                 return values
         return self.measure_clients(metric, "validation")
 
-    def is_honest_for_choice(self, metric: MetricName) -> bool:
-        """Tell whether `measure_for_choice` is of rounds that other clients' rows chose, or of no chosen round.
-
-        It is not for metrics that need predictions, where these were not kept: engine ray, deployments, models that are
-        too large, and a single client with validation rows.
-        """
-        if self.facts.get("early_stopping", "off") == "off" or FOR_CHOICE in self.predictions:
-            return True
-        return self._scores_by_others is not None and metric in ("accuracy", "log_loss", "rmse")
-
     @cached_property
     def _scores_by_others(self) -> NDArray[np.float64] | None:
         scores = [v for _, point, v in self.store.scores("validation") if point == self.evaluation_point]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..client import find_row_weighing
 from ..core.algorithm import RowWeighing
 from ..core.io import copy_tensors, load_tensors, save_tensors
 from ..core.metrics import METRICS, MetricName, compute_metrics
 from ..core.params import Params
 from ..core.task import Task
 from ..data import Federation
-from ..engine.base import EVALUATED_PARTS, EvalPart
+from ..engine.base import EVALUATED_PARTS, EvalPart, TaskLoss
 from .context import RunContext
 from .rows import RowStack
 
@@ -27,6 +28,8 @@ MAX_OUTPUTS = 50_000_000
 """Outputs of one part above which they are not stored: 200 MB."""
 FOR_CHOICE = "choice"
 """Name of the outputs for validation rows by which methods are chosen: of the round that the other clients chose."""
+N_FOLDS = 3
+"""Folds of a client's validation rows where its parameters are set by these rows."""
 PREDICTED_AT_ONCE = 4096
 """Rows that go through a model together."""
 
@@ -96,44 +99,58 @@ def predict_for_choice(
     """Predict the validation rows by the models and buffers kept for the choice of a method; nothing if there are none.
 
     These are of the rounds that other clients chose. Without early stopping they are the judged models, which only
-    differ if clients set parameters by these rows: each row is predicted as if it had no part in that.
+    differ if clients set parameters by these rows; see `weigh_held_out_rows`.
     """
     task, federation, ids = context.task, context.federation, context.eval_ids.tolist()
-    rule, for_rows = context.algorithm.client, Params()
-    is_weighing = isinstance(rule, RowWeighing)
-    models, buffers = judged if is_weighing and context.early_stopping == "off" else kept
+    rule = find_row_weighing(context.algorithm.client)
+    models, buffers = judged if rule and context.early_stopping == "off" else kept
     if not isinstance(federation, Federation) or not models:
         return {}
-    if isinstance(rule, RowWeighing):
-        for_rows = weigh_without_own(task, federation, ids, models, buffers, rule)
+    for_rows = weigh_held_out_rows(task, federation, ids, models, buffers, rule) if rule else None
     rows = predict_rows(task, federation, "validation", ids, models, buffers, for_rows)
     return {} if rows is None else {FOR_CHOICE: rows}
 
 
-def weigh_without_own(
+def weigh_held_out_rows(
     task: Task, federation: Federation, ids: Sequence[int], models: RowStack, buffers: RowStack, rule: RowWeighing
-) -> Params:
-    """Set parameters for each validation row (n, ...) by the losses of all other validation rows."""
+) -> Params | None:
+    """Set parameters for each validation row (n, ...) without the losses of its fold: a third of the client's rows.
+
+    An approximation of what clients do in training: these are losses of the models in use, not of earlier rounds.
+    """
     index = [np.asarray(federation.part("validation")[i]) for i in ids]
     each: list[list[Tensor]] = [[] for _ in ids]
     with torch.no_grad():
-        for row, samples, x in _iterate(task, federation, index):
+        for row, samples, x in _iterate_batches(task, federation, index):
             y = federation.y[torch.as_tensor(samples, device=federation.y.device)]
             y = y.to(x.dtype) if y.is_floating_point() else y
-            predict = partial(_predict, task, _get_row(buffers, row))
-            if not (scored := rule.score_rows(_get_row(models, row), x, y, predict)):
-                return Params()
-            each[row].append(torch.stack(scored))
-        losses = [torch.cat(one, dim=1) for one in each if one]
-        if not losses:
-            return Params()
-        total, n = torch.stack([one.sum(1) for one in losses]).sum(0), sum(one.shape[1] for one in losses)
-        found = [rule.weigh_without(one, (total - one.sum(1)) / max(1, n - one.shape[1])) for one in losses]
-    return Params({key: torch.cat([one[key] for one in found]) for key in found[0]})
+            predict = TaskLoss(task, [_get_row(buffers, row)]).predict
+            each[row].append(torch.stack(rule.score_rows(_get_row(models, row), x, y, predict)))
+        losses = {row: torch.cat(one, dim=1).T for row, one in enumerate(each) if one}
+        known = {row: one.sum(0) for row, one in losses.items() if bool(one.isfinite().all())}  # others diverged
+        n = {row: len(losses[row]) for row in known}
+        found = []
+        for row, one in losses.items():
+            others = [known[k] for k in known if k != row] or [torch.zeros_like(one[0])]
+            fold = torch.as_tensor(_divide_rows(federation, index[row]), device=one.device)
+            sums = one.sum(0) - one.new_zeros(N_FOLDS, one.shape[1]).index_add(0, fold, one)
+            mean = torch.stack(others).sum(0) / max(1, sum(n.values()) - n.get(row, 0))
+            found.append(rule.weigh_rows(sums[fold], mean))
+    return Params({key: torch.cat([one[key] for one in found]) for key in found[0]}) if found else None
 
 
-def _predict(task: Task, buffers: Params, params: Params, x: Tensor) -> Tensor:
-    return task.predict(params, buffers, x)
+def _divide_rows(federation: Federation, samples: NDArray[Any]) -> NDArray[np.int64]:
+    """Divide rows into folds (n,) with about the same classes, or targets; rows of one group are in one fold.
+
+    A fold of a single row would have other classes than the rest, which ranks the rows of each class too low.
+    """
+    y = federation.y[torch.as_tensor(samples, device=federation.y.device)].double().cpu().numpy()
+    groups = np.arange(len(samples)) if federation.groups is None else federation.groups[samples]
+    _, group = np.unique(groups, return_inverse=True)
+    order = np.argsort(np.bincount(group, weights=y) / np.bincount(group), kind="stable")
+    fold = np.empty(len(order), dtype=np.int64)
+    fold[order] = np.arange(len(order)) % N_FOLDS
+    return fold[group]
 
 
 def predict_rows(
@@ -143,7 +160,7 @@ def predict_rows(
     ids: Sequence[int],
     models: RowStack,
     buffers: RowStack,
-    for_rows: Params = Params(),  # noqa: B008 -- never changed
+    for_rows: Params | None = None,
 ) -> RowPredictions | None:
     """Let the models (E, ...) of clients `ids`, or one model (1, ...), predict the clients' rows of one part.
 
@@ -158,9 +175,9 @@ def predict_rows(
     outputs, done = np.empty((sum(sizes), width), dtype=np.float32), 0
     alike = not buffers and isinstance(models, Params) and all(len(v) == 1 or v.stride(0) == 0 for v in models.values())
     with torch.no_grad():
-        for row, samples, x in _iterate(task, federation, [np.concatenate(index)] if alike else index):
+        for row, samples, x in _iterate_batches(task, federation, [np.concatenate(index)] if alike else index):
             rows = slice(done, done := done + len(samples))
-            params = Params({**_get_row(models, row), **{key: value[rows] for key, value in for_rows.items()}})
+            params = Params({**_get_row(models, row), **{key: value[rows] for key, value in (for_rows or {}).items()}})
             outputs[rows] = task.predict(params, _get_row(buffers, row), x).float().cpu().numpy()
     sample = np.concatenate(index).astype(np.int64)
     y = federation.y[torch.as_tensor(sample, device=federation.y.device)].cpu().numpy()
@@ -171,10 +188,10 @@ def predict_rows(
     return RowPredictions(client, sample, y, outputs.astype(np.float32), len(ids))
 
 
-def _iterate(
+def _iterate_batches(
     task: Task, federation: Federation, index: Sequence[NDArray[Any]]
 ) -> Iterator[tuple[int, NDArray[Any], Tensor]]:
-    """Yield the features of the rows of each client, as many as go through a model together."""
+    """Yield each client's position, rows and their features, as many as go through a model together."""
     dtype = next(iter(task.params.values())).dtype
     at_once = task.limit_samples(PREDICTED_AT_ONCE, math.prod(federation.input_shape))
     for row, mine in enumerate(index):

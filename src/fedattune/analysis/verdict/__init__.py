@@ -574,7 +574,7 @@ class Comparison:
         return mine, others
 
     def _find_reasons(self, best: str, ranked: Sequence[str], *, is_no: bool) -> list[str]:
-        """Say what speaks against a decided no, and, whatever the answer, that the rows of others surely help."""
+        """Say what speaks against a no, or that pooled rows help where the best method shows no sure gain."""
         if not ranked:
             return ["every method diverged or is worse than a constant"]
         low, high = self.estimate(best, self.reference).compute_interval() or (-np.inf, np.inf)
@@ -585,11 +585,11 @@ class Comparison:
         if not prefers_alone and high < 0:
             reasons.append(f"{best} is better than {self.reference} on validation rows, but worse on test rows")
         if low <= 0:
-            reasons += self._describe_pooled_gain(is_no=is_no)
+            reasons += self._describe_pooled_gain(best, is_no=is_no)
         return reasons
 
-    def _describe_pooled_gain(self, *, is_no: bool) -> list[str]:
-        """Say how much better the best pooled baseline surely is than the reference; for a no, if it is not surely."""
+    def _describe_pooled_gain(self, best: str, *, is_no: bool) -> list[str]:
+        """Describe the gain of the best pooled baseline if it is sure; for a no, if it is over a standard error."""
         for name in [self.choice.find_best(self.pooled)] if self.pooled else ():
             estimate = self.estimate(name, self.reference)
             low, high = estimate.compute_interval() or (-np.inf, np.inf)
@@ -599,11 +599,10 @@ class Comparison:
                     f"{name}, on everybody's rows, is {gap}, so the rows of others help; more training or another "
                     "--model may let a method use them"
                 ]
-            if is_no and estimate.mean > 0:
-                interval = f" (95% interval {format_interval((low, high))})" if np.isfinite(low) else ""
+            if is_no and estimate.mean > estimate.error:
                 return [
-                    f"{name}, on everybody's rows, is {gap}{interval}, though not surely; the rows of others may help, "
-                    "but no method here uses them"
+                    f"{name}, on everybody's rows, is {gap}, though not surely (95% interval "
+                    f"{format_interval((low, high))}); the rows of others may help, but {best} gains nothing from them"
                 ]
         return []
 
