@@ -187,6 +187,17 @@ def test_what_was_begun_before_counts_with_its_time(tmp_path: Path) -> None:
     assert again.left == pytest.approx(40 - again.for_report, abs=1)
 
 
+def test_of_a_split_that_was_begun_before_only_the_rest_must_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets._Trainer, "_time_split", lambda *_: 100.0)
+    trainer = object.__new__(budgets._Trainer)
+    trainer.budget = budgets.Budget(600, tmp_path)
+    trainer.budget.begin("split-1")
+    trainer.budget.started -= 30
+    assert [trainer._time_rest(split) for split in (1, 2)] == pytest.approx([70, 100], abs=1)
+
+
 def test_time_is_left_for_the_report(tmp_path: Path) -> None:
     assert budgets.Budget(300, tmp_path, 8).for_report == pytest.approx(9, abs=0.1)
     assert budgets.Budget(300, tmp_path, 3000).for_report == pytest.approx(24)
