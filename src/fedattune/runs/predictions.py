@@ -127,15 +127,15 @@ def weigh_held_out_rows(
             predict = TaskLoss(task, [_get_row(buffers, row)]).predict
             each[row].append(torch.stack(rule.score_rows(_get_row(models, row), x, y, predict)))
         losses = {row: torch.cat(one, dim=1).T for row, one in enumerate(each) if one}
-        known = {row: one.sum(0) for row, one in losses.items() if bool(one.isfinite().all())}  # others diverged
-        n = {row: len(losses[row]) for row in known}
+        is_known = {row: bool(one.isfinite().all()) for row, one in losses.items()}  # of others training diverged
+        known = [one for row, one in losses.items() if is_known[row]]
+        total, n = sum(one.sum(0) for one in known), sum(map(len, known))
         found = []
         for row, one in losses.items():
-            others = [known[k] for k in known if k != row] or [torch.zeros_like(one[0])]
+            own, n_own = (one.sum(0), len(one)) if is_known[row] else (0.0, 0)
             fold = torch.as_tensor(_divide_rows(federation, index[row]), device=one.device)
             sums = one.sum(0) - one.new_zeros(N_FOLDS, one.shape[1]).index_add(0, fold, one)
-            mean = torch.stack(others).sum(0) / max(1, sum(n.values()) - n.get(row, 0))
-            found.append(rule.weigh_rows(sums[fold], mean))
+            found.append(rule.weigh_rows(sums[fold], torch.zeros_like(one[0]) + (total - own) / max(1, n - n_own)))
     return Params({key: torch.cat([one[key] for one in found]) for key in found[0]}) if found else None
 
 
