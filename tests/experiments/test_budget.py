@@ -199,8 +199,8 @@ def test_of_a_split_that_was_begun_before_only_the_rest_must_fit(
 
 
 def test_time_is_left_for_the_report(tmp_path: Path) -> None:
-    assert budgets.Budget(300, tmp_path, 8).for_report == pytest.approx(9, abs=0.1)
-    assert budgets.Budget(300, tmp_path, 3000).for_report == pytest.approx(24)
+    assert budgets.Budget(300, tmp_path, 8).for_report == pytest.approx(15, abs=0.1)
+    assert budgets.Budget(300, tmp_path, 3000).for_report == pytest.approx(30)
     assert budgets.Budget(10, tmp_path, 3000).for_report == pytest.approx(2)
 
 

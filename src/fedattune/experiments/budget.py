@@ -66,7 +66,7 @@ RESERVE = 0.2
 """Share of the time for estimates that are too low, when the rounds are planned."""
 SPLIT_MARGIN = 1.15
 """Factor on the estimated time of a split; a split that is not finished in time is lost."""
-REPORT_SHARE, REPORT_SECONDS = 0.03, 0.005
+REPORT_SHARE, REPORT_SECONDS = 0.05, 0.005
 """Time to read the data and write the report: share of the budget, and seconds for each client."""
 MAX_REPORT_SHARE = 0.2
 N_EVALUATIONS = 25
