@@ -44,6 +44,8 @@ MIN_BETWEEN = 0.95
 """Minimum share of a column's variance between subjects, above which the column belongs to them, as sex does."""
 MIN_JUMPS = 1.2
 """Mean square difference of successive subjects, in variances, which is 2 without an order and near 0 with one."""
+MAX_LIKENESS = 0.95
+"""Correlation with a column's codes from which on another column is a copy of it and no evidence."""
 MIN_DIVIDED, MIN_DIVISIBLE = 4, 0.9
 """Subjects of a client that can be divided into parts, and the share of clients that must have so many."""
 NUMBERING_SHARE = 0.99
@@ -75,7 +77,7 @@ def find_subjects(columns: Mapping[str, Array], target: Array, owner: Array | No
             and not _ORDERED & set(_split(name))
             and _look_like_codes(name, columns[name], n)
             and (n_tests := n_tests + 1) <= MAX_TESTS
-            and any(_owns_columns(evidence, *view) for view in _list_views(codes, owner))
+            and any(_owns_columns(_leave_out_copies(evidence, codes), *view) for view in _list_views(codes, owner))
         ):
             found.append(name)
     return found
@@ -183,6 +185,14 @@ def _collect_evidence(columns: Mapping[str, Array], target: Array) -> Array:
         if (deviation := x.std()) > 1e-9 * (np.abs(x).max() + 1e-300):
             out.append((x - x.mean()) / deviation)
     return np.stack(out, axis=1) if out else np.zeros((len(target), 0))
+
+
+def _leave_out_copies(evidence: Array, codes: Array) -> Array:
+    """Return the evidence (n, E') without the column of the codes (n,) and its copies: all are constant within it."""
+    x = np.where(codes < 0, np.mean(codes, where=codes >= 0), codes)
+    x = (x - x.mean()) / max(1e-300, x.std())
+    kept: Array = evidence[:, np.abs(x @ evidence) < MAX_LIKENESS * len(x)]
+    return kept
 
 
 def _list_views(codes: Array, owner: Array | None) -> list[tuple[Array, Array | None]]:
