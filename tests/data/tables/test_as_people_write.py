@@ -340,6 +340,20 @@ def test_ordinary_numbers_are_no_subjects(seed: int, tmp_path: Path) -> None:
     assert set(schema_of(data).numbers) == set(columns) - {"site", "y"}
 
 
+def test_a_column_is_no_evidence_for_itself(tmp_path: Path) -> None:
+    """At a school, the few pupils of one test score share the score, and a score that follows from it."""
+    random = np.random.default_rng(0)
+    n, school = 1080, np.repeat(np.arange(60), 18)
+    pretest = random.binomial(60, 0.5, n)
+    columns: dict[str, Column] = {
+        "site": school.tolist(), "pretest": pretest.tolist(), "percent": (5.0 * pretest + 1).tolist(),
+        "x": random.normal(size=n).round(3).tolist(), "y": random.choice(["a", "b"], n).tolist(),
+    }  # fmt: skip
+    data = load(write(tmp_path / "t.csv", columns))
+    assert set(schema_of(data).numbers) == {"pretest", "percent", "x"}
+    assert data.groups is None
+
+
 def test_groups_with_gaps_and_of_wrong_columns(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", base() | {"x": list(range(N)), "who": repeat("u", "", "v", "")})
     groups = load(path, group_column="who").groups
