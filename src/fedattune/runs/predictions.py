@@ -127,7 +127,7 @@ def weigh_held_out_rows(
             predict = TaskLoss(task, [_get_row(buffers, row)]).predict
             each[row].append(torch.stack(rule.score_rows(_get_row(models, row), x, y, predict)))
         losses = {row: torch.cat(one, dim=1).T for row, one in enumerate(each) if one}
-        is_known = {row: bool(one.isfinite().all()) for row, one in losses.items()}  # of others training diverged
+        is_known = {row: bool(one.isfinite().all()) for row, one in losses.items()}  # others diverged
         known = [one for row, one in losses.items() if is_known[row]]
         total, n = sum(one.sum(0) for one in known), sum(map(len, known))
         found = []

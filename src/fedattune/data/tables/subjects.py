@@ -45,7 +45,7 @@ MIN_BETWEEN = 0.95
 MIN_JUMPS = 1.2
 """Mean square difference of successive subjects, in variances, which is 2 without an order and near 0 with one."""
 MAX_LIKENESS = 0.95
-"""Correlation with a column's codes from which on another column is a copy of it and no evidence."""
+"""Correlation with a column's codes above which another column is a copy of it, and no evidence."""
 MIN_DIVIDED, MIN_DIVISIBLE = 4, 0.9
 """Subjects of a client that can be divided into parts, and the share of clients that must have so many."""
 NUMBERING_SHARE = 0.99
