@@ -67,12 +67,15 @@ def test_one_split_without_tuning_decides_nothing() -> None:
 
 
 def test_verdict_where_validation_and_test_do_not_agree() -> None:
-    """Local is best by validation, or as good; test data alone does not make a recommendation."""
-    better = Fake("a", [0.7, 0.8, 0.9, 0.95] * 2, 0.6)
+    """Validation rows choose between methods; test rows alone say yes, and both say no."""
+    better, worse = Fake("a", [0.7, 0.8, 0.9, 0.95] * 2, 0.6), Fake("a", [0.2, 0.3, 0.4, 0.45] * 2, 0.6)
     for validation in (0.7, 0.6):
         verdict = decide(Fake("local", EIGHT, validation), better)
-        assert verdict.answer == "undecided"
-        assert verdict.text.startswith("Undecided: local is as good on validation rows, but not on test rows. a, the")
+        assert (verdict.answer, verdict.method) == ("yes", "a")
+    assert decide(Fake("local", EIGHT, 0.6), worse).answer == "no"
+    verdict = decide(Fake("local", EIGHT, 0.5), worse)
+    assert verdict.answer == "undecided"
+    assert verdict.text.startswith("Undecided: a is better than local on validation rows, but worse on test rows. a,")
 
 
 def test_the_cheapest_option_that_no_dearer_one_surely_beats_is_recommended() -> None:

@@ -499,8 +499,7 @@ class Comparison:
     def _is_surely_better(self, name: str, level: float) -> bool:
         """Return whether a method is surely better than the reference, and better than everything else alone."""
         low, _ = self.estimate(name, self.reference).compute_interval(level) or (-np.inf, np.inf)
-        is_chosen = self.choice.scores[name] > self.choice.scores[self.reference]
-        return is_chosen and low > 0 and all(self.estimate(name, one).mean > 0 for one in self._rank(self.alone))
+        return low > 0 and all(self.estimate(name, one).mean > 0 for one in self._rank(self.alone))
 
     def _find_kinds(self, ranked: Sequence[str]) -> dict[OptionKind, str]:
         kinds: dict[OptionKind, list[str]] = {
@@ -580,8 +579,6 @@ class Comparison:
         low, high = self.estimate(best, self.reference).compute_interval() or (-np.inf, np.inf)
         prefers_alone = self.choice.scores[self.reference] >= self.choice.scores[best]
         reasons = []
-        if prefers_alone and low > 0:
-            reasons.append(f"{self.reference} is as good on validation rows, but not on test rows")
         if not prefers_alone and high < 0:
             reasons.append(f"{best} is better than {self.reference} on validation rows, but worse on test rows")
         if low <= 0:
