@@ -19,7 +19,7 @@ from cli_helpers import Done, refused
 from fedattune import ConfigError, FedAttuneError, RunError
 from fedattune.analysis.compare import read_baselines
 from fedattune.analysis.load import read_runs
-from fedattune.experiments.baselines import STRENGTHS
+from fedattune.experiments.baselines import STRENGTHS, _Categories
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import make_plan
 from fedattune.experiments.runner import ProgressDisplay
@@ -101,6 +101,21 @@ def test_the_metric_follows_the_classes(cli: Cli, work: Path) -> None:
 
 def scaled(model: Any) -> Any:
     return make_pipeline(StandardScaler(), model)
+
+
+def test_boosting_takes_a_column_of_categories_as_one(work: Path) -> None:
+    """A number, then two texts; row 3 has no known letter."""
+    rows = [f"{'ab'[i % 2]},{i},{'abc'[i % 3]},{'xy'[i % 2]},{'no' if i % 4 else 'yes'}" for i in range(40)]
+    (work / "t.csv").write_text("ward,n,letter,side,outcome\n" + "\n".join(rows) + "\n")
+    data = fedattune.load_federation(work / "t.csv", client_column="ward", target="outcome")
+    categories = _Categories.find(data)
+    x = data.features(data.y.new_tensor(range(40)).long()).numpy()
+    x[3, 1:4] = 0
+    merged = categories.merge(x)
+    assert (categories.start, categories.sizes, categories.columns) == (1, (3, 2), [0, 1])
+    assert merged[:5, :2].tolist() == [[0, 0], [1, 1], [2, 0], [pytest.approx(np.nan, nan_ok=True), 1], [1, 0]]
+    assert np.array_equal(merged[:, 2], x[:, 0])
+    assert _Categories(0, (300, 2)).columns == [1]
 
 
 @pytest.mark.parametrize("number", [False, True])

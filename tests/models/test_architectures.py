@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
         ("mlr", (60,), 10, {}, 610),
         ("mlr", (1, 28, 28), 10, {}, 7_850),
         ("mlr", (3, 32, 32), 10, {}, 30_730),
+        ("gam", (60,), 10, {}, (60 * 8 + 1) * 10),
         ("dnn", (60,), 10, {"hidden": 20}, 1_430),
         ("dnn", (1, 28, 28), 10, {}, 79_510),
         ("dnn", (3, 32, 32), 10, {}, 308_310),
@@ -65,6 +66,7 @@ def pictures(count: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(
     ("name", "side", "options"),
     [
+        ("gam", 3, {}),
         ("cnn", 16, {}),
         ("lenet", 16, {}),
         ("lenet", 16, {"batch_norm": True}),
@@ -91,6 +93,27 @@ def test_engines_train_every_network_alike(name: str, side: int, options: Any) -
     assert reference.metrics["loss_uniform"] == pytest.approx(together.metrics["loss_uniform"], rel=1e-12)
     first = make_model(name, data, options=options).double().state_dict()
     assert all((v[0] - first[k]).abs().max() > 0 for k, v in reference.models.items())
+
+
+def test_hat_functions_are_one_at_their_centre_and_sum_to_one_between_them() -> None:
+    x = torch.tensor([[0.5, -1.25], [0.1, 3.0]])
+    out = build_model("gam", (2,), 1, {})[:2](x)
+    assert torch.equal(out[:, :2], x)
+    hats = out[:, 2:].unflatten(1, (2, 7))
+    assert hats[0].tolist() == [[0, 0, 0, 0, 1, 0, 0], [0.5, 0.5, 0, 0, 0, 0, 0]]
+    assert hats.sum(-1).flatten().tolist() == pytest.approx([1, 1, 1, 0])  # beyond the hats, curves are straight
+
+
+def test_an_additive_model_learns_curves_that_a_linear_model_cannot() -> None:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 2, generator=random)
+    y = (x[:, 0] ** 2 > 1).long()
+    data = fedattune.federation_from([(x[:200], y[:200]), (x[200:], y[200:])])
+    linear, curved = (
+        fedattune.fit(data, "fedavg", name, rounds=20, lr=0.5).metrics["acc_uniform"] for name in ("mlr", "gam")
+    )
+    assert linear < 0.75
+    assert curved > 0.9
 
 
 def test_local_response_normalisation_is_tensorflows() -> None:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,6 +39,8 @@ MAX_CLIENT_FEATURES = 200
 """Clients up to which a pooled model gets the client as a feature."""
 N_TIMED, MAX_ALONE_S = 20, 30
 """Clients by which the time of boosting is estimated, and the seconds above which a budget leaves it out."""
+MAX_BOOSTED_CATEGORIES = 255
+"""Categories of a column that scikit-learn's boosting takes as such."""
 MIN_BOOSTED_ROWS = 40
 """Training rows below which boosting cannot split: twice scikit-learn's minimum rows of a leaf."""
 
@@ -138,12 +141,13 @@ def _list_baselines(plan: Plan, rows: SplitRows) -> Iterator[tuple[str, Kind, Pr
         linear = [partial(fit, strength=strength) for strength in ((1.0,) if is_large else STRENGTHS[first])]
         yield f"{first} alone", "alone", lambda stop: _tune_each(rows, linear, stop)
         is_hurried = plan.experiment.budget not in (None, "off")
-        yield "boosting alone", "alone", lambda stop: _fit_each(rows, _fit_boosting, stop, is_hurried=is_hurried)
+        boosting = partial(_fit_boosting, categories=_Categories.find(rows.federation))
+        yield "boosting alone", "alone", lambda stop: _fit_each(rows, boosting, stop, is_hurried=is_hurried)
         yield f"{first} pooled", "pooled", lambda _: _tune_pooled(rows, linear)
         if len(rows.federation.clients) <= MAX_CLIENT_FEATURES:
             named = replace(rows, has_client=True)
             yield f"{first} pooled+client", "pooled", lambda _: _tune_pooled(named, linear)
-        yield "boosting pooled", "pooled", lambda _: _fit_pooled(rows, _fit_boosting)
+        yield "boosting pooled", "pooled", lambda _: _fit_pooled(rows, boosting)
     if "centralized" in plan.experiment.baseline:
         yield "centralized", "pooled", lambda stop: _train_centralized(plan, rows, stop)
 
@@ -265,15 +269,48 @@ def _scale(model: Any) -> Any:
     return make_pipeline(StandardScaler(), model)
 
 
-def _fit_boosting(x: Array, y: Array, n_classes: int) -> Fitted:
+@dataclass(frozen=True)
+class _Categories:
+    """The categories among the inputs: from position `start`, a block of 0 and 1 for each column, of these `sizes`.
+
+    Boosting takes them as one column of numbers each: with 200 categories, in a ninth of the time.
+    """
+
+    start: int = 0
+    sizes: tuple[int, ...] = ()
+
+    @classmethod
+    def find(cls, federation: "Federation") -> "_Categories":
+        schema = federation.schema
+        if schema is None:
+            return cls()
+        sizes = tuple(map(len, schema.categories.values()))
+        return cls(len(schema.numbers) + len(schema.flagged), sizes)
+
+    @property
+    def columns(self) -> list[int]:
+        """The columns of `merge` that scikit-learn takes as categories, not as numbers."""
+        return [i for i, size in enumerate(self.sizes) if size <= MAX_BOOSTED_CATEGORIES]
+
+    def merge(self, x: Array) -> Array:
+        """Return inputs (n, F) with each block as one column, before all other inputs; NaN where no category is 1."""
+        ends = self.start + np.cumsum((0, *self.sizes))
+        blocks = [x[:, a:b] for a, b in pairwise(ends)]
+        numbers = [np.where(one.any(1), one.argmax(1), np.nan).astype(x.dtype)[:, None] for one in blocks]
+        return np.hstack([*numbers, x[:, : self.start], x[:, ends[-1] :]])
+
+
+def _fit_boosting(x: Array, y: Array, n_classes: int, categories: _Categories) -> Fitted:
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     if len(y) < MIN_BOOSTED_ROWS or (n_classes and len(np.unique(y)) < 2):
         return _fit_constant(x, y, n_classes)
+    kind = HistGradientBoostingClassifier if n_classes else HistGradientBoostingRegressor
+    model = kind(random_state=0, categorical_features=categories.columns).fit(categories.merge(x), y)
     if n_classes:
-        return _wrap_classifier(HistGradientBoostingClassifier(random_state=0).fit(x, y), n_classes)
-    model = HistGradientBoostingRegressor(random_state=0).fit(x, y)
-    return lambda new: np.asarray(model.predict(new)).reshape(-1, 1)
+        predict = _wrap_classifier(model, n_classes)
+        return lambda new: predict(categories.merge(new))
+    return lambda new: np.asarray(model.predict(categories.merge(new))).reshape(-1, 1)
 
 
 def _wrap_classifier(model: Any, n_classes: int) -> Fitted:

@@ -16,11 +16,12 @@ from ..core.own_code import is_reference, load_function
 from ..core.settings import EngineName
 from ..core.task import Task
 from ..data import Federation
-from .architectures import char_lstm, cnn, digit_model, dnn, lenet, mcmahan_cnn, mlr, reddi_cnn, resnet18, tf_cnn
+from .architectures import char_lstm, cnn, digit_model, dnn, gam, lenet, mcmahan_cnn, mlr, reddi_cnn, resnet18, tf_cnn
 from .pretrained import PretrainedNetwork, hf
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlr": mlr,
+    "gam": gam,
     "dnn": dnn,
     "cnn": cnn,
     "lenet": lenet,

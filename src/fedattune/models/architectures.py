@@ -25,6 +25,40 @@ def mlr(input_shape: Shape, n_classes: int) -> nn.Module:
     return nn.Sequential(*_stack_linear(math.prod(input_shape), n_classes))
 
 
+@cite("""
+@article{hastie1986generalized,
+  author = {Hastie, Trevor and Tibshirani, Robert},
+  title = {Generalized Additive Models},
+  journal = {Statistical Science},
+  volume = {1},
+  number = {3},
+  pages = {297--310},
+  year = {1986}
+}
+""")
+def gam(input_shape: Shape, n_classes: int) -> nn.Module:
+    """A generalized additive model: one linear layer on each input and on hat functions of it.
+
+    So the output is a sum of piecewise linear curves, one of each input. The inputs should have mean 0 and standard
+    deviation 1, as the numbers of tables have.
+    """
+    return nn.Sequential(nn.Flatten(), HatFunctions(), nn.Linear(math.prod(input_shape) * (1 + N_HATS), n_classes))
+
+
+N_HATS, HAT_WIDTH = 7, 0.5
+"""Number and distance of the hats: from -1.5 to 1.5 standard deviations."""
+
+
+class HatFunctions(nn.Module):
+    """Inputs (B, F) to the inputs and their hat functions (B, F + 7 F): 1 at the hat's centre, 0 at those beside it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        end = HAT_WIDTH * (N_HATS - 1) / 2
+        centres = torch.linspace(-end, end, N_HATS, dtype=x.dtype, device=x.device)
+        hats = functional.relu(1 - (x.unsqueeze(-1) - centres).abs() / HAT_WIDTH)
+        return torch.cat([x, hats.flatten(1)], dim=1)
+
+
 def dnn(input_shape: Shape, n_classes: int, *, hidden: Count = 100) -> nn.Module:
     """One hidden layer with ReLU; FedMCSA has 100 units for images and 20 for Synthetic.
 
