@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -317,21 +318,16 @@ class _Trainer:
         choices = self.budget.choices
         if "model" not in choices:
             methods = [BASELINE, *[name for name in self.plan.algorithms if name != BASELINE][:1]]
-            models, scalings, affordable = self._plan_trials(methods)
+            tried, affordable = self._plan_trials(methods)
             rounds = self.plan.experiment.rounds
             if "rounds" in choices["free"]:
                 rounds = max(MIN_ROUNDS, min(rounds, affordable))
             trials = {}
-            for model in models:
-                self._say(f"trying the model {model}")
-                trials[model] = self._try_model(model, rounds, methods)
-            best = max(trials, key=lambda one: trials[one].score)
-            trial, scaling = trials[best], self.plan.experiment.scaling
-            for other in scalings:
-                self._say(f"trying the model {best} with per-client scaling")
-                another = self._try_model(best, rounds, methods, other)
-                if another.score > trial.score:
-                    trial, scaling = another, other
+            for model, scaling in tried:
+                self._say(f"trying the model {model}" + ", with per-client scaling" * (scaling is not None))
+                trials[model, scaling] = self._try_model(model, rounds, methods, scaling)
+            best, best_scaling = max(trials, key=lambda one: trials[one].score)
+            trial, scaling = trials[best, best_scaling], best_scaling or self.plan.experiment.scaling
             self._scale(scaling)
             while trial.is_moving and "rounds" in choices["free"] and self._can_afford(2 * trial.rounds, trial):
                 self._say(f"{best} still learns after {trial.rounds} rounds: trying {2 * trial.rounds}")
@@ -344,25 +340,26 @@ class _Trainer:
         self._scale(choices["scaling"])
         self.plan = self._change(choices["model"], choices["rounds"], list(self.plan.algorithms))
 
-    def _plan_trials(self, methods: Sequence[str]) -> tuple[list[str], list[Scaling], int]:
-        """Choose models, and scalings for the best of them, as many as the time allows; count the rounds it allows."""
+    def _plan_trials(self, methods: Sequence[str]) -> tuple[list[tuple[str, Scaling | None]], int]:
+        """Choose the models and scalings to try, as many as the time allows, and count the rounds that it allows."""
         choices = self.budget.choices
         models = choices["models"] or [self.plan.experiment.model]
-        scalings: list[Scaling] = ["client"] if "scaling" in choices["free"] else []
-        plans = [(models, scalings), *((models[:n], []) for n in range(len(models), 0, -1))]
+        scalings: list[Scaling | None] = [None, "client"] if "scaling" in choices["free"] else [None]
+        plans = [list(product(models, scalings))]
+        plans += [[(model, None) for model in models[:n]] for n in range(len(models), 0, -1)]
         needed = MIN_ROUNDS + 1 if "rounds" in choices["free"] else self.plan.experiment.rounds
         if "affordable_rounds" not in choices:
             paces: dict[str, Pace] = {}
-            for tried, more in plans:
-                slowest = tried[-1]
+            for tried in plans:
+                slowest = tried[-1][0]
                 if slowest not in paces:
                     paces[slowest] = self._measure_pace(slowest, methods[-1])
-                affordable = self._count_affordable(paces[slowest], (len(tried) + len(more)) * len(methods))
+                affordable = self._count_affordable(paces[slowest], len(tried) * len(methods))
                 if affordable >= needed:
                     break
-            self.budget.save(affordable_rounds=affordable, n_tried=len(tried) + len(more))
-        tried, more = next(one for one in plans if sum(map(len, one)) == choices["n_tried"])
-        return tried, more, int(choices["affordable_rounds"])
+            self.budget.save(affordable_rounds=affordable, n_tried=len(tried))
+        tried = next(one for one in plans if len(one) == choices["n_tried"])
+        return tried, int(choices["affordable_rounds"])
 
     def _count_affordable(self, pace: Pace, n_trials: int) -> int:
         """Count the rounds with which so many trials, and one split with the least tuning, fit into the time."""

@@ -45,7 +45,7 @@ def gam(input_shape: Shape, n_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), HatFunctions(), nn.Linear(math.prod(input_shape) * (1 + N_HATS), n_classes))
 
 
-N_HATS, HAT_WIDTH = 7, 0.5
+N_HATS, HAT_DISTANCE = 7, 0.5
 """Number and distance of the hats: from -1.5 to 1.5 standard deviations."""
 
 
@@ -53,9 +53,9 @@ class HatFunctions(nn.Module):
     """Inputs (B, F) to the inputs and their hat functions (B, F + 7 F): 1 at the hat's centre, 0 at those beside it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        end = HAT_WIDTH * (N_HATS - 1) / 2
+        end = HAT_DISTANCE * (N_HATS - 1) / 2
         centres = torch.linspace(-end, end, N_HATS, dtype=x.dtype, device=x.device)
-        hats = functional.relu(1 - (x.unsqueeze(-1) - centres).abs() / HAT_WIDTH)
+        hats = functional.relu(1 - (x.unsqueeze(-1) - centres).abs() / HAT_DISTANCE)
         return torch.cat([x, hats.flatten(1)], dim=1)
 
 
