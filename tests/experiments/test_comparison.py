@@ -112,10 +112,12 @@ def test_boosting_takes_a_column_of_categories_as_one(work: Path) -> None:
     x = data.features(data.y.new_tensor(range(40)).long()).numpy()
     x[3, 1:4] = 0
     merged = categories.merge(x)
-    assert (categories.start, categories.sizes, categories.columns) == (1, (3, 2), [0, 1])
+    assert (categories.start, categories.sizes, categories.n_merged) == (1, (3, 2), 2)
     assert merged[:5, :2].tolist() == [[0, 0], [1, 1], [2, 0], [pytest.approx(np.nan, nan_ok=True), 1], [1, 0]]
     assert np.array_equal(merged[:, 2], x[:, 0])
-    assert _Categories(0, (300, 2)).columns == [1]
+    many = np.eye(302, dtype=np.float32)[[0, 301]]
+    assert _Categories(0, (300, 2)).n_merged == 1
+    assert np.array_equal(_Categories(0, (300, 2)).merge(many), np.c_[[np.nan, 1], many[:, :300]], equal_nan=True)
 
 
 @pytest.mark.parametrize("number", [False, True])

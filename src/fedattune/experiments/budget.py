@@ -1,8 +1,8 @@
 """Decide how much to train within a budget of time: model, rounds, tuning, and splits until the verdict is sure.
 
 1. Baselines: the constant, and scikit-learn's regularised linear model and gradient boosting, alone and pooled.
-2. Model: linear or one hidden layer, whichever trains better alone or with one shared model, on validation data. The
-   rounds double while the validation curves of these runs still move.
+2. Model: linear, additive or one hidden layer, whichever trains better alone or with one shared model, on validation
+   data. The rounds double while the validation curves of these runs still move.
 3. Splits: on each, every method is tuned anew, then trained. So no test row has a say in the rate and options of what
    it tests. Model, rounds and scaling, the same for all methods, are chosen once, also by rows that later splits test.
 
@@ -12,6 +12,7 @@ Refused: Ray Tune and Optuna, whose schedulers stop single trials; here all meth
 and a verdict over splits says when to stop.
 """
 
+import math
 import re
 import shutil
 import time
@@ -50,6 +51,7 @@ NO_TRAINING = {"seed", "engine", "device", "dtype", "client_state", "mixed_preci
 """Settings that do not say how much to train."""
 MODELS = ("mlr", "dnn")
 TABLE_MODELS = ("mlr", "gam", "dnn")
+"""Models to try on tables with numbers: of 0 and 1, an additive model makes no more than a linear one."""
 SPLITS = (3, 5, 10)
 """Numbers of splits after which the verdict is looked at."""
 MIN_ROUNDS, MAX_ROUNDS = 10, 200
@@ -116,7 +118,8 @@ def settle_budget(plan: Plan, given: Collection[str]) -> Plan:
     tokens = plan.federation.schema is not None and bool(plan.federation.schema.tokens)
     if "baseline" not in given and not tokens:
         changes["baseline"] = ("majority", "sklearn")
-    models = () if "model" in given or tokens else MODELS if plan.federation.schema is None else TABLE_MODELS
+    has_numbers = plan.federation.schema is not None and bool(plan.federation.schema.numbers)
+    models = () if "model" in given or tokens else TABLE_MODELS if has_numbers else MODELS
     experiment = experiment.model_copy(update=changes)
     if plan.federation.schema is not None:
         sizes = plan.federation.part("train").sizes
@@ -399,7 +402,8 @@ class _Trainer:
         label = f"model-{re.sub(r'[^A-Za-z0-9_]', '_', model)}-{rounds}" + (f"-{scaling}" if scaling else "")
         trials = self.budget.choices.setdefault("trials", {})
         if label in trials:
-            return Trial(*trials[label])
+            rounds, score, *others = trials[label]
+            return Trial(rounds, -math.inf if score is None else score, *others)  # null if every run diverged
         self.budget.begin(label)
         plan = self._change(model, rounds, methods)
         if scaling is not None and self.plan.federate is not None:
@@ -518,11 +522,12 @@ class _Trainer:
             choices["is_moving"] and "rounds" in choices["free"] and choices["affordable_rounds"] <= choices["rounds"]
         )
         lacking = [f"only {choices['rounds']} rounds fit"] * is_short
-        untried = [f"the model {model}" for model in choices["models"] if model not in tried]
+        models = [model for model in choices["models"] if model not in tried]
+        untried = [f"the model{'s' * (len(models) > 1)} {' and '.join(models)}"] if models else []
         if "scaling" in choices["free"] and choices["n_tried"] <= max(1, len(choices["models"])):
             untried.append("per-client scaling")
         if untried:
-            lacking.append(f"{' and '.join(untried)} {'were' if len(untried) > 1 else 'was'} not tried")
+            lacking.append(f"{', and '.join(untried)} {'were' if len([*models, *untried]) > 2 else 'was'} not tried")
         if lacking:
             notes.append(
                 f"{', and '.join(lacking)} for lack of time: a longer {write_option('budget')} may change the answer"

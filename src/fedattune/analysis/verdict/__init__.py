@@ -573,7 +573,7 @@ class Comparison:
         return mine, others
 
     def _find_reasons(self, best: str, ranked: Sequence[str], *, is_no: bool) -> list[str]:
-        """Say what speaks against a no, or that pooled rows help where the best method shows no sure gain."""
+        """Say what speaks against a yes or a no, or that pooled rows help where the best method shows no sure gain."""
         if not ranked:
             return ["every method diverged or is worse than a constant"]
         low, high = self.estimate(best, self.reference).compute_interval() or (-np.inf, np.inf)
@@ -582,8 +582,9 @@ class Comparison:
         if not prefers_alone and high < 0:
             reasons.append(f"{best} is better than {self.reference} on validation rows, but worse on test rows")
         if low <= 0:
-            reasons += self._describe_pooled_gain(best, is_no=is_no)
-        return reasons
+            return reasons + self._describe_pooled_gain(best, is_no=is_no)
+        better = (one for one in self._rank(self.alone) if self.estimate(best, one).mean <= 0)
+        return reasons + [f"{one} is as good on test rows, though not on validation rows" for one in better]
 
     def _describe_pooled_gain(self, best: str, *, is_no: bool) -> list[str]:
         """Describe the gain of the best pooled baseline if it is sure; for a no, if it is over a standard error."""
