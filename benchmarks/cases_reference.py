@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import accuracy_score, roc_auc_score, root_mean_squared_error
 from sklearn.model_selection import KFold
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler, TargetEncoder
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, SplineTransformer, StandardScaler, TargetEncoder
 
 from .cases_tables import Table
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SPLITS = 10
 MIN_SPLITS = 3
-SECONDS = 25.0
+SECONDS = 50.0
 """Processor time after which a table gets no further split."""
 TEST_SHARE = 0.25
 MAX_CLIENTS = 150
@@ -44,6 +44,8 @@ MIN_LEAF = 20
 MANY_CLIENTS = 10
 """Clients from which on the interval of the gain is one over clients; fewer have one over splits."""
 WAYS = ("alone", "pooled", "with client")
+KINDS = ("linear", "additive", "trees")
+N_KNOTS = 6
 
 
 @dataclass(frozen=True)
@@ -102,16 +104,22 @@ def read_table(table: Table, frame: "pd.DataFrame") -> "tuple[pd.DataFrame, NDAr
     return x, y, frame[table.client].astype(str).to_numpy(dtype=str)
 
 
-def prepare(x: "pd.DataFrame", x_test: "pd.DataFrame", *, is_tree: bool) -> list[Any]:
-    """Prepare features of training and test rows by the training rows: for trees dense, without one-hot columns."""
+def prepare(x: "pd.DataFrame", x_test: "pd.DataFrame", kind: str) -> list[Any]:
+    """Prepare features of training and test rows by the training rows, for `linear` or `additive` models, or `trees`.
+
+    Trees get them dense, without one-hot columns; additive models get splines of the numbers, too.
+    """
+    is_tree = kind == "trees"
     numbers = [column for column in x if x[column].dtype.kind in "iuf"]
     texts = [c for c in x if c not in numbers and x[c].nunique() > len(x) / 2 and x[c].str.count(" ").mean() > 3]
     names = [column for column in x if column not in {*numbers, *texts}]
     codes = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
     hot = OneHotEncoder(handle_unknown="infrequent_if_exist", max_categories=1500, min_frequency=2)
     imputer = SimpleImputer(strategy="median", keep_empty_features=True)
+    splines = SplineTransformer(N_KNOTS, extrapolation="linear", include_bias=False)
     transformer = make_column_transformer(
         (imputer if is_tree else make_pipeline(imputer, StandardScaler()), numbers),
+        *([(make_pipeline(imputer, splines), numbers)] if kind == "additive" and numbers and len(x) > 1 else []),
         (codes if is_tree else hot, names),
         *((TfidfVectorizer(max_features=300), column) for column in texts),
         sparse_threshold=0.0 if is_tree else 1.0,
@@ -121,13 +129,20 @@ def prepare(x: "pd.DataFrame", x_test: "pd.DataFrame", *, is_tree: bool) -> list
 
 
 def make_models(*, is_number: bool) -> dict[str, Any]:
-    """Make the models of which each way takes the best."""
+    """Make the models of which each way takes the best; the first word of a name is its preparation."""
+    names = ("linear", "additive")
     if is_number:
-        ridges = {f"ridge {alpha:g}": Ridge(alpha=alpha) for alpha in (0.3, 3, 30, 300)}
-        return {"constant": DummyRegressor(), **ridges, "boosting": HistGradientBoostingRegressor(random_state=0)}
-    logistics = {f"logistic {c:g}": LogisticRegression(C=c, max_iter=200) for c in (0.01, 0.1, 1)}
+        ridges = {f"{name} {alpha:g}": Ridge(alpha=alpha) for name in names for alpha in (0.3, 3, 30, 300)}
+        return {"constant": DummyRegressor(), **ridges, "trees": HistGradientBoostingRegressor(random_state=0)}
+    logistics = {f"{name} {c:g}": LogisticRegression(C=c, max_iter=200) for name in names for c in (0.01, 0.1, 1)}
     constant = DummyClassifier(strategy="prior")
-    return {"constant": constant, **logistics, "boosting": HistGradientBoostingClassifier(random_state=0)}
+    return {"constant": constant, **logistics, "trees": HistGradientBoostingClassifier(random_state=0)}
+
+
+def get_kind(model: str) -> str:
+    """Return the preparation of a model; the constant takes any."""
+    kind = model.split(maxsplit=1)[0]
+    return kind if kind in KINDS else "linear"
 
 
 def choose_metric(y: NDArray[Any], *, is_number: bool) -> str:
@@ -233,36 +248,35 @@ def _measure_split(
                 values.append(float("nan"))
             continue
         splits_nowhere = len(rows) < 2 * MIN_LEAF
-        linear, trees = (
-            prepare(x.iloc[rows], x.iloc[tests[k]], is_tree=is_tree) if not (is_tree and splits_nowhere) else []
-            for is_tree in (False, True)
-        )
+        own_inputs = {
+            kind: prepare(x.iloc[rows], x.iloc[tests[k]], kind)
+            for kind in KINDS
+            if not (kind == "trees" and splits_nowhere)
+        }
         for name, model in make_models(is_number=is_number).items():
-            if name == "boosting" and splits_nowhere:
+            if name == "trees" and splits_nowhere:
                 alone[name].append(alone["constant"][-1])
                 continue
-            train_x, test_x = trees if name == "boosting" else linear
+            train_x, test_x = own_inputs[get_kind(name)]
             output = fit_predict(model, train_x, y[rows], test_x, is_number=is_number)
             alone[name].append(score(output, np.unique(y[rows]), k))
     for name, values in alone.items():
         yield "alone", name, np.array(values)
 
-    linear, trees = (prepare(x.iloc[train], x.iloc[test], is_tree=is_tree) for is_tree in (False, True))
+    pooled = {kind: prepare(x.iloc[train], x.iloc[test], kind) for kind in KINDS}
     names, codes = np.unique(clients, return_inverse=True)
     encoder = TargetEncoder(cv=KFold(5, shuffle=True, random_state=0))
     means = [encoder.fit_transform(clients[train][:, None], y[train]), encoder.transform(clients[test][:, None])]
-    inputs = {
-        ("pooled", False): linear,
-        ("pooled", True): trees,
-        ("with client", False): [
-            with_slopes(one, codes[rows], len(names)) for one, rows in zip(linear, (train, test), strict=True)
-        ],
-        ("with client", True): [np.hstack(pair) for pair in zip(trees, means, strict=True)],
+    named = {
+        kind: [with_slopes(one, codes[rows], len(names)) for one, rows in zip(pooled[kind], (train, test), strict=True)]
+        for kind in ("linear", "additive")
     }
+    named["trees"] = [np.hstack(pair) for pair in zip(pooled["trees"], means, strict=True)]
+    inputs = {"pooled": pooled, "with client": named}
     own = np.unique(y[train])
     for name, model in make_models(is_number=is_number).items():
         for way in WAYS[1:]:
-            train_x, test_x = inputs[way, name == "boosting"]
+            train_x, test_x = inputs[way][get_kind(name)]
             output = fit_predict(model, train_x, y[train], test_x, is_number=is_number)
             yield way, name, np.array([score(output[ends[k] : ends[k + 1]], own, k) for k in range(len(scored))])
 

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
         ("mlr", (60,), 10, {}, 610),
         ("mlr", (1, 28, 28), 10, {}, 7_850),
         ("mlr", (3, 32, 32), 10, {}, 30_730),
-        ("gam", (60,), 10, {}, (60 * 7 + 1) * 10),
+        ("gam", (60,), 10, {}, (60 * 8 + 1) * 10),
+        ("gam", (60,), 10, {"numbers": 3}, (60 + 3 * 7 + 1) * 10),
         ("dnn", (60,), 10, {"hidden": 20}, 1_430),
         ("dnn", (1, 28, 28), 10, {}, 79_510),
         ("dnn", (3, 32, 32), 10, {}, 308_310),
@@ -95,15 +96,26 @@ def test_engines_train_every_network_alike(name: str, side: int, options: Any) -
     assert all((v[0] - first[k]).abs().max() > 0 for k, v in reference.models.items())
 
 
-def test_hat_functions_are_one_at_their_centre_and_none_is_at_zero() -> None:
-    """The hats are at -0.5, -1, -1.5, 0.5, 1 and 1.5; beyond them, curves are straight."""
-    x = torch.tensor([[0.5, -1.25], [0.0, 3.0]])
-    model = build_model("gam", (2,), 1, {})
+def test_hat_functions_are_one_at_their_centre_and_sum_to_one_between_them() -> None:
+    x = torch.tensor([[0.5, -1.25, 1.0], [0.1, 3.0, 0.0]])
+    model = build_model("gam", (3,), 1, {"numbers": 2})
     assert isinstance(model, nn.Sequential)
     out = model[:2](x)
-    assert torch.equal(out[:, :2], x)
-    assert out[0, 2:].tolist() == [0, 0, 0, 1, 0, 0, 0, 0.5, 0.5, 0, 0, 0]
-    assert out[1, 2:].tolist() == [0] * 12
+    assert torch.equal(out[:, :3], x)
+    hats = out[:, 3:].unflatten(1, (2, 7))
+    assert hats[0].tolist() == [[0, 0, 0, 0, 1, 0, 0], [0.5, 0.5, 0, 0, 0, 0, 0]]
+    assert hats.sum(-1).flatten().tolist() == pytest.approx([1, 1, 1, 0])  # beyond the hats, curves are straight
+
+
+def test_the_numbers_of_a_table_get_curves_and_its_categories_none(tmp_path: Path) -> None:
+    rows = [f"{'ab'[i % 2]},{i},{'xyz'[i % 3]},{'no' if i % 4 else 'yes'}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("ward,n,side,outcome\n" + "\n".join(rows) + "\n")
+    data = fedattune.load_federation(tmp_path / "t.csv", client_column="ward", target="outcome")
+    result = fedattune.fit(data, "fedavg", "gam", rounds=1, out=tmp_path / "run")
+    assert result.config["model_options"] == {"numbers": 1}
+    assert result.n_parameters == (4 + 7 + 1) * 2
+    model = fedattune.Result.load(tmp_path / "run").model("a")
+    assert model(data.x[:3].float()).shape == (3, 2)
 
 
 def test_an_additive_model_learns_curves_that_a_linear_model_cannot() -> None:

@@ -16,6 +16,7 @@ from ..core.settings import LARGEST_UPDATE, SIMULATION_SETTINGS, Settings
 from ..data.schema import Schema
 from ..experiments.config import Experiment
 from ..experiments.load import assign_options, expand_names, list_model_options, parse_set
+from ..models import complete_options
 from .logs import LogFormat
 from .secagg.methods import check_run
 
@@ -128,7 +129,7 @@ class DeploymentPlan:
         }
         assignment = assign_options(self.experiment.set, known_options)
         self.options = {name: assignment["algorithm"].get(name, {}) for name in names}
-        self.model_options = assignment["model"][model]
+        self.model_options = complete_options(model, assignment["model"][model], self.deployment.data_schema)
         self.algorithms = {
             name: custom[name] if name in custom else build(name, factories[name], self.options[name]) for name in names
         }

@@ -200,7 +200,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     from ..algorithms import ALGORITHMS
     from ..algorithms.own import build_method
     from ..data import PARTITIONS
-    from ..models import make_model
+    from ..models import complete_options, make_model
     from ..training.clients.options import check_clients, check_method
     from ..training.setup import build_trained_module, hold_out_newcomers
     from ..training.uploads.pipeline import check_upload_steps
@@ -248,7 +248,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
         notes += [f"{name} is left out, as the target is a number: {need}." for name, need in needs.items()]
         algorithms = {name: one for name, one in algorithms.items() if name not in needs}
         experiment = experiment.model_copy(update={"algorithms": tuple(algorithms)})
-    model_options = assignment["model"][experiment.model]
+    model_options = complete_options(experiment.model, assignment["model"][experiment.model], federation.schema)
     module = make_model(
         experiment.model,
         federation,

@@ -16,6 +16,7 @@ from ..core.own_code import is_reference, load_function
 from ..core.settings import EngineName
 from ..core.task import Task
 from ..data import Federation
+from ..data.schema import Schema
 from .architectures import char_lstm, cnn, digit_model, dnn, gam, lenet, mcmahan_cnn, mlr, reddi_cnn, resnet18, tf_cnn
 from .pretrained import PretrainedNetwork, hf
 
@@ -43,6 +44,13 @@ MAX_LISTED = 5
 def has_outside_parts(name: str) -> bool:
     """Tell whether a model depends on more than this package: on the user's code, or on a pretrained network."""
     return name not in MODELS or name == "hf"
+
+
+def complete_options(name: str, options: Mapping[str, Any], schema: Schema | None) -> Mapping[str, Any]:
+    """Add to a model's options what a table says of its inputs, unless it is given: how many are numbers."""
+    if name != "gam" or schema is None or not schema.columns:
+        return options
+    return {"numbers": len(schema.numbers), **options}
 
 
 def make_model(

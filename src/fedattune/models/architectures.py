@@ -36,30 +36,41 @@ def mlr(input_shape: Shape, n_classes: int) -> nn.Module:
   year = {1986}
 }
 """)
-def gam(input_shape: Shape, n_classes: int) -> nn.Module:
-    """A generalized additive model: one linear layer on each input and on six hat functions of it.
+def gam(input_shape: Shape, n_classes: int, *, numbers: Annotated[int, Field(ge=0)] | None = None) -> nn.Module:
+    """A generalized additive model: one linear layer on the inputs, and on seven hat functions of each number.
 
-    So the output is a sum of curves, one of each input: piecewise linear up to two standard deviations from the mean,
-    one straight line beyond. The inputs should have mean 0 and standard deviation 1, as the numbers of tables have.
+    So the output is a sum of curves, one of each number: piecewise linear up to two standard deviations from the mean,
+    one straight line beyond. The numbers should have mean 0 and standard deviation 1, as those of tables have.
+
+    Args:
+        numbers: inputs that get curves, the first ones; None is all inputs, and of a table its numbers.
     """
     n_inputs = math.prod(input_shape)
-    return nn.Sequential(nn.Flatten(), HatFunctions(), nn.Linear(n_inputs * (1 + 2 * N_HATS), n_classes))
+    if numbers is not None and numbers > n_inputs:
+        raise ValueError(f"numbers={numbers}: the data have {n_inputs} inputs")
+    hats = HatFunctions(n_inputs if numbers is None else numbers)
+    return nn.Sequential(nn.Flatten(), hats, nn.Linear(n_inputs + N_HATS * hats.numbers, n_classes))
 
 
-N_HATS, HAT_DISTANCE = 3, 0.5
-"""Number and distance of the hats on each side of 0."""
+N_HATS, HAT_DISTANCE = 7, 0.5
+"""Number and distance of the hats: from -1.5 to 1.5 standard deviations."""
 
 
 class HatFunctions(nn.Module):
-    """Inputs (B, F) to the inputs and their hat functions (B, F + 6 F): 1 at a hat's centre, 0 at those beside it.
+    """Inputs (B, F) to the inputs and the hat functions of the first N (B, F + 7 N).
 
-    No hat is at 0, so an input of 0 adds nothing, and the marks of categories stay small: a rate that suits a linear
-    model suits this one.
+    A hat function is 1 at its centre and 0 at those beside it. Marks of categories get none: with a hat at 0, each of
+    them would add 1 for every category that a row lacks, and a rate that suits a linear model would be too large.
     """
 
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.numbers = numbers
+
     def forward(self, x: Tensor) -> Tensor:
-        right = HAT_DISTANCE * torch.arange(1, N_HATS + 1, dtype=x.dtype, device=x.device)
-        hats = functional.relu(1 - (x.unsqueeze(-1) - torch.cat([-right, right])).abs() / HAT_DISTANCE)
+        end = HAT_DISTANCE * (N_HATS - 1) / 2
+        centres = torch.linspace(-end, end, N_HATS, dtype=x.dtype, device=x.device)
+        hats = functional.relu(1 - (x[:, : self.numbers].unsqueeze(-1) - centres).abs() / HAT_DISTANCE)
         return torch.cat([x, hats.flatten(1)], dim=1)
 
 

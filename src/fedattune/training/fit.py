@@ -16,7 +16,7 @@ from ..core.options import list_keywords
 from ..core.own_code import get_short_name, is_reference, make_absolute
 from ..core.settings import Settings, SettingsKeywords
 from ..data import Federation
-from ..models import build_seeded_model, check_model, copy_module
+from ..models import build_seeded_model, check_model, complete_options, copy_module
 from ..models.files import SOURCE_KEY
 from ..runs.callbacks import Callback, StartedRun, check_callbacks
 from ..runs.context import Progress
@@ -154,6 +154,7 @@ def prepare_run(
         algorithm = build_method(algorithm, options or {})
     if isinstance(model, str):
         model = make_absolute(model)
+        model_options = complete_options(model, model_options or {}, federation.schema)
         module = build_seeded_model(model, federation, options=model_options, seed=settings.seed)
     else:
         module = copy_module(model)
