@@ -42,6 +42,7 @@ class Answer:
         method: what it recommends: a method, or the best way alone.
         value: mean over clients of the recommended way, in the unit of the metric; NaN if unknown.
         text: the verdict's sentence, or the error.
+        interval: 95% interval of the gain that decides, in points or in the unit of the metric.
     """
 
     answer: str
@@ -50,6 +51,7 @@ class Answer:
     value: float
     text: str
     seconds: float
+    interval: tuple[float, float] | None = None
 
 
 def compare(table: Table, file: Path, out: Path, budget: str | None) -> Answer:
@@ -77,7 +79,8 @@ def read_answer(result: dict[str, Any], seconds: float) -> Answer:
     """Read the answer from a `result.json`."""
     text, said, rows = result["verdict"], result["decision"], {row["algorithm"]: row for row in result["table"]}
     method = said["method"] if said["answer"] == "yes" else said["reference"]
-    return Answer(said["answer"], method, said["metric"], rows[method]["mean"]["mean"], text, seconds)
+    interval = tuple(said["interval"]) if said["interval"] else None
+    return Answer(said["answer"], method, said["metric"], rows[method]["mean"]["mean"], text, seconds, interval)
 
 
 def judge(answer: Answer, reference: Reference) -> str:
@@ -106,7 +109,10 @@ def show(name: str, answer: Answer | None, reference: Reference) -> str:
         return f"{value:.{digits}g}" if scale == 1 else f"{scale * value:.{digits}f}"
 
     low, high = (write(end) for end in reference.interval)
-    ours = [f"{answer.answer}, `{answer.method}`", write(answer.value)] if answer else ["", ""]
+    ours = ["", ""]
+    if answer:
+        interval = f" ({' to '.join(write(end / scale) for end in answer.interval)})" if answer.interval else ""
+        ours = [f"{answer.answer.replace('_', ' ')}, `{answer.method}`{interval}", write(answer.value)]
     cells = [
         name,
         f"{reference.rows:,}",

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import cases
-from benchmarks.cases import Answer, compare, judge, main, read_answer
+from benchmarks.cases import Answer, compare, judge, main, read_answer, show
 from benchmarks.cases_reference import Reference, measure, split_rows
 from benchmarks.cases_tables import Table
 
@@ -100,9 +100,10 @@ def test_two_answers_agree_if_they_say_the_same_and_nobody_is_told_worse(
 def test_the_answer_of_a_run_is_that_of_its_recommended_method() -> None:
     rows = [("local", "alone", 0.7), ("majority", "alone", 0.5), ("fedavg", "together", 0.8)]
     table = [{"algorithm": name, "kind": kind, "metric": "accuracy", "mean": {"mean": v}} for name, kind, v in rows]
-    said = {"method": "fedavg", "reference": "local", "metric": "accuracy"}
+    said = {"method": "fedavg", "reference": "local", "metric": "accuracy", "interval": [2.0, 18.0]}
     yes = read_answer({"verdict": ANSWER.text, "decision": said | {"answer": "yes"}, "table": table}, 1.0)
     assert (yes.answer, yes.method, yes.value) == ("yes", "fedavg", 0.8)
+    assert "| yes, `fedavg` (2.0 to 18.0) | 80.0 | yes (5.0 to 15.0) |" in show("made", yes, REFERENCE)
     unsure = read_answer({"verdict": "Undecided", "decision": said | {"answer": "undecided"}, "table": table}, 1.0)
     assert (unsure.answer, unsure.method, unsure.value) == ("undecided", "local", 0.7)
 
