@@ -162,6 +162,23 @@ def test_a_stop_gives_the_verdict_so_far_and_a_resumed_run_goes_on(
     assert {run.split for run in read_runs([work / "run"]).results} == {0, 1, 2}
 
 
+def test_a_model_that_diverged_in_every_trial_is_not_chosen_after_a_resumption(
+    cli: Cli, work: Path, few_splits: None
+) -> None:
+    """Its score is minus infinity, which the file has as null."""
+    write_wards(work / "t.csv")
+    assert cli(*SHORT).code == 0
+    file = work / "run" / "budget.json"
+    state = json.loads(file.read_text())
+    assert state["choices"]["scaling"] == "auto"
+    del state["choices"]["model"], state["choices"]["scaling"]
+    state["choices"]["trials"]["model-mlr-3-client"][1] = None
+    file.write_text(json.dumps(state))
+    done = cli("compare", "--resume", "run", "--quiet")
+    assert done.code == 0, done.err
+    assert json.loads(file.read_text())["choices"]["scaling"] == "auto"
+
+
 def test_the_end_of_the_time_ends_the_splits(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_wards(work / "t.csv")
     monkeypatch.setattr(budgets._Trainer, "_is_sure", lambda _: False)

@@ -523,11 +523,12 @@ class _Trainer:
         )
         lacking = [f"only {choices['rounds']} rounds fit"] * is_short
         models = [model for model in choices["models"] if model not in tried]
-        untried = [f"the model{'s' * (len(models) > 1)} {' and '.join(models)}"] if models else []
-        if "scaling" in choices["free"] and choices["n_tried"] <= max(1, len(choices["models"])):
-            untried.append("per-client scaling")
+        named = [f"the model{'s' * (len(models) > 1)} {' and '.join(models)}"] * bool(models)
+        is_scaled = "scaling" in choices["free"] and choices["n_tried"] <= max(1, len(choices["models"]))
+        untried = [*named, *["per-client scaling"] * is_scaled]
         if untried:
-            lacking.append(f"{', and '.join(untried)} {'were' if len([*models, *untried]) > 2 else 'was'} not tried")
+            verb = "were" if len(models) + is_scaled > 1 else "was"
+            lacking.append(f"{', and '.join(untried)} {verb} not tried")
         if lacking:
             notes.append(
                 f"{', and '.join(lacking)} for lack of time: a longer {write_option('budget')} may change the answer"
