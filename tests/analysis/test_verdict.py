@@ -281,6 +281,23 @@ def test_a_better_model_of_everybodys_rows_makes_a_no_undecided() -> None:
     assert decide(local, method, baselines=[hardly_better]).answer == "no"
 
 
+def test_a_sure_gain_of_a_method_that_validation_rows_did_not_choose_is_named() -> None:
+    """Of 12 regions, the shared model gained surely; validation rows chose another, and advice to train more misled."""
+    local = Fake("local", EIGHT, 0.7)
+    chosen = Fake("a", [0.8, 0.5, 0.75, 0.7] * 2, 0.76)
+    sure = Fake("b", [one + 0.05 + 0.001 * i for i, one in enumerate(EIGHT)], 0.75)
+    pooled = baseline("logistic pooled", [one + 0.06 + 0.001 * i for i, one in enumerate(EIGHT)], 0.75)
+    named = (
+        "on test rows b would be sure to gain, but validation rows chose a, and of several methods one can look sure"
+    )
+    for verdict in (decide(local, chosen, sure), decide(local, chosen, sure, baselines=[pooled])):
+        assert (verdict.answer, verdict.method) == ("undecided", "a")
+        assert named in verdict.text
+        assert "more training" not in verdict.text
+    assert "so the rows of others help; " + named in decide(local, chosen, sure, baselines=[pooled]).text
+    assert "look sure" not in decide(local, sure).text
+
+
 def baseline(name: str, accuracy: list[float], validation: float, **settings: Any) -> Any:
     """A baseline with these accuracies: of everybody's rows if it is pooled."""
     one = Fake(name, accuracy, validation, **settings)

@@ -582,21 +582,30 @@ class Comparison:
         if not prefers_alone and high < 0:
             reasons.append(f"{best} is better than {self.reference} on validation rows, but worse on test rows")
         if low <= 0:
-            return reasons + self._describe_pooled_gain(best, is_no=is_no)
+            sure = [name for name in ranked if self._is_surely_better(name, 0.95)]
+            reasons += self._describe_pooled_gain(best, is_no=is_no, is_used=bool(sure))
+            if sure:
+                reasons.append(
+                    f"on test rows {list_some(sure, MAX_NAMED)} would be sure to gain, but validation rows chose {best}, "
+                    "and of several methods one can look sure by chance"
+                )
+            return reasons
         better = (one for one in self._rank(self.alone) if self.estimate(best, one).mean <= 0)
         return reasons + [f"{one} is as good on test rows, though not on validation rows" for one in better]
 
-    def _describe_pooled_gain(self, best: str, *, is_no: bool) -> list[str]:
-        """Describe the gain of the best pooled baseline if it is sure; for a no, if it is over a standard error."""
+    def _describe_pooled_gain(self, best: str, *, is_no: bool, is_used: bool) -> list[str]:
+        """Describe the gain of the best pooled baseline if it is sure; for a no, if it is over a standard error.
+
+        Args:
+            is_used: a method gains from others' rows, too.
+        """
         for name in [self.choice.find_best(self.pooled)] if self.pooled else ():
             estimate = self.estimate(name, self.reference)
             low, high = estimate.compute_interval() or (-np.inf, np.inf)
             gap = f"{self.metric.format_gap(estimate.mean / self.metric.scale)} better than {self.reference}"
             if low > 0:
-                return [
-                    f"{name}, on everybody's rows, is {gap}, so the rows of others help; more training or another "
-                    "--model may let a method use them"
-                ]
+                advice = "" if is_used else "; more training or another --model may let a method use them"
+                return [f"{name}, on everybody's rows, is {gap}, so the rows of others help{advice}"]
             if is_no and estimate.mean > estimate.error:
                 return [
                     f"{name}, on everybody's rows, is {gap}, though not surely (95% interval "
