@@ -287,9 +287,7 @@ def test_a_sure_gain_of_a_method_that_validation_rows_did_not_choose_is_named() 
     chosen = Fake("a", [0.8, 0.5, 0.75, 0.7] * 2, 0.76)
     sure = Fake("b", [one + 0.05 + 0.001 * i for i, one in enumerate(EIGHT)], 0.75)
     pooled = baseline("logistic pooled", [one + 0.06 + 0.001 * i for i, one in enumerate(EIGHT)], 0.75)
-    named = (
-        "on test rows b would be sure to gain, but validation rows chose a, and of several methods one can look sure"
-    )
+    named = "on test rows the gain of b is sure, but validation rows chose a; of several methods, one can look sure"
     for verdict in (decide(local, chosen, sure), decide(local, chosen, sure, baselines=[pooled])):
         assert (verdict.answer, verdict.method) == ("undecided", "a")
         assert named in verdict.text

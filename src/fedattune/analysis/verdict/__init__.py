@@ -586,8 +586,8 @@ class Comparison:
             reasons += self._describe_pooled_gain(best, is_no=is_no, is_used=bool(sure))
             if sure:
                 reasons.append(
-                    f"on test rows {list_some(sure, MAX_NAMED)} would be sure to gain, but validation rows chose {best}, "
-                    "and of several methods one can look sure by chance"
+                    f"on test rows the gain of {list_some(sure, MAX_NAMED)} is sure, but validation rows chose {best}; "
+                    "of several methods, one can look sure by chance"
                 )
             return reasons
         better = (one for one in self._rank(self.alone) if self.estimate(best, one).mean <= 0)
