@@ -1,9 +1,11 @@
 """Comparisons that decide by themselves how much to train."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -177,6 +179,21 @@ def test_a_model_that_diverged_in_every_trial_is_not_chosen_after_a_resumption(
     done = cli("compare", "--resume", "run", "--quiet")
     assert done.code == 0, done.err
     assert json.loads(file.read_text())["choices"]["scaling"] == "auto"
+
+
+@pytest.mark.parametrize(("answer", "is_said"), [("undecided", True), ("yes", False)])
+def test_an_answer_that_more_splits_may_decide_says_so(
+    cli: Cli, work: Path, few_splits: None, monkeypatch: pytest.MonkeyPatch, answer: str, is_said: bool
+) -> None:
+    """At 43,699 traffic stops, five minutes are five splits and undecided, ten minutes are six and a yes."""
+    write_wards(work / "t.csv")
+    monkeypatch.setattr(budgets._Trainer, "_is_sure", lambda _: False)
+    monkeypatch.setattr(budgets._Trainer, "_reach_verdict", lambda _: SimpleNamespace(answer=answer))
+    monkeypatch.setattr(budgets._Trainer, "_time_rest", lambda _, split: 0.0 if split < 2 else math.inf)
+    done = cli(*SHORT)
+    assert done.code == 0, done.err
+    said = "only 2 of 3 splits fit for lack of time: a longer --budget may change the answer"
+    assert (said in done.out) == is_said
 
 
 def test_the_end_of_the_time_ends_the_splits(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

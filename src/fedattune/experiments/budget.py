@@ -38,6 +38,7 @@ from .tuning import TUNING_FOLDER, Tuning, count_cost, tune_plan
 
 if TYPE_CHECKING:
     from ..analysis.compare import Baseline
+    from ..analysis.verdict import Verdict
     from ..data import Federation
     from ..runs.callbacks import Callback
     from ..runs.result import Result
@@ -474,15 +475,17 @@ class _Trainer:
 
     def _is_sure(self) -> bool:
         """Look at the verdict after some numbers of splits; each look more would make it wrong more often."""
-        from ..analysis.verdict import reach_verdict
-
         if len(self.federations) not in SPLITS:
             return False
-        verdict = reach_verdict(
-            self.outcome.results, baselines=self.outcome.baselines, metric=self.plan.metric, is_tuned=True
-        )
+        verdict = self._reach_verdict()
         self._say(f"{len(self.federations)} splits: {verdict.answer}")
         return verdict.is_clear
+
+    def _reach_verdict(self) -> "Verdict":
+        from ..analysis.verdict import reach_verdict
+
+        outcome = self.outcome
+        return reach_verdict(outcome.results, baselines=outcome.baselines, metric=self.plan.metric, is_tuned=True)
 
     def _discard_unfinished(self) -> None:
         """Remove what belongs to a split that is not whole, so that all readers of the folder see the same splits."""
@@ -521,7 +524,11 @@ class _Trainer:
         is_short = (
             choices["is_moving"] and "rounds" in choices["free"] and choices["affordable_rounds"] <= choices["rounds"]
         )
-        lacking = [f"only {choices['rounds']} rounds fit"] * is_short
+        fitting = [f"{choices['rounds']} rounds"] * is_short
+        has_more_splits = self.plan.federate is not None and n < SPLITS[-1] and not self.outcome.is_stopped
+        if has_more_splits and self._reach_verdict().answer == "undecided":
+            fitting.append(f"{n} of {SPLITS[-1]} splits")
+        lacking = [f"only {' and '.join(fitting)} fit"] * bool(fitting)
         models = [model for model in choices["models"] if model not in tried]
         named = [f"the model{'s' * (len(models) > 1)} {' and '.join(models)}"] * bool(models)
         is_scaled = "scaling" in choices["free"] and choices["n_tried"] <= max(1, len(choices["models"]))
