@@ -3,6 +3,7 @@
     python -m benchmarks cases
     python -m benchmarks cases heart ames --folder /data/tables --budget 2m
     python -m benchmarks cases --reference
+    python -m benchmarks cases flights --newest
 
 Every table is written to a folder once; `fedattune compare` gets the file, the client column and the target. What
 scikit-learn reaches alone, with everybody's rows and with the client as a feature is measured by another program, and
@@ -54,12 +55,12 @@ class Answer:
     interval: tuple[float, float] | None = None
 
 
-def compare(table: Table, file: Path, out: Path, budget: str | None) -> Answer:
+def compare(table: Table, file: Path, out: Path, options: Sequence[str]) -> Answer:
     """Run `fedattune compare` on a table as a person without any knowledge would, and read its answer."""
     shutil.rmtree(out, ignore_errors=True)
     columns = ["--client-column", table.client, "--target", table.target]
     command = [sys.executable, "-m", "fedattune", "compare", "--data", str(file), *columns, "--quiet", "-o", str(out)]
-    command += ["--budget", budget] if budget else []
+    command += options
     began = time.perf_counter()
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIME_LIMIT)
@@ -126,15 +127,17 @@ def show(name: str, answer: Answer | None, reference: Reference) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def make_reference(name: str, file: Path, kept: Path) -> Reference:
+def make_reference(name: str, file: Path, kept: Path, *, on_newest: bool) -> Reference:
     """Measure what scikit-learn reaches, or read what was kept of it."""
     import pandas as pd
 
     known = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
-    if name not in known:
-        known[name] = asdict(measure(TABLES[name], pd.read_csv(file, low_memory=False, lineterminator="\n")))
+    key = f"{name}, newest rows" if on_newest else name
+    if key not in known:
+        frame = pd.read_csv(file, low_memory=False, lineterminator="\n")
+        known[key] = asdict(measure(TABLES[name], frame, on_newest=on_newest))
         kept.write_text(json.dumps(known, indent=1), "utf-8")
-    return Reference(**{**known[name], "interval": tuple(known[name]["interval"])})
+    return Reference(**{**known[key], "interval": tuple(known[key]["interval"])})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -154,6 +157,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="where tables, runs and references go (default: %(default)s)",
     )
     add("--budget", metavar="TIME", help="budget of each comparison (default: that of the command)")
+    add(
+        "--newest",
+        action="store_true",
+        help="test both on the newest rows of each client (--split time), where a table has dates",
+    )
     add("--reference", action="store_true", help="measure scikit-learn only")
     given = parser.parse_args(arguments)
     if unknown := [name for name in given.names if name not in TABLES]:
@@ -162,17 +170,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.folder.mkdir(parents=True, exist_ok=True)
     print(f"| {' | '.join(HEAD)} |\n{'|---' * len(HEAD)}|", flush=True)
     has_failed = False
+    options = [*(["--budget", given.budget] if given.budget else []), *(["--split", "time"] if given.newest else [])]
     for name in given.names or TABLES:
         table = TABLES[name]
+        if given.newest and not table.time:
+            print(f"Skipped {name}: it has no dates, or too few clients for one split", file=sys.stderr)
+            continue
         try:
             file = table.write(given.folder, name)
         except ImportError as error:
             print(f"Skipped {name}: {error}; {PACKAGES}", file=sys.stderr)
             continue
-        reference = make_reference(name, file, given.folder / "reference.json")
+        reference = make_reference(name, file, given.folder / "reference.json", on_newest=given.newest)
         answer = None
         if not given.reference:
-            answer = compare(table, file, given.folder / "runs" / name, given.budget)
+            answer = compare(table, file, given.folder / "runs" / name, options)
             has_failed |= judge(answer, reference) != "yes"
         print(show(name, answer, reference), flush=True)
     return int(has_failed)

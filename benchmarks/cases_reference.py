@@ -56,7 +56,7 @@ class Reference:
         metric: accuracy, AUC of imbalanced classes (mean over classes), or RMSE; means over clients.
         values: way to its mean.
         models: way to its best model.
-        spread: standard deviation over splits of the mean alone.
+        spread: standard deviation over splits of the mean alone, 0 of a single split.
         gain: of the better other way over alone; positive is better.
         interval: 95% interval of the gain.
     """
@@ -96,7 +96,7 @@ def read_table(table: Table, frame: "pd.DataFrame") -> "tuple[pd.DataFrame, NDAr
         if re.match(r"\d{4}-\d\d-\d\d", str(values.dropna().iloc[0])):
             day = pd.to_datetime(x.pop(column), format="ISO8601", errors="coerce", utc=True)
             x[f"{column} day"] = (day - day.min()).dt.days
-            for part in ("month", "dayofweek", "hour"):
+            for part in ("month", "day_of_week", "hour"):
                 x[f"{column} {part}"] = getattr(day.dt, part).astype(str)
         else:
             x[column] = values.astype(object).where(values.notna(), "missing").astype(str)
@@ -167,6 +167,15 @@ def split_rows(clients: NDArray[Any], groups: NDArray[Any], rng: np.random.Gener
     return is_test
 
 
+def take_newest(clients: NDArray[Any], times: NDArray[Any]) -> NDArray[np.bool_]:
+    """Take the newest quarter of each client's rows as test rows."""
+    is_test = np.zeros(len(clients), bool)
+    for one in np.unique(clients):
+        rows = np.flatnonzero(clients == one)
+        is_test[rows[np.argsort(times[rows], kind="stable")][len(rows) - round(TEST_SHARE * len(rows)) :]] = True
+    return is_test
+
+
 def fit_predict(model: Any, x: Any, y: NDArray[Any], x_test: Any, *, is_number: bool) -> NDArray[Any]:
     """Fit a model; return numbers (n,), or probabilities of the sorted classes that `y` has, in a frame of all."""
     if not is_number and len(set(y)) == 1:
@@ -199,12 +208,17 @@ def with_slopes(x: Any, codes: NDArray[Any], n: int) -> Any:
     return sparse.hstack(blocks, format="csr")
 
 
-def measure(table: Table, frame: "pd.DataFrame", *, splits: int = SPLITS, seconds: float = SECONDS) -> Reference:
-    """Measure all ways on several splits, as many as the time allows, and at least three."""
+def measure(
+    table: Table, frame: "pd.DataFrame", *, splits: int = SPLITS, seconds: float = SECONDS, on_newest: bool = False
+) -> Reference:
+    """Measure all ways on random splits, at least three, as many as the time allows; or on the newest rows."""
+    import pandas as pd
+
     began = time.process_time()
     x, y, clients = read_table(table, frame)
-    groups = frame.dropna(subset=[table.client, table.target])[table.group] if table.group else None
-    group_of = np.arange(len(y)) if groups is None else groups.astype(str).to_numpy(dtype=str)
+    known = frame.dropna(subset=[table.client, table.target])
+    group_of = known[table.group].astype(str).to_numpy(dtype=str) if table.group else np.arange(len(y))
+    times = pd.to_datetime(known[table.time], format="ISO8601", utc=True).to_numpy() if table.time else group_of
     n_rows, names = len(y), np.unique(clients)
     rng = np.random.default_rng(0)
     scored = np.sort(rng.choice(names, min(MAX_CLIENTS, len(names)), replace=False))
@@ -213,10 +227,10 @@ def measure(table: Table, frame: "pd.DataFrame", *, splits: int = SPLITS, second
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", UserWarning)  # unknown categories, columns without values
-        for done in range(splits):
+        for done in range(1 if on_newest else splits):
             if done >= MIN_SPLITS and (time.process_time() - began) * (done + 1) / done > seconds:
                 break
-            is_test = split_rows(clients, group_of, rng)
+            is_test = take_newest(clients, times) if on_newest else split_rows(clients, group_of, rng)
             for way, name, values in _measure_split(table, metric, x, y, clients, is_test, scored):
                 scores.setdefault((way, name), []).append(values)
     seconds = time.process_time() - began
@@ -295,7 +309,7 @@ def summarize(
         alone = scores[best["alone"]]
         gains = sign * (scores[other] - alone)
         by_client, by_split = np.nanmean(gains, axis=0), np.nanmean(gains, axis=1)
-        spread = float(np.nanmean(alone, axis=1).std(ddof=1))
+        spread = float(np.nanmean(alone, axis=1).std(ddof=1)) if len(alone) > 1 else 0.0
     values = {way: sign * means[key] for way, key in best.items()}
     models = {way: name for way, (_, name) in best.items()}
     by_client = by_client[np.isfinite(by_client)]

@@ -25,6 +25,7 @@ class Table:
         categories: columns of numbers that are names.
         text: columns of numbers that are written with units or separators.
         ignored: columns that number or name the rows.
+        time: column of dates that says how old a row is, if there are enough clients for one split by it.
         is_number: the target is a number.
     """
 
@@ -37,6 +38,7 @@ class Table:
     text: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ("rownames",)
     is_number: bool = False
+    time: str | None = None
 
     def write(self, folder: Path, name: str) -> Path:
         """Write the table to `name`.csv in a folder, unless it is there; return the file."""
@@ -134,7 +136,9 @@ TABLES = {
         is_number=True,
         ignored=("rownames", "student"),
     ),
-    "flights": Table("late flights of airlines", make_flights, "carrier", "late", categories=("flight",)),
+    "flights": Table(
+        "late flights of airlines", make_flights, "carrier", "late", categories=("flight",), time="time_hour"
+    ),
     "tweets": Table("popular tweets by program, text", make_tweets, "source", "popular"),
     "contraception": Table(
         "women in districts", _of_r("mlmRev", "Contraception"), "district", "use", ignored=("rownames", "woman")

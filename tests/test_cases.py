@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import cases
 from benchmarks.cases import Answer, compare, judge, main, read_answer, show
-from benchmarks.cases_reference import Reference, measure, split_rows
+from benchmarks.cases_reference import Reference, measure, split_rows, take_newest
 from benchmarks.cases_tables import Table
 
 pd = pytest.importorskip("pandas")
@@ -76,6 +76,20 @@ def test_rows_of_one_group_stay_on_one_side_of_a_split() -> None:
     assert [int(is_test[clients == one].sum()) for one in "abc"] == [10, 5, 0]  # the only group of c trains
 
 
+def test_on_the_newest_rows_nothing_is_known_of_their_days() -> None:
+    """All rows of a day are alike, so trees know every day that has a training row."""
+    frame = make_table(12, 60, is_shared=True)[["airline"]]
+    day = np.random.default_rng(1).integers(30, size=len(frame))
+    frame["day"] = pd.to_datetime("2024-01-01") + pd.to_timedelta(day, unit="D")
+    frame["day"], frame["late"] = frame["day"].astype(str), np.where(day % 2, "yes", "no")
+    assert take_newest(np.array([*"aaaabbbb"]), np.array([1, 4, 2, 3, 9, 8, 7, 6])).nonzero()[0].tolist() == [1, 4]
+    table = Table("made", lambda: None, "airline", "late", time="day")
+    random, newest = (measure(table, frame, splits=3, on_newest=one) for one in (False, True))
+    assert random.values["pooled"] > 0.95
+    assert newest.values["pooled"] < 0.75
+    assert (newest.splits, newest.spread) == (1, 0.0)
+
+
 @pytest.mark.parametrize(
     ("answer", "reference", "expected"),
     [
@@ -113,7 +127,7 @@ def test_a_table_that_stops_the_command_and_one_without_its_package_are_told(
 ) -> None:
     done = subprocess.CompletedProcess([], 2, "", "fedattune: target: no column is called 'absent'\n")
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: done)
-    found = compare(Table("made", lambda: None, "airline", "absent"), tmp_path / "small.csv", tmp_path / "run", None)
+    found = compare(Table("made", lambda: None, "airline", "absent"), tmp_path / "small.csv", tmp_path / "run", ())
     assert (found.answer, found.text) == ("failed", "fedattune: target: no column is called 'absent'")
 
     def make() -> "pd.DataFrame":

@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..analysis.compare import BASELINE, Baseline, Kind, read_baselines
+from ..core.errors import FedAttuneError
+from ..core.metrics import compute_probabilities, compute_row_losses
 from ..runs.callbacks import OnRound
 from ..runs.predictions import RowPredictions
 from .plan import Plan, ShouldStop, StoppedError
@@ -130,6 +132,47 @@ def train_baselines(
     return read_baselines([out])
 
 
+BOOSTING_POOLED = "boosting pooled"
+
+
+def predict_newest(plan: Plan, baselines: Sequence[Baseline]) -> tuple[str, Baseline] | None:
+    """Train boosting on everybody's oldest rows; return the date column and the result if the newest fare far worse.
+
+    Far worse: it surely removes less than half as large a share of a constant's errors as on random rows, of whose days
+    it knows others. None without one column of dates.
+    """
+    try:
+        if plan.federate is None or plan.federation.groups is not None:
+            return None
+        federation = plan.federate(0, plan.experiment.scaling, "time")
+    except FedAttuneError:  # no column of dates or several, or too few clients with dates
+        return None
+    rows = SplitRows(federation, range(len(federation.clients)))
+    started = time.perf_counter()
+    predicted = _fit_pooled(rows, partial(_fit_boosting, categories=_Categories.find(federation)))
+    newest = Baseline(BOOSTING_POOLED, "pooled", 0, federation.digest, time.perf_counter() - started, predicted)
+    random = {one.name: one.predictions["test"] for one in baselines if one.split == 0}
+    skill, error = _measure_skill(random[BOOSTING_POOLED], random["majority" if federation.classes else "mean"])
+    late, late_error = _measure_skill(predicted["test"], _fit_each(rows, _fit_constant, lambda: False)["test"])
+    is_worse = late + 2 * np.hypot(late_error, error / 2) < skill / 2
+    return (str(federation.partition["time_column"]), newest) if is_worse else None
+
+
+def _measure_skill(model: RowPredictions, constant: RowPredictions) -> tuple[float, float]:
+    """Return the share of a constant's squared errors (Brier scores of classes) that a model removes, and its error."""
+
+    def square(one: RowPredictions) -> Array:
+        outputs = one.outputs.astype(np.float64)
+        if one.is_regression:
+            return compute_row_losses(one.y, outputs, "rmse")
+        return np.asarray(((compute_probabilities(outputs) - np.eye(outputs.shape[1])[one.y]) ** 2).sum(axis=1))
+
+    mine, others = square(model), square(constant)
+    mean = max(float(others.mean()), 1e-12)
+    share = float(mine.mean()) / mean
+    return 1 - share, float((mine - share * others).std() / len(mine) ** 0.5 / mean)
+
+
 Predict = Callable[[ShouldStop], dict[str, RowPredictions]]
 
 
@@ -148,7 +191,7 @@ def _list_baselines(plan: Plan, rows: SplitRows) -> Iterator[tuple[str, Kind, Pr
         if len(rows.federation.clients) <= MAX_CLIENT_FEATURES:
             named = replace(rows, has_client=True)
             yield f"{first} pooled+client", "pooled", lambda _: _tune_pooled(named, linear)
-        yield "boosting pooled", "pooled", lambda _: _fit_pooled(rows, boosting)
+        yield BOOSTING_POOLED, "pooled", lambda _: _fit_pooled(rows, boosting)
     if "centralized" in plan.experiment.baseline:
         yield "centralized", "pooled", lambda stop: _train_centralized(plan, rows, stop)
 

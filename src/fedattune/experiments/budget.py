@@ -20,18 +20,19 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from ..analysis.compare import BASELINE, read_baselines
+from ..analysis.compare import BASELINE, average_clients, average_weighted, read_baselines, weigh_tests
 from ..analysis.folder import BUDGET_FILE, seal_experiment
 from ..core.errors import ConfigError
 from ..core.io import read_json, write_json
+from ..core.metrics import METRICS, MetricName
 from ..core.options import write_option
 from ..core.settings import Settings
 from ..data.types import Scaling
-from .baselines import train_baselines
+from .baselines import BOOSTING_POOLED, predict_newest, train_baselines
 from .plan import FailedRun, Plan, ShouldStop, StoppedError, make_jobs, make_plan
 from .runner import ProgressDisplay, train_all
 from .tuning import TUNING_FOLDER, Tuning, count_cost, tune_plan
@@ -74,6 +75,8 @@ REPORT_SHARE, REPORT_SECONDS = 0.05, 0.005
 """Time to read the data and write the report: share of the budget, and seconds for each client."""
 MAX_REPORT_SHARE = 0.2
 N_EVALUATIONS = 25
+NEWEST_SHARE = 0.05
+"""Share of the time that is left that boosting may take for a look at the newest rows of a table."""
 MOVING_SHARE = 0.9
 """Share of the rounds after which a best validation round says that more rounds may be better."""
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -270,6 +273,7 @@ class _Trainer:
             first = tuple(name for name in self.plan.experiment.baseline if name != "centralized")  # it is tuned later
             quick = self.plan.experiment.model_copy(update={"baseline": first})
             self.outcome.baselines = self._train_baselines(replace(self.plan, experiment=quick))
+            self._test_newest()
             self._choose_model()
             for split, plan in self._make_splits():
                 is_new = split >= max(1, self.n_trained_before)
@@ -298,6 +302,20 @@ class _Trainer:
     def _train_baselines(self, plan: Plan) -> "list[Baseline]":
         show = (lambda _: None) if self.federations else self._say
         return train_baselines(plan, self.out, self._is_over, show)
+
+    def _test_newest(self) -> None:
+        """Find out whether the newest rows of a table are predicted far worse than random ones."""
+        seconds = [one.seconds for one in self.outcome.baselines if one.name == BOOSTING_POOLED]
+        if "newest" in self.budget.choices or not seconds or seconds[0] > NEWEST_SHARE * self.budget.left:
+            return
+        self._say(f"{BOOSTING_POOLED} on the newest rows")
+        found, metric = predict_newest(self.plan, self.outcome.baselines), cast(MetricName, self.plan.metric)
+        if found is None:
+            self.budget.save(newest=None)
+            return
+        column, newest = found
+        value = average_weighted(newest.measure_clients(metric), weigh_tests([newest]))
+        self.budget.save(newest=[column, value])
 
     def _time_split(self, tuning: int) -> float:
         """Estimate the seconds to plan for one more split with such a budget for each method's tuning."""
@@ -540,6 +558,18 @@ class _Trainer:
             notes.append(
                 f"{', and '.join(lacking)} for lack of time: a longer {write_option('budget')} may change the answer"
             )
+        if newest := choices.get("newest"):
+            notes.append(self._describe_newest(*newest))
         experiment = self.plan.experiment
         may_have_it = experiment.client_column is not None and not experiment.client_feature
         return notes + suggest_client_feature(self.outcome.baselines) * may_have_it
+
+    def _describe_newest(self, column: str, value: float) -> str:
+        measure = METRICS[cast(MetricName, self.plan.metric)]
+        same = [one for one in self.outcome.baselines if one.name == BOOSTING_POOLED]
+        random = average_weighted(average_clients(same, measure.name), weigh_tests(self.outcome.results))
+        values = f"{measure.label} {measure.format(value)} against {measure.format(random)}"
+        return (
+            f"the newest rows by {column!r} are predicted far worse than random ones ({BOOSTING_POOLED}: {values}): "
+            f"{write_option('split')} time judges by the newest rows, as in use"
+        )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..analysis.compare import BASELINE
 from ..analysis.folder import make_run_name
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..core.algorithm import Algorithm
     from ..core.settings import Settings
     from ..data import Dataset, Federation
+    from ..data.splits import SplitKind
     from ..data.types import Scaling
     from ..runs.callbacks import Callback
     from ..runs.context import Progress
@@ -123,13 +124,19 @@ class Job:
         )
 
 
+class Federate(Protocol):
+    """Makes the federation of a further split."""
+
+    def __call__(self, split_number: int, scaling: "Scaling", split: "SplitKind | None" = None) -> "Federation": ...
+
+
 @dataclass(frozen=True)
 class Plan:
     """The checked parts of an experiment: a federation per split, options as given, and the methods built with them.
 
     `sources` maps custom methods to references to their factories. `tuned` is what tuning chose, if it did. `models`
     are those that a budget chooses from, `free` the settings that it chooses, and `federate` makes the federation of a
-    further random split, if there are such splits.
+    further split, if there are random ones.
     """
 
     experiment: Experiment
@@ -142,7 +149,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     free: frozenset[str] = frozenset()
-    federate: "Callable[[int, Scaling], Federation] | None" = None
+    federate: "Federate | None" = None
 
     @property
     def metric(self) -> str | None:
@@ -383,9 +390,14 @@ def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Datas
 
 
 def _federate(
-    experiment: Experiment, dataset: "Dataset", assignment: AssignedOptions, split_number: int, scaling: "Scaling"
+    experiment: Experiment,
+    dataset: "Dataset",
+    assignment: AssignedOptions,
+    split_number: int,
+    scaling: "Scaling",
+    split: "SplitKind | None" = None,
 ) -> "Federation":
-    """Divide the samples among clients."""
+    """Divide the samples among clients, by the experiment's kind of split unless another is given."""
     from ..data import partition_dataset
 
     name = experiment.partition or dataset.default_partition
@@ -400,7 +412,7 @@ def _federate(
         small_clients=experiment.small_clients,
         min_rows=experiment.min_rows,
         stratify=experiment.stratify,
-        split=experiment.split,
+        split=split or experiment.split,
         time_column=experiment.time_column,
         split_number=split_number,
         scaling=scaling,
