@@ -67,7 +67,7 @@ def compare(table: Table, file: Path, out: Path, options: Sequence[str]) -> Answ
     except subprocess.TimeoutExpired:
         return Answer("failed", "", "", float("nan"), f"no answer within {TIME_LIMIT} s", TIME_LIMIT)
     seconds = time.perf_counter() - began
-    file.with_suffix(".log").write_text(done.stdout + done.stderr, "utf-8")
+    Path(f"{out}.log").write_text(done.stdout + done.stderr, "utf-8")
     if raw := [line for line in done.stderr.splitlines() if "Warning:" in line]:
         print(f"{file.stem}: {raw[0]}", file=sys.stderr)
     if done.returncode:
@@ -184,7 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reference = make_reference(name, file, given.folder / "reference.json", on_newest=given.newest)
         answer = None
         if not given.reference:
-            answer = compare(table, file, given.folder / "runs" / name, options)
+            run = f"{name}-newest" if given.newest else name
+            answer = compare(table, file, given.folder / "runs" / run, options)
             has_failed |= judge(answer, reference) != "yes"
         print(show(name, answer, reference), flush=True)
     return int(has_failed)

@@ -56,7 +56,7 @@ class Reference:
         metric: accuracy, AUC of imbalanced classes (mean over classes), or RMSE; means over clients.
         values: way to its mean.
         models: way to its best model.
-        spread: standard deviation over splits of the mean alone, 0 of a single split.
+        spread: standard deviation over splits of the mean alone; of a single split its standard error over clients.
         gain: of the better other way over alone; positive is better.
         interval: 95% interval of the gain.
     """
@@ -309,7 +309,8 @@ def summarize(
         alone = scores[best["alone"]]
         gains = sign * (scores[other] - alone)
         by_client, by_split = np.nanmean(gains, axis=0), np.nanmean(gains, axis=1)
-        spread = float(np.nanmean(alone, axis=1).std(ddof=1)) if len(alone) > 1 else 0.0
+        by_what = alone[0] / len(alone[0]) ** 0.5 if len(alone) == 1 else np.nanmean(alone, axis=1)
+        spread = float(np.nanstd(by_what, ddof=1))
     values = {way: sign * means[key] for way, key in best.items()}
     models = {way: name for way, (_, name) in best.items()}
     by_client = by_client[np.isfinite(by_client)]

@@ -287,13 +287,18 @@ def test_a_sure_gain_of_a_method_that_validation_rows_did_not_choose_is_named() 
     chosen = Fake("a", [0.8, 0.5, 0.75, 0.7] * 2, 0.76)
     sure = Fake("b", [one + 0.05 + 0.001 * i for i, one in enumerate(EIGHT)], 0.75)
     pooled = baseline("logistic pooled", [one + 0.06 + 0.001 * i for i, one in enumerate(EIGHT)], 0.75)
-    named = "on test rows the gain of b is sure, but validation rows chose a; of several methods, one can look sure"
-    for verdict in (decide(local, chosen, sure), decide(local, chosen, sure, baselines=[pooled])):
-        assert (verdict.answer, verdict.method) == ("undecided", "a")
-        assert named in verdict.text
-        assert "more training" not in verdict.text
-    assert "so the rows of others help; " + named in decide(local, chosen, sure, baselines=[pooled]).text
+    named = "test rows show a sure gain for b, but validation rows chose a; among several methods, one may look sure"
+    verdict = decide(local, chosen, sure, baselines=[pooled])
+    assert (verdict.answer, verdict.method) == ("undecided", "a")
+    assert "so the rows of others help; " + named in verdict.text
+    assert "more training" not in verdict.text
+    assert decide(local, chosen, sure).text.startswith("Undecided: " + named)
     assert "look sure" not in decide(local, sure).text
+    # Without validation rows, test rows choose.
+    jumping, steady = Fake("a", [0.9, 0.4, 0.8, 0.75] * 2, None), Fake("b", [one + 0.05 for one in EIGHT], None)
+    verdict = decide(Fake("local", EIGHT, None), jumping, steady)
+    assert (verdict.answer, verdict.method) == ("undecided", "a")
+    assert "validation rows" not in verdict.text
 
 
 def baseline(name: str, accuracy: list[float], validation: float, **settings: Any) -> Any:

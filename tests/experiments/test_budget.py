@@ -181,41 +181,54 @@ def test_a_model_that_diverged_in_every_trial_is_not_chosen_after_a_resumption(
     assert json.loads(file.read_text())["choices"]["scaling"] == "auto"
 
 
-def write_visits(path: Path, *, day_effect: float, is_number: bool = False, more: str = "") -> None:
-    """Write a table of visits; on odd days the outcome is shifted down, on even ones up."""
-    random, lines = np.random.default_rng(0), ["ward,visited,a,outcome" + ",born" * bool(more)]
+def write_visits(
+    path: Path, *, day_effect: float = 0, ward_effect: float = 0, is_number: bool = False, born: bool = False
+) -> None:
+    """Write a table of visits; on odd days the outcome is shifted down, on even ones up, and so in wards."""
+    random, lines = np.random.default_rng(0), ["ward,visited,a,outcome" + ",born" * born]
     for row in range(1000):
-        day, a = int(random.integers(20)), random.normal()
-        outcome = a + day_effect * (-1) ** day + 0.3 * random.normal()
+        day, ward, a = int(random.integers(20)), row % 8, random.normal()
+        outcome = a + day_effect * (-1) ** day + ward_effect * (-1) ** ward + 0.3 * random.normal()
         shown = f"{outcome:.3f}" if is_number else "yes" if outcome > 0 else "no"
-        lines.append(f"w{row % 8},2024-03-{day + 1:02d},{a:.3f},{shown}" + f",{more}" * bool(more))
+        lines.append(f"w{ward},2024-03-{day + 1:02d},{a:.3f},{shown}" + ",1970-01-01" * born)
     path.write_text("\n".join(lines))
 
 
 @pytest.mark.parametrize(
-    ("day_effect", "is_number", "more", "is_said"),
+    ("settings", "options", "is_said"),
     [
-        (2, False, "", True),
-        (2, True, "", True),
-        (0, False, "", False),
-        (0, True, "", False),
-        (2, False, "1970-01-01", False),
+        ({"day_effect": 2}, "", True),
+        ({"day_effect": 2, "is_number": True}, "", True),
+        ({}, "", False),
+        ({"is_number": True}, "", False),
+        ({"ward_effect": 9, "is_number": True}, "", False),  # without the ward, boosting explains nothing
+        ({"day_effect": 2, "born": True}, "", False),  # which date?
+        ({"day_effect": 2}, "--split time", False),
+        ({"day_effect": 2}, "--baseline majority", False),
     ],
 )
 def test_newest_rows_that_are_predicted_far_worse_than_random_ones_are_told(
-    cli: Cli, work: Path, few_splits: None, day_effect: float, is_number: bool, more: str, is_said: bool
+    cli: Cli, work: Path, few_splits: None, settings: dict[str, Any], options: str, is_said: bool
 ) -> None:
     """Trees knew the storms of 2013 from other flights of the same days: AUC 76% by chance, 60% of later flights."""
-    write_visits(work / "t.csv", day_effect=day_effect, is_number=is_number, more=more)
-    done = cli(*SHORT)
+    write_visits(work / "t.csv", **settings)
+    done = cli(*SHORT, *options.split())
     assert done.code == 0, done.err
-    assert ("the newest rows by 'visited' are predicted far worse than random ones (boosting" in done.out) == is_said
-    assert ("--split time judges by the newest rows, as in use" in done.out) == is_said
+
+    def find_note(done: Done) -> list[str]:
+        return [line for line in done.out.splitlines() if "predicted far worse than randomly chosen ones" in line]
+
+    notes = find_note(done)
+    assert bool(notes) == is_said
     state = json.loads((work / "run" / "budget.json").read_text())
-    assert (state["choices"]["newest"] is not None) == is_said
+    assert (state["choices"].get("newest") is not None) == is_said
     if is_said:
         row = next(line for line in done.out.splitlines() if line.startswith(" boosting pooled"))
-        assert f" against {row.split()[2]}" in done.out  # the table's number
+        assert f" against {row.split()[2]}" in notes[0]  # the table's number
+        assert "the newest rows by 'visited'" in notes[0]
+        assert "--split time tests on the newest rows, as in real use" in notes[0]
+        again = cli("compare", "--resume", "run", "--quiet")
+        assert (again.code, find_note(again)) == (0, notes)
 
 
 @pytest.mark.parametrize(("answer", "is_said"), [("undecided", True), ("yes", False)])
@@ -229,7 +242,7 @@ def test_an_answer_that_more_splits_may_decide_says_so(
     monkeypatch.setattr(budgets._Trainer, "_time_rest", lambda _, split: 0.0 if split < 2 else math.inf)
     done = cli(*SHORT)
     assert done.code == 0, done.err
-    said = "only 2 of 3 splits fit for lack of time: a longer --budget may change the answer"
+    said = "for lack of time, only 2 of 3 splits were run: a longer --budget may change the answer"
     assert (said in done.out) == is_said
 
 
@@ -239,7 +252,7 @@ def test_the_end_of_the_time_ends_the_splits(cli: Cli, work: Path, monkeypatch: 
     done = cli(*TABLE, "--algorithms", "local,fedavg", "--budget", "1s")
     assert done.code == 0
     assert (
-        "the models gam and dnn, and per-client scaling were not tried for lack of time: a longer --budget may"
+        "the models gam and dnn, and per-client scaling were not tried: a longer --budget may change the answer"
         in done.out
     )
     state = json.loads((work / "run" / "budget.json").read_text())

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..analysis.compare import BASELINE, Baseline, Kind, read_baselines
 from ..core.errors import FedAttuneError
-from ..core.metrics import compute_probabilities, compute_row_losses
+from ..core.metrics import METRICS, MetricName, compute_probabilities
 from ..runs.callbacks import OnRound
 from ..runs.predictions import RowPredictions
 from .plan import Plan, ShouldStop, StoppedError
@@ -100,18 +100,10 @@ def train_baselines(
     plan: Plan, out: Path, should_stop: ShouldStop, show: Callable[[str], None] = lambda _: None
 ) -> list[Baseline]:
     """Train the baselines of an experiment that its folder lacks, on every split."""
-    from ..training.sampling import sample_eval_ids
-    from ..training.setup import hold_out_newcomers
-    from ..training.uploads.pipeline import find_excluded
-
-    experiment = plan.experiment
     for federation in plan.federations:
         split = int(federation.partition.get("split", 0))
         done = {one.name for one in read_baselines([out]) if one.split == split}
-        training, _ = hold_out_newcomers(federation, experiment)
-        excluded = find_excluded(experiment, training)
-        eval_ids = sample_eval_ids(experiment, training, excluded)
-        rows = SplitRows(training, eval_ids.tolist(), excluded)
+        rows = _find_rows(plan, federation)
         for name, kind, predict in _list_baselines(plan, rows):
             if name in done:
                 continue
@@ -132,14 +124,31 @@ def train_baselines(
     return read_baselines([out])
 
 
+def _find_rows(plan: Plan, federation: "Federation") -> SplitRows:
+    """Find the rows of the clients that an experiment evaluates."""
+    from ..training.sampling import sample_eval_ids
+    from ..training.setup import hold_out_newcomers
+    from ..training.uploads.pipeline import find_excluded
+
+    training, _ = hold_out_newcomers(federation, plan.experiment)
+    excluded = find_excluded(plan.experiment, training)
+    return SplitRows(training, sample_eval_ids(plan.experiment, training, excluded).tolist(), excluded)
+
+
 BOOSTING_POOLED = "boosting pooled"
 
 
-def predict_newest(plan: Plan, baselines: Sequence[Baseline]) -> tuple[str, Baseline] | None:
-    """Train boosting on everybody's oldest rows; return the date column and the result if the newest fare far worse.
+MIN_SKILL = 0.05
+"""Explained share of the variance of random rows from which on a look at the newest rows can say something."""
 
-    Far worse: it surely removes less than half as large a share of a constant's errors as on random rows, of whose days
-    it knows others. None without one column of dates.
+
+def predict_newest(
+    plan: Plan, baselines: Sequence[Baseline], show: Callable[[str], None]
+) -> tuple[str, Baseline] | None:
+    """Let boosting of everybody's oldest rows predict the newest; return the column and that if it is far worse there.
+
+    Far worse: it surely explains less than half as large a share of the variance, and its metric is worse. Random rows
+    share their days with training rows. None without one column of dates, or if the rows stay in groups.
     """
     try:
         if plan.federate is None or plan.federation.groups is not None:
@@ -147,30 +156,32 @@ def predict_newest(plan: Plan, baselines: Sequence[Baseline]) -> tuple[str, Base
         federation = plan.federate(0, plan.experiment.scaling, "time")
     except FedAttuneError:  # no column of dates or several, or too few clients with dates
         return None
-    rows = SplitRows(federation, range(len(federation.clients)))
-    started = time.perf_counter()
-    predicted = _fit_pooled(rows, partial(_fit_boosting, categories=_Categories.find(federation)))
-    newest = Baseline(BOOSTING_POOLED, "pooled", 0, federation.digest, time.perf_counter() - started, predicted)
-    random = {one.name: one.predictions["test"] for one in baselines if one.split == 0}
-    skill, error = _measure_skill(random[BOOSTING_POOLED], random["majority" if federation.classes else "mean"])
-    late, late_error = _measure_skill(predicted["test"], _fit_each(rows, _fit_constant, lambda: False)["test"])
-    is_worse = late + 2 * np.hypot(late_error, error / 2) < skill / 2
-    return (str(federation.partition["time_column"]), newest) if is_worse else None
+    column = str(federation.partition["time_column"])
+    if column == plan.experiment.client_column:
+        return None
+    show(f"{BOOSTING_POOLED} on the newest rows")
+    rows, started = _find_rows(plan, federation), time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        predictions = _fit_pooled(rows, partial(_fit_boosting, categories=_Categories.find(federation)))
+    newest = Baseline(BOOSTING_POOLED, "pooled", 0, federation.digest, time.perf_counter() - started, predictions)
+    random = next(one for one in baselines if one.name == BOOSTING_POOLED and one.split == 0)
+    (skill, error), (late, late_error) = (_measure_skill(one.predictions["test"]) for one in (random, newest))
+    metric = METRICS[cast(MetricName, plan.metric)]
+    gap = metric.sign * np.diff([one.predictions["test"].pooled[metric.name] for one in (newest, random)])[0]
+    is_worse = skill - 2 * error > MIN_SKILL and late + 2 * np.hypot(late_error, error / 2) < skill / 2 and gap > 0
+    return (column, newest) if is_worse else None
 
 
-def _measure_skill(model: RowPredictions, constant: RowPredictions) -> tuple[float, float]:
-    """Return the share of a constant's squared errors (Brier scores of classes) that a model removes, and its error."""
-
-    def square(one: RowPredictions) -> Array:
-        outputs = one.outputs.astype(np.float64)
-        if one.is_regression:
-            return compute_row_losses(one.y, outputs, "rmse")
-        return np.asarray(((compute_probabilities(outputs) - np.eye(outputs.shape[1])[one.y]) ** 2).sum(axis=1))
-
-    mine, others = square(model), square(constant)
-    mean = max(float(others.mean()), 1e-12)
-    share = float(mine.mean()) / mean
-    return 1 - share, float((mine - share * others).std() / len(mine) ** 0.5 / mean)
+def _measure_skill(rows: RowPredictions) -> tuple[float, float]:
+    """Return the share of the rows' variance that predictions explain (of classes: the Brier skill), and its error."""
+    outputs = rows.outputs.astype(np.float64)
+    y = rows.y[:, None] if rows.is_regression else np.eye(outputs.shape[1])[rows.y]
+    predicted = outputs if rows.is_regression else compute_probabilities(outputs)
+    errors, spread = (((y - one) ** 2).sum(axis=1) for one in (predicted, y.mean(axis=0)))
+    variance = max(float(spread.mean()), 1e-12)
+    share = float(errors.mean()) / variance
+    return 1 - share, float((errors - share * spread).std() / len(y) ** 0.5 / variance)
 
 
 Predict = Callable[[ShouldStop], dict[str, RowPredictions]]

@@ -308,14 +308,13 @@ class _Trainer:
         seconds = [one.seconds for one in self.outcome.baselines if one.name == BOOSTING_POOLED]
         if "newest" in self.budget.choices or not seconds or seconds[0] > NEWEST_SHARE * self.budget.left:
             return
-        self._say(f"{BOOSTING_POOLED} on the newest rows")
-        found, metric = predict_newest(self.plan, self.outcome.baselines), cast(MetricName, self.plan.metric)
+        found = predict_newest(self.plan, self.outcome.baselines, self._say)
         if found is None:
             self.budget.save(newest=None)
             return
         column, newest = found
-        value = average_weighted(newest.measure_clients(metric), weigh_tests([newest]))
-        self.budget.save(newest=[column, value])
+        value = average_weighted(newest.measure_clients(cast(MetricName, self.plan.metric)), weigh_tests([newest]))
+        self.budget.save(newest=[column, value] if np.isfinite(value) else None)
 
     def _time_split(self, tuning: int) -> float:
         """Estimate the seconds to plan for one more split with such a budget for each method's tuning."""
@@ -546,7 +545,7 @@ class _Trainer:
         has_more_splits = self.plan.federate is not None and n < SPLITS[-1] and not self.outcome.is_stopped
         if has_more_splits and self._reach_verdict().answer == "undecided":
             fitting.append(f"{n} of {SPLITS[-1]} splits")
-        lacking = [f"only {' and '.join(fitting)} fit"] * bool(fitting)
+        lacking = [f"only {' and '.join(fitting)} were run"] * bool(fitting)
         models = [model for model in choices["models"] if model not in tried]
         named = [f"the model{'s' * (len(models) > 1)} {' and '.join(models)}"] * bool(models)
         is_scaled = "scaling" in choices["free"] and choices["n_tried"] <= max(1, len(choices["models"]))
@@ -556,7 +555,7 @@ class _Trainer:
             lacking.append(f"{', and '.join(untried)} {verb} not tried")
         if lacking:
             notes.append(
-                f"{', and '.join(lacking)} for lack of time: a longer {write_option('budget')} may change the answer"
+                f"for lack of time, {', and '.join(lacking)}: a longer {write_option('budget')} may change the answer"
             )
         if newest := choices.get("newest"):
             notes.append(self._describe_newest(*newest))
@@ -567,9 +566,9 @@ class _Trainer:
     def _describe_newest(self, column: str, value: float) -> str:
         measure = METRICS[cast(MetricName, self.plan.metric)]
         same = [one for one in self.outcome.baselines if one.name == BOOSTING_POOLED]
-        random = average_weighted(average_clients(same, measure.name), weigh_tests(self.outcome.results))
-        values = f"{measure.label} {measure.format(value)} against {measure.format(random)}"
+        random = average_weighted(average_clients(same, measure.name), weigh_tests(same))
+        values = f"{BOOSTING_POOLED}: {measure.label} {measure.format(value)} against {measure.format(random)}"
         return (
-            f"the newest rows by {column!r} are predicted far worse than random ones ({BOOSTING_POOLED}: {values}): "
-            f"{write_option('split')} time judges by the newest rows, as in use"
+            f"the newest rows by {column!r} are predicted far worse than randomly chosen ones ({values}): "
+            f"{write_option('split')} time tests on the newest rows, as in real use"
         )

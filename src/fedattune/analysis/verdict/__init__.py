@@ -582,12 +582,16 @@ class Comparison:
         if not prefers_alone and high < 0:
             reasons.append(f"{best} is better than {self.reference} on validation rows, but worse on test rows")
         if low <= 0:
-            sure = [name for name in ranked if self._is_surely_better(name, 0.95)]
+            has_validation = self.choice.n_validated > 0
+            sure = (
+                [name for name in ranked if self._is_surely_better(name, 0.95)] if has_validation and not is_no else []
+            )
             reasons += self._describe_pooled_gain(best, is_no=is_no, is_used=bool(sure))
             if sure:
+                named = list_some(sure, MAX_NAMED)
                 reasons.append(
-                    f"on test rows the gain of {list_some(sure, MAX_NAMED)} is sure, but validation rows chose {best}; "
-                    "of several methods, one can look sure by chance"
+                    f"test rows show a sure gain for {named}, but validation rows chose {best}; among several methods, "
+                    "one may look sure by chance"
                 )
             return reasons
         better = (one for one in self._rank(self.alone) if self.estimate(best, one).mean <= 0)

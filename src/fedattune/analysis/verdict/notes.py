@@ -247,7 +247,7 @@ MAX_SHOWN_NOTES = 3
 """Notes on the terminal; the report has all."""
 URGENT_WORDS = (
     ("diverged", "failed with seed"),
-    ("predicted far worse than random ones",),
+    ("predicted far worse than randomly chosen ones",),
     ("for lack of time",),
     ("predicts the target nearly", "is it known before"),
     ("may be too good", "stay in one part"),
