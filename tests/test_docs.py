@@ -216,6 +216,7 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--variant",
         "--against",
         "--permuted",
+        "--newest",
         "--logdir",  # of TensorBoard
         "--head",  # of Ray
         "--address",
