@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 PARTS = ("test", "validation")
+BOOSTING_POOLED = "boosting pooled"
 UNSEEN_LOGIT = -20.0
 """Logit of a class that a client's training rows lack: a probability of two in a billion."""
 STRENGTHS = {"logistic": (0.01, 0.1, 1.0, 10.0), "ridge": (0.1, 1.0, 10.0, 100.0)}
@@ -46,6 +47,8 @@ MAX_BOOSTED_CATEGORIES = 255
 """Categories of a column that scikit-learn's boosting takes as such."""
 MIN_BOOSTED_ROWS = 40
 """Training rows below which boosting cannot split: twice scikit-learn's minimum rows of a leaf."""
+MIN_SKILL = 0.05
+"""Explained share of the variance of random rows from which on a look at the newest rows can say something."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +136,6 @@ def _find_rows(plan: Plan, federation: "Federation") -> SplitRows:
     training, _ = hold_out_newcomers(federation, plan.experiment)
     excluded = find_excluded(plan.experiment, training)
     return SplitRows(training, sample_eval_ids(plan.experiment, training, excluded).tolist(), excluded)
-
-
-BOOSTING_POOLED = "boosting pooled"
-
-
-MIN_SKILL = 0.05
-"""Explained share of the variance of random rows from which on a look at the newest rows can say something."""
 
 
 def predict_newest(

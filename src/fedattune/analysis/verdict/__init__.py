@@ -582,10 +582,8 @@ class Comparison:
         if not prefers_alone and high < 0:
             reasons.append(f"{best} is better than {self.reference} on validation rows, but worse on test rows")
         if low <= 0:
-            has_validation = self.choice.n_validated > 0
-            sure = (
-                [name for name in ranked if self._is_surely_better(name, 0.95)] if has_validation and not is_no else []
-            )
+            may_be_luck = self.choice.n_validated > 0 and not is_no
+            sure = [name for name in ranked if may_be_luck and self._is_surely_better(name, 0.95)]
             reasons += self._describe_pooled_gain(best, is_no=is_no, is_used=bool(sure))
             if sure:
                 named = list_some(sure, MAX_NAMED)
