@@ -231,6 +231,20 @@ def test_newest_rows_that_are_predicted_far_worse_than_random_ones_are_told(
         assert (again.code, find_note(again)) == (0, notes)
 
 
+@pytest.mark.parametrize(("most", "is_said"), [(10, False), (20, True)])
+def test_the_most_rounds_are_no_lack_of_time(
+    cli: Cli, work: Path, few_splits: None, monkeypatch: pytest.MonkeyPatch, most: int, is_said: bool
+) -> None:
+    write_wards(work / "t.csv")
+    monkeypatch.setattr(budgets, "MAX_ROUNDS", most)
+    monkeypatch.setattr(budgets, "MOVING_SHARE", 0)  # every curve still moves
+    monkeypatch.setattr(budgets._Trainer, "_count_affordable", lambda *_: 10)
+    monkeypatch.setattr(budgets._Trainer, "_can_afford", lambda *_: False)
+    done = cli(*TABLE, "--algorithms", "local,fedavg", "--budget", "10m", "--model", "mlr")
+    assert done.code == 0, done.err
+    assert ("for lack of time, only 10 rounds" in done.out) == is_said
+
+
 @pytest.mark.parametrize(("answer", "is_said"), [("undecided", True), ("yes", False)])
 def test_an_answer_that_more_splits_may_decide_says_so(
     cli: Cli, work: Path, few_splits: None, monkeypatch: pytest.MonkeyPatch, answer: str, is_said: bool

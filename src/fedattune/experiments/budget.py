@@ -538,9 +538,8 @@ class _Trainer:
             f"rounds; every method tuned by validation data on {where}; "
             f"{write_option('budget')} off trains once as told"
         ]
-        is_short = (
-            choices["is_moving"] and "rounds" in choices["free"] and choices["affordable_rounds"] <= choices["rounds"]
-        )
+        may_double = choices["is_moving"] and "rounds" in choices["free"] and choices["rounds"] < MAX_ROUNDS
+        is_short = may_double and choices["affordable_rounds"] <= choices["rounds"]
         fitting = [f"{choices['rounds']} rounds"] * is_short
         has_more_splits = self.plan.federate is not None and n < SPLITS[-1] and not self.outcome.is_stopped
         if has_more_splits and self._reach_verdict().answer == "undecided":
