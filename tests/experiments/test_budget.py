@@ -227,6 +227,7 @@ def test_newest_rows_that_are_predicted_far_worse_than_random_ones_are_told(
         assert f" against {row.split()[2]}" in notes[0]  # the table's number
         assert "the newest rows by 'visited'" in notes[0]
         assert "--split time tests on the newest rows, as in real use" in notes[0]
+        assert "<h2>Notes</h2><ul><li>the newest rows" in (work / "run" / "report.html").read_text()
         again = cli("compare", "--resume", "run", "--quiet")
         assert (again.code, find_note(again)) == (0, notes)
 

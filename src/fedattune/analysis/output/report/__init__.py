@@ -24,7 +24,7 @@ from ...load import Runs
 from ...mixing import N_TOP_PARTNERS, Arrangement, MixingAnalysis, arrange_clients, seriate, thin_out
 from ...rows import build_rows
 from ...verdict import OPTIONS, Option, find_excluded
-from ...verdict.notes import describe_seed_differences, merge_notes
+from ...verdict.notes import describe_seed_differences, merge_notes, select_notes
 from ..tables import choose_columns, format_points, write_legend
 
 MAX_DATA_BYTES = 3_200_000
@@ -127,10 +127,12 @@ def _encode(raw: bytes) -> str:
 
 
 def _collect_notes(runs: Runs) -> list[str]:
+    """Collect all notes, the most urgent first, as on the terminal."""
     data_notes = [note for run in runs.results for note in run.facts.get("data_notes", ())]
     warnings = describe_seed_differences(runs.results).values()
     notes = [*data_notes, *merge_notes(runs.results, runs.baselines, runs.metric), *runs.notes]
-    return [note for note in dict.fromkeys(notes) if note not in warnings]
+    shown, others = select_notes([note for note in dict.fromkeys(notes) if note not in warnings])
+    return [*shown, *others]
 
 
 def _collect_environments(runs: Runs) -> list[dict[str, str]]:
