@@ -42,7 +42,7 @@ MAX_SLOPES = 20_000
 MIN_LEAF = 20
 """Rows of a leaf of scikit-learn's boosting: with fewer than twice as many, it predicts a constant."""
 MANY_CLIENTS = 10
-"""Clients from which on the interval of the gain is one over clients; fewer have one over splits."""
+"""Minimum number of clients for an interval of the gain over clients; fewer have one over splits."""
 WAYS = ("alone", "pooled", "with client")
 KINDS = ("linear", "additive", "trees")
 N_KNOTS = 6

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..analysis.compare import BASELINE, Baseline, Kind, read_baselines
+from ..analysis.compare import BASELINE, Baseline, Kind, average_weighted, read_baselines, weigh_tests
 from ..core.errors import FedAttuneError
 from ..core.metrics import METRICS, MetricName, compute_probabilities
 from ..runs.callbacks import OnRound
@@ -48,7 +48,7 @@ MAX_BOOSTED_CATEGORIES = 255
 MIN_BOOSTED_ROWS = 40
 """Training rows below which boosting cannot split: twice scikit-learn's minimum rows of a leaf."""
 MIN_SKILL = 0.05
-"""Explained share of the variance of random rows from which on a look at the newest rows can say something."""
+"""Minimum share of the variance of random rows that boosting explains for a comparison with the newest rows."""
 
 
 @dataclass(frozen=True)
@@ -138,35 +138,32 @@ def _find_rows(plan: Plan, federation: "Federation") -> SplitRows:
     return SplitRows(training, sample_eval_ids(plan.experiment, training, excluded).tolist(), excluded)
 
 
-def predict_newest(
-    plan: Plan, baselines: Sequence[Baseline], show: Callable[[str], None]
-) -> tuple[str, Baseline] | None:
-    """Let boosting of everybody's oldest rows predict the newest; return the column and that if it is far worse there.
+def score_newest(plan: Plan, baselines: Sequence[Baseline], show: Callable[[str], None]) -> tuple[str, float] | None:
+    """Train boosting on everybody's oldest rows; return the date column and the metric on the newest if far worse.
 
-    Far worse: it surely explains less than half as large a share of the variance, and its metric is worse. Random rows
-    share their days with training rows. None without one column of dates, or if the rows stay in groups.
+    Far worse: its metric is worse than on the first random split, whose parts share their days, and it surely explains
+    less than half as large a share of the variance. None without one column of dates, or if the rows stay in groups.
     """
-    try:
-        if plan.federate is None or plan.federation.groups is not None:
-            return None
-        federation = plan.federate(0, plan.experiment.scaling, "time")
-    except FedAttuneError:  # no column of dates or several, or too few clients with dates
+    schema = plan.federation.schema
+    if plan.federate is None or schema is None or len(schema.dates) != 1 or plan.federation.groups is not None:
         return None
-    column = str(federation.partition["time_column"])
-    if column == plan.experiment.client_column:
+    try:
+        federation = plan.federate(0, plan.experiment.scaling, "time")
+    except FedAttuneError:  # another column of dates is no feature, or too few clients have dates
         return None
     show(f"{BOOSTING_POOLED} on the newest rows")
-    rows, started = _find_rows(plan, federation), time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        predictions = _fit_pooled(rows, partial(_fit_boosting, categories=_Categories.find(federation)))
-    newest = Baseline(BOOSTING_POOLED, "pooled", 0, federation.digest, time.perf_counter() - started, predictions)
-    random = next(one for one in baselines if one.name == BOOSTING_POOLED and one.split == 0)
-    (skill, error), (late, late_error) = (_measure_skill(one.predictions["test"]) for one in (random, newest))
+        boosting = partial(_fit_boosting, categories=_Categories.find(federation))
+        predictions = _fit_pooled(_find_rows(plan, federation), boosting)
+    both = [next(one for one in baselines if one.name == BOOSTING_POOLED and one.split == 0)]
+    both.append(replace(both[0], predictions=predictions))
+    (skill, error), (late, late_error) = (_measure_skill(one.predictions["test"]) for one in both)
     metric = METRICS[cast(MetricName, plan.metric)]
-    gap = metric.sign * np.diff([one.predictions["test"].pooled[metric.name] for one in (newest, random)])[0]
-    is_worse = skill - 2 * error > MIN_SKILL and late + 2 * np.hypot(late_error, error / 2) < skill / 2 and gap > 0
-    return (column, newest) if is_worse else None
+    random, newest = (average_weighted(one.measure_clients(metric.name), weigh_tests([one])) for one in both)
+    explains_less = skill - 2 * error > MIN_SKILL and late + 2 * np.hypot(late_error, error / 2) < skill / 2
+    is_worse = explains_less and metric.sign * (random - newest) > 0
+    return (str(federation.partition["time_column"]), newest) if is_worse else None
 
 
 def _measure_skill(rows: RowPredictions) -> tuple[float, float]:

@@ -32,7 +32,7 @@ from ..core.metrics import METRICS, MetricName
 from ..core.options import write_option
 from ..core.settings import Settings
 from ..data.types import Scaling
-from .baselines import BOOSTING_POOLED, predict_newest, train_baselines
+from .baselines import BOOSTING_POOLED, score_newest, train_baselines
 from .plan import FailedRun, Plan, ShouldStop, StoppedError, make_jobs, make_plan
 from .runner import ProgressDisplay, train_all
 from .tuning import TUNING_FOLDER, Tuning, count_cost, tune_plan
@@ -76,7 +76,7 @@ REPORT_SHARE, REPORT_SECONDS = 0.05, 0.005
 MAX_REPORT_SHARE = 0.2
 N_EVALUATIONS = 25
 NEWEST_SHARE = 0.05
-"""Share of the time that is left that boosting may take for a look at the newest rows of a table."""
+"""Maximum share of the remaining time that boosting may take to be tested on the newest rows of a table."""
 MOVING_SHARE = 0.9
 """Share of the rounds after which a best validation round says that more rounds may be better."""
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -308,13 +308,7 @@ class _Trainer:
         seconds = [one.seconds for one in self.outcome.baselines if one.name == BOOSTING_POOLED]
         if "newest" in self.budget.choices or not seconds or seconds[0] > NEWEST_SHARE * self.budget.left:
             return
-        found = predict_newest(self.plan, self.outcome.baselines, self._say)
-        if found is None:
-            self.budget.save(newest=None)
-            return
-        column, newest = found
-        value = average_weighted(newest.measure_clients(cast(MetricName, self.plan.metric)), weigh_tests([newest]))
-        self.budget.save(newest=[column, value] if np.isfinite(value) else None)
+        self.budget.save(newest=score_newest(self.plan, self.outcome.baselines, self._say))
 
     def _time_split(self, tuning: int) -> float:
         """Estimate the seconds to plan for one more split with such a budget for each method's tuning."""
