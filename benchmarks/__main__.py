@@ -19,6 +19,7 @@ DOCS = Path(__file__).parent.parent / "docs" / "performance.md"
 TABLES: dict[str, Callable[[Sequence[str]], int]] = {
     "cases": cases.main,
     "grid": grid.main,
+    "minorities": grid.run_minorities,
     "privacy": privacy.main,
     "privacy-attacks": privacy_attacks.main,
     "robustness": robustness.main,

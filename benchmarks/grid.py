@@ -4,9 +4,11 @@
     python -m benchmarks grid --cells 'digits-*' --algorithms local,fedavg,ditto --processes 4
     python -m benchmarks grid --cells heart --variant weak=ditto:mu=0.01
     python -m benchmarks grid --show
+    python -m benchmarks minorities
 
 Each method has the same search: three learning rates on the first seed, and the best one by validation accuracy on the
-other seeds. A stopped command goes on where it was. Accuracies of a cell are means over its clients and seeds.
+other seeds. A stopped command goes on where it was. Accuracies of a cell are means over its clients and seeds. The
+grid `minorities` has small validation parts, as users have them, and also trains controls; see `grid_controls`.
 """
 
 import argparse
@@ -15,26 +17,26 @@ import multiprocessing
 import os
 import time
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import yaml
 from filelock import FileLock
 
-import fedattune
 from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.own import build_method
 from fedattune.core.errors import ConfigError, DataError, DivergedError, FedAttuneError
 from fedattune.core.io import replace_atomically
 from fedattune.data import Federation
 
-from .grid_cells import CELLS, HELD_OUT, Cell
+from .grid_cells import CELLS, HELD_OUT, MINORITIES, Cell
+from .grid_controls import CONTROLS
+from .grid_measures import fit_cell, measure_result
 from .grid_scores import DIVERGED, Run, choose_rate, score_cells, write_changes, write_scores
 
 RATES = (0.02, 0.06, 0.2)
@@ -46,6 +48,9 @@ UNITS_PER_PROCESS = 10
 FIRST = ("local", "fedavg", "fedavg_ft")
 """Methods that run first in every cell, because others are compared with them."""
 METHODS = (*FIRST, *(name for name in ALGORITHMS if name not in (*FIRST, "combined")))
+
+GRIDS = {"grid": CELLS, "grid-held-out": HELD_OUT, "grid-minorities": MINORITIES}
+"""Folder of the runs -> cells."""
 
 OPTIONS: dict[str, dict[str, Any]] = {"fedrep": {"head_epochs": 1}}
 """Options of methods whose defaults take many times the local steps of the others: FedRep's, eleven times."""
@@ -61,12 +66,14 @@ SCHEMA = pa.schema(
         "validation_loss": pa.float64(),
         "accuracy": pa.float64(),
         "accuracies": pa.list_(pa.float64()),
+        "deviations": pa.list_(pa.float64()),
         "clients": pa.list_(pa.string()),
         "seconds": pa.float64(),
         "error": pa.string(),
     }
 )
-"""Columns of a stored run; `method` may be the name of a variant, and `error` is `diverged` or says what is wrong."""
+"""Columns of a stored run; `method` may be the name of a variant or control, and `error` is `diverged` or says what is
+wrong. `deviations` are standard errors of the accuracies, and older files have none."""
 
 
 class Unit(NamedTuple):
@@ -80,17 +87,17 @@ class Unit(NamedTuple):
     runs: tuple[Run, ...]
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(command: str = "grid") -> argparse.ArgumentParser:
     """Make the parser of the command's arguments."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks grid",
+        prog=f"python -m benchmarks {command}",
         description=__doc__,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--cells", default="*", help="names or patterns of cells, with commas between (default: all)")
-    add("--algorithms", help="methods (default: all; with --variant, none but the variants)")
+    add("--algorithms", help="methods and controls (default: all methods; with --variant, none but the variants)")
     add(
         "--variant",
         action="append",
@@ -98,9 +105,10 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME=METHOD:OPTION=VALUE,...",
         help="also run a method with other options, under another name; may be repeated",
     )
-    add("--held-out", action="store_true", help="run the held-out grid instead, on which nobody develops")
+    if command == "grid":
+        add("--held-out", action="store_true", help="run the held-out grid instead, on which nobody develops")
     add("--seeds", default=",".join(map(str, SEEDS)), help="seeds of data and training (default: %(default)s)")
-    add("--out", type=Path, help="folder of the runs (default: results/grid, or results/grid-held-out)")
+    add("--out", type=Path, help="folder of the runs (default: one of the grid in results)")
     add("--processes", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     add(
         "--force",
@@ -141,7 +149,7 @@ def read_variants(texts: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]
         pairs = [pair.partition("=") for pair in given.split(",") if pair]
         if not (name and equals and all(value for _, _, value in pairs)):
             raise SystemExit(f"variant: expected NAME=METHOD:OPTION=VALUE,..., got {text}")
-        if name in METHODS or method not in METHODS:
+        if name in (*METHODS, *CONTROLS) or method not in METHODS:
             raise SystemExit(f"variant: expected a new name and a known method, got {text}")
         options = {key: yaml.safe_load(value) for key, _, value in pairs}
         try:
@@ -172,8 +180,8 @@ def load(cell: str, seed: int) -> Federation:
 
 
 def find_cell(name: str) -> Cell:
-    """Find a cell of either grid."""
-    return CELLS[name] if name in CELLS else HELD_OUT[name]
+    """Find a cell of any grid."""
+    return {**CELLS, **HELD_OUT, **MINORITIES}[name]
 
 
 def train_unit(unit: Unit) -> list[Run]:
@@ -196,30 +204,14 @@ def train(unit: Unit, lr: float, seed: int) -> Run:
     run |= {"cell": cell.name, "kind": cell.kind, "method": unit.name, "lr": lr, "seed": seed}
     started = time.perf_counter()
     try:
-        result = fedattune.fit(
-            data,
-            unit.method,
-            cell.model,
-            options=unit.options,
-            model_options=cell.model_options,
-            lr=lr,
-            seed=seed,
-            **cell.settings,
-        )
+        if unit.method in CONTROLS:
+            run |= CONTROLS[unit.method](cell, data, lr, seed)
+        else:
+            run |= measure_result(data, fit_cell(cell, data, unit.method, lr, seed, unit.options))
     except DivergedError:
         run["error"] = DIVERGED
     except FedAttuneError as error:
         run["error"] = str(error)
-    else:
-        n, right, loss = np.nansum(result.judged_scores("validation"), axis=1)
-        accuracies = result.measure_clients("accuracy")
-        run |= {
-            "validation_accuracy": float(right / n),
-            "validation_loss": float(loss / n),
-            "accuracy": float(np.nanmean(accuracies)),
-            "accuracies": [None if np.isnan(value) else round(float(value), 4) for value in accuracies],
-            "clients": [data.names[i] for i in result.eval_ids],
-        }
     run["seconds"] = time.perf_counter() - started
     return run
 
@@ -299,11 +291,11 @@ def show(
     runs = [run for cell in cells for run in read_runs(out, cell.name)]
     if methods is not None:
         runs = [run for run in runs if run["method"] in methods]
-    scores = score_cells(runs, seeds)
+    scores = score_cells(runs, seeds, {cell.name: cell.minority for cell in cells})
     if not scores:
         raise SystemExit(f"{out} holds no method with all runs of a cell; run the command without --show")
     kinds = {cell.name: cell.kind for cell in cells}
-    print("\n" + "\n".join(write_scores(scores, METHODS, kinds, out)))
+    print("\n" + "\n".join(write_scores(scores, METHODS, kinds, out, tuple(CONTROLS))))
     if against is not None:
         if not any(against in methods for methods in scores.values()):
             raise SystemExit(f"against: {out} holds no cell with all runs of {against!r}")
@@ -314,24 +306,27 @@ def show(
             print(f"{cell}: {method} does not apply: {why}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, command: str = "grid") -> int:
     """Train what is missing, and print the tables."""
-    given = make_parser().parse_args(arguments)
-    cells = select_cells(HELD_OUT if given.held_out else CELLS, given.cells)
-    out = given.out or Path("results") / ("grid-held-out" if given.held_out else "grid")
+    given = make_parser(command).parse_args(arguments)
+    folder = "grid-minorities" if command == "minorities" else "grid-held-out" if given.held_out else "grid"
+    cells = select_cells(GRIDS[folder], given.cells)
+    out = given.out or Path("results") / folder
+    default = (*METHODS, *CONTROLS) if command == "minorities" else METHODS
     seeds = [int(seed) for seed in given.seeds.split(",")]
     if given.list:
         for cell in cells:
             print(f"{cell.name:<32} {cell.kind:<10} {cell.model.partition(':')[2] or cell.model}")
         return 0
     variants = read_variants(given.variant)
-    chosen = given.algorithms.split(",") if given.algorithms else [] if variants else METHODS
-    if (unknown := [name for name in chosen if name not in METHODS]) and not given.show:
-        raise SystemExit(f"algorithms: {unknown[0]!r} is unknown; expected some of: {', '.join(METHODS)}")
+    chosen = given.algorithms.split(",") if given.algorithms else [] if variants else default
+    known = (*METHODS, *CONTROLS)
+    if (unknown := [name for name in chosen if name not in known]) and not given.show:
+        raise SystemExit(f"algorithms: {unknown[0]!r} is unknown; expected some of: {', '.join(known)}")
     if given.show:
         show(cells, seeds, chosen if given.algorithms else None, out, given.against)
         return 0
-    methods = {name: (name, OPTIONS.get(name, {})) for name in METHODS if name in chosen} | variants
+    methods = {name: (name, OPTIONS.get(name, {})) for name in known if name in chosen} | variants
     present = []
     for cell in cells:
         if cell.package is not None and find_spec(cell.package) is None:
@@ -344,3 +339,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = run_units(units, out, given.processes) if units else 0
     show(cells, seeds, None, out, given.against)
     return 1 if failed else 0
+
+
+run_minorities = partial(main, command="minorities")

@@ -1,7 +1,7 @@
 """Scores of methods on the grid: how far each is from the best, and whom it harms; as tables and as a heat map."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,14 @@ NEAR_POINTS = 0.5
 """A method within so many points of the best one counts as near."""
 HARM_POINTS = 1.0
 """A client who loses more points than this against training alone counts as harmed."""
+SURE = 1.645
+"""Standard errors above which a client's loss is sure: one in twenty unharmed clients has more by chance."""
+INTERVAL = 1.96
+"""Standard errors of a mean that are taken off a shortfall."""
+REFERENCES = ("local", "fedavg_ft", "local_2x", "fedavg_ft_2x")
+"""Methods of which the better one is the reference of a sure shortfall; the first two must have run."""
+MINORITY_METHODS = ("local", "fedavg_ft", "attune")
+"""Methods in the table of minorities."""
 CAP_POINTS = 10
 """Regret above which the heat map has one colour."""
 ROUNDING = 1e-9
@@ -35,12 +43,20 @@ class CellScore:
         accuracy: mean over the seeds of the mean accuracy over clients; 0 for a seed at which training diverged.
         harmed: clients of all seeds who lose more than `HARM_POINTS` against `local`, and `clients` are all of them.
         clients: clients of all seeds that are compared with `local`.
+        surely_harmed: harmed clients who lose more than chance explains, and `known` are all with standard errors.
+        known: clients of all seeds whose standard errors are known.
+        sure_shortfall: distance to the best of `REFERENCES` less what chance explains; NaN without them.
+        minority: mean accuracy of the clients of a minority; NaN if there is none.
 
     """
 
     accuracy: float
     harmed: int = 0
     clients: int = 0
+    surely_harmed: int = 0
+    known: int = 0
+    sure_shortfall: float = np.nan
+    minority: float = np.nan
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,8 @@ class MethodScore:
         near: share of the cells within `NEAR_POINTS` of the best.
         harmed: share of the clients who lose more than `HARM_POINTS` against `local`; NaN if none is compared.
         shortfall: the largest distance to the better one of `local` and `fedavg_ft`; NaN without them.
+        surely_harmed: share of the clients who lose more than chance explains; NaN if no standard errors are known.
+        sure_shortfall: the largest `CellScore.sure_shortfall`; NaN if there is none.
 
     """
 
@@ -65,6 +83,8 @@ class MethodScore:
     near: float
     harmed: float
     shortfall: float
+    surely_harmed: float
+    sure_shortfall: float
 
 
 Scores = dict[str, dict[str, CellScore]]
@@ -97,37 +117,90 @@ def select_runs(runs: Sequence[Run], seeds: Sequence[int]) -> dict[int, Run] | N
     return chosen if len(chosen) == len(seeds) else None
 
 
-def score_cells(runs: Sequence[Run], seeds: Sequence[int]) -> Scores:
-    """Score every method that has all runs of a cell."""
+def score_cells(runs: Sequence[Run], seeds: Sequence[int], minorities: Mapping[str, int] | None = None) -> Scores:
+    """Score every method that has all runs of a cell; `minorities` has the number of first clients by cell."""
     grouped: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         grouped[run["cell"]][run["method"]].append(run)
     scores: Scores = {}
     for cell, by_method in grouped.items():
-        chosen = {method: select_runs(mine, seeds) for method, mine in by_method.items()}
-        alone = chosen.get("local")
+        found = {method: select_runs(mine, seeds) for method, mine in by_method.items()}
+        chosen = {method: mine for method, mine in found.items() if mine is not None}
+        reference, n = _find_reference(chosen), (minorities or {}).get(cell, 0)
         scores[cell] = {
             method: CellScore(
-                100 * float(np.mean([run["accuracy"] or 0.0 for run in mine.values()])), *_count_harmed(mine, alone)
+                _measure_accuracy(mine),
+                *_count_harmed(mine, chosen.get("local")),
+                _measure_sure_shortfall(mine, reference),
+                _measure_minority(mine, n),
             )
             for method, mine in chosen.items()
-            if mine is not None
         }
     return {cell: methods for cell, methods in scores.items() if methods}
 
 
-def _count_harmed(mine: Mapping[int, Run], alone: Mapping[int, Run] | None) -> tuple[int, int]:
-    """Count the harmed clients of all seeds, and all clients; a method that diverged harms everybody."""
-    harmed = total = 0
+Chosen = Mapping[int, Run]
+"""Seed -> run of a method at the chosen rate."""
+
+
+def _measure_accuracy(mine: Chosen) -> float:
+    return 100 * float(np.mean([run["accuracy"] or 0.0 for run in mine.values()]))
+
+
+def _measure_minority(mine: Chosen, n: int) -> float:
+    """Measure the mean accuracy in points of the first n clients; NaN for none, and 0 where training diverged."""
+    values = [value or 0.0 for run in mine.values() for value in (run["accuracies"] or [0.0] * n)[:n]]
+    return 100 * float(np.mean(values)) if n else np.nan
+
+
+def _pair_clients(mine: Chosen, reference: Chosen) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+    """Yield each client's accuracy and standard error in a reference, and those of a method.
+
+    Unknown errors are NaN. A method that diverged has accuracies of 0, without error, and a reference has no clients.
+    """
     for seed, run in mine.items():
-        reference = alone[seed] if alone else None
-        if reference is None or reference["error"]:
+        if reference[seed]["error"]:
             continue
-        own = dict(zip(run["clients"] or (), run["accuracies"] or (), strict=True))
-        for name, value in zip(reference["clients"], reference["accuracies"], strict=True):
-            harmed += value - (own.get(name) or 0.0) > HARM_POINTS / 100 + ROUNDING
-            total += 1
-    return harmed, total
+        own, base = _read_clients(run), _read_clients(reference[seed])
+        yield from ((values, own.get(name, (0.0, 0.0))) for name, values in base.items())
+
+
+def _read_clients(run: Run) -> dict[str, tuple[float, float]]:
+    """Read the accuracy and its standard error of each client; the error is NaN if it is unknown."""
+    names, accuracies = run["clients"] or (), run["accuracies"] or ()
+    errors = [np.nan if error is None else error for error in run.get("deviations") or [None] * len(names)]
+    values = zip((value or 0.0 for value in accuracies), errors, strict=True)
+    return dict(zip(names, values, strict=True))
+
+
+def _count_harmed(mine: Chosen, alone: Chosen | None) -> tuple[int, int, int, int]:
+    """Count harmed clients of all seeds, all clients, surely harmed ones, and all with standard errors.
+
+    A method that diverged harms everybody.
+    """
+    harmed = total = sure = known = 0
+    for (base, base_error), (value, error) in _pair_clients(mine, alone) if alone else ():
+        loss, chance = base - value, SURE * np.hypot(base_error, error)
+        is_harmed = loss > HARM_POINTS / 100 + ROUNDING
+        harmed, total = harmed + is_harmed, total + 1
+        sure, known = sure + (is_harmed and loss > chance), known + (not np.isnan(chance))
+    return harmed, total, sure, known
+
+
+def _find_reference(chosen: Mapping[str, Chosen]) -> Chosen | None:
+    """Find the runs of the best of the `REFERENCES`; None unless the first two have run."""
+    if not set(REFERENCES[:2]) <= set(chosen):
+        return None
+    return max((chosen[name] for name in REFERENCES if name in chosen), key=_measure_accuracy)
+
+
+def _measure_sure_shortfall(mine: Chosen, reference: Chosen | None) -> float:
+    """Measure the mean distance of clients to a reference in points, less `INTERVAL` standard errors; 0 at least."""
+    pairs = list(_pair_clients(mine, reference)) if reference else []
+    if len(pairs) < 2:
+        return np.nan
+    losses = np.array([base - value for (base, _), (value, _) in pairs])
+    return 100 * max(0.0, float(losses.mean() - INTERVAL * losses.std(ddof=1) / np.sqrt(len(losses))))
 
 
 def find_regrets(scores: Scores, rivals: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -154,8 +227,7 @@ def score_methods(scores: Scores, rivals: Sequence[str]) -> dict[str, MethodScor
         cells = [cell for cell, methods in scores.items() if method in methods]
         mine = {cell: regrets[cell][method] for cell in cells}
         worst = max(cells, key=lambda cell: mine[cell])
-        clients = sum(scores[cell][method].clients for cell in cells)
-        harmed = sum(scores[cell][method].harmed for cell in cells)
+        mine_scores = [scores[cell][method] for cell in cells]
         shortfalls = [
             max(scores[cell][name].accuracy for name in ("local", "fedavg_ft")) - scores[cell][method].accuracy
             for cell in cells
@@ -167,26 +239,41 @@ def score_methods(scores: Scores, rivals: Sequence[str]) -> dict[str, MethodScor
             mine[worst],
             worst,
             float(np.mean([regret <= NEAR_POINTS + ROUNDING for regret in mine.values()])),
-            harmed / clients if clients else np.nan,
+            _divide(sum(s.harmed for s in mine_scores), sum(s.clients for s in mine_scores)),
             max(shortfalls, default=np.nan),
+            _divide(sum(s.surely_harmed for s in mine_scores), sum(s.known for s in mine_scores)),
+            max((s.sure_shortfall for s in mine_scores if not np.isnan(s.sure_shortfall)), default=np.nan),
         )
     return dict(sorted(found.items(), key=lambda item: item[1].mean_regret))
 
 
-def write_methods(scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str]) -> str:
-    """Write the tables of the methods in Markdown: over all cells, and by the kind of the cells."""
+def _divide(count: int, total: int) -> float:
+    return count / total if total else np.nan
+
+
+def write_methods(scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str], controls: Sequence[str] = ()) -> str:
+    """Write the tables of the methods in Markdown: over all cells, and by the kind of the cells.
+
+    Controls are rivals, too. If there are any, a column has the mean regret without them.
+    """
+    plain, rivals = score_methods(scores, rivals), (*rivals, *controls)
     overall = score_methods(scores, rivals)
-    head = ("method", "cells", "mean regret", "worst regret", "on", "near the best %", "harmed %", "shortfall")
+    with_controls = not set(controls).isdisjoint(overall)
+    head = ("method", "cells", "mean regret", *(["without controls"] if with_controls else []), "worst regret", "on")
+    head += ("near the best %", "harmed %", "shortfall", "surely harmed %", "sure shortfall")
     rows = [
         (
             method,
             str(score.cells),
             f"{score.mean_regret:.2f}",
+            *([f"{plain[method].mean_regret:.2f}"] if with_controls else []),
             f"{score.worst_regret:.1f}",
             score.worst_cell,
             f"{100 * score.near:.0f}",
             f"{100 * score.harmed:.1f}",
             f"{score.shortfall:.1f}",
+            "" if np.isnan(score.surely_harmed) else f"{100 * score.surely_harmed:.1f}",
+            f"{score.sure_shortfall:.1f}",
         )
         for method, score in overall.items()
     ]
@@ -246,6 +333,22 @@ def write_cells(scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str])
     return _write_table(("cell", "kind", *shown, "best", "its accuracy"), rows) + "\n"
 
 
+def write_minorities(scores: Scores, controls: Sequence[str]) -> str:
+    """Write the mean accuracy in percent of each cell's minority in Markdown, also of the control that is best for it.
+
+    The text is empty if no cell has a minority.
+    """
+    rows = []
+    for cell, methods in scores.items():
+        found = {method: score.minority for method, score in methods.items() if not np.isnan(score.minority)}
+        if found:
+            best = max((name for name in controls if name in found), key=lambda name: found[name], default="")
+            shown = [f"{found[name]:.1f}" if name in found else "" for name in (*MINORITY_METHODS, best)]
+            rows.append((cell, *shown[:-1], best, shown[-1]))
+    table = _write_table(("cell", *MINORITY_METHODS, "best control", "its accuracy"), rows)
+    return f"Mean accuracy of the minority's clients alone, in percent:\n\n{table}\n" if rows else ""
+
+
 def _write_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
@@ -276,10 +379,18 @@ def draw_regrets(scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str]
         figure.savefig(new, dpi=150, format="png")
 
 
-def write_scores(scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str], out: Path) -> tuple[str, str]:
+def write_scores(
+    scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str], out: Path, controls: Sequence[str] = ()
+) -> list[str]:
     """Write the tables and the heat map to a folder; return the tables."""
-    tables = write_methods(scores, rivals, kinds), write_cells(scores, rivals, kinds)
-    for name, text in zip(("table.md", "cells.md"), tables, strict=True):
+    everyone = (*rivals, *controls)
+    tables = {
+        "table.md": write_methods(scores, rivals, kinds, controls),
+        "cells.md": write_cells(scores, everyone, kinds),
+        "minorities.md": write_minorities(scores, controls),
+    }
+    tables = {name: text for name, text in tables.items() if text}
+    for name, text in tables.items():
         write_text(out / name, text)
-    draw_regrets(scores, rivals, kinds, out / "heatmap.png")
-    return tables
+    draw_regrets(scores, everyone, kinds, out / "heatmap.png")
+    return list(tables.values())

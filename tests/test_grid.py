@@ -1,20 +1,24 @@
 """The grid of federations: its scores by hand, its search, what it stores, and its cells."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import grid, grid_cells, grid_scores
+from benchmarks import grid, grid_cells, grid_controls, grid_measures, grid_scores
 from benchmarks.__main__ import main
 
 import fedattune
+from fedattune.runs.predictions import RowPredictions
 
 SEEDS = (0, 1)
 
@@ -138,3 +142,155 @@ def test_groups_have_what_they_are_named_after() -> None:
     shifted = grid_cells.shift_features(whole, 0, 0)
     means = [float(shifted.x[mine].mean()) for mine in rows]
     assert np.std(means) > 10 * np.std([float(plain[mine].mean()) for mine in rows])
+
+
+SURE_RUNS = [
+    make_run("local", 0, [0.90, 0.90], deviations=[0.02, 0.02]),
+    make_run("fedavg_ft", 0, [0.50, 0.50], deviations=[0.05, 0.05]),
+    make_run("attune", 0, [0.80, 0.85], deviations=[0.03, 0.03]),
+    make_run("late", 0, None),
+]
+
+
+def test_sure_losses_are_those_worked_out_by_hand() -> None:
+    """Attune's clients lose 10 and 5 points, and chance explains 1.645 sqrt(0.02^2 + 0.03^2) = 5.9 points."""
+    found = grid_scores.score_methods(grid_scores.score_cells(SURE_RUNS, [0]), RIVALS)
+    assert (found["attune"].harmed, found["attune"].surely_harmed) == (1, 0.5)
+    assert found["local"].surely_harmed == 0
+    assert found["late"].surely_harmed == 1
+    assert found["attune"].sure_shortfall == pytest.approx(7.5 - 1.96 * 2.5)
+    assert found["local"].sure_shortfall == 0
+    assert found["fedavg_ft"].sure_shortfall == pytest.approx(40)  # both clients lose as much
+    better = make_run("local_2x", 0, [1.0, 1.0])
+    found = grid_scores.score_methods(grid_scores.score_cells([*SURE_RUNS, better], [0]), RIVALS)
+    assert found["attune"].sure_shortfall == pytest.approx(17.5 - 1.96 * 2.5)
+    assert np.isnan(found["local_2x"].surely_harmed)  # its file has no standard errors
+
+
+def test_tables_have_a_column_without_controls_and_one_for_minorities(tmp_path: Path) -> None:
+    runs = [*SURE_RUNS, make_run("local_2x", 0, [0.95, 0.95]), make_run("local_all", 0, [1.0, 0.7])]
+    scores, kinds = grid_scores.score_cells(runs, [0], {"one": 1}), {"one": "iid"}
+    tables = grid_scores.write_scores(scores, grid.METHODS, kinds, tmp_path, tuple(grid_controls.CONTROLS))
+    head, _, best, *_ = tables[0].splitlines()
+    assert head.startswith("| method | cells | mean regret | without controls |")
+    assert best.startswith("| local_2x | 1 | 0.00 | -5.00 |")
+    assert "| one | 90.0 | 50.0 | 80.0 | local_all | 100.0 |" in (tmp_path / "minorities.md").read_text("utf-8")
+    plain = grid_scores.write_methods(grid_scores.score_cells(RUNS, SEEDS), RIVALS, kinds)
+    assert "controls" not in plain
+    assert "|  | 0.0 |" in plain  # no standard errors are known
+
+
+def test_files_without_standard_errors_can_still_be_read(tmp_path: Path) -> None:
+    old = grid.SCHEMA.remove(grid.SCHEMA.get_field_index("deviations"))
+    pq.write_table(pa.Table.from_pylist(RUNS[:2], schema=old), tmp_path / "one.parquet")
+    grid.store_runs(tmp_path, "one", [make_run("attune", 0, [0.5, 0.5], deviations=[0.1, None])])
+    runs = grid.read_runs(tmp_path, "one")
+    assert [run["deviations"] for run in runs] == [None, None, [0.1, None]]
+    assert runs[0] == {**RUNS[0], "deviations": None}
+
+
+def make_rows(outputs: list[list[float]], y: list[Any]) -> RowPredictions:
+    """Make the predictions for rows of one client."""
+    n = len(y)
+    return RowPredictions(np.zeros(n, np.int32), np.arange(n), np.array(y), np.array(outputs, np.float32), 1)
+
+
+def test_a_mixture_of_classes_is_the_one_worked_out_by_hand() -> None:
+    """With one row of one client, the weight of an expert is its probability of the right class to the power 1 + 20."""
+    own, shared = (make_rows([[np.log(p), np.log(1 - p)]], [0]) for p in (0.8, 0.5))
+    half = np.sqrt(3) / (1 + np.sqrt(3))  # the shared model's probability, half corrected by shares of 3 to 1
+    p = np.array([0.8, 0.65, (half + 0.8) / 2, 0.775, 0.5, half, 0.75])
+    parts = {"validation": own, "test": own}, {"validation": shared, "test": shared}
+    mixed = grid_controls.mix_parts(*parts, np.array([[0.75, 0.25]]))
+    assert np.exp(mixed["test"].outputs[0, 0]) == pytest.approx(np.sum(p**22) / np.sum(p**21))
+
+
+def test_a_mixture_of_numbers_is_the_one_worked_out_by_hand() -> None:
+    own, shared = make_rows([[1.0]], [20.0]), make_rows([[3.0]], [20.0])
+    weights = np.exp(-21 * np.array([19.0, 18.0, 17.0]) ** 2 / (2 * 17**2))
+    parts = {"validation": own, "test": own}, {"validation": shared, "test": shared}
+    mixed = grid_controls.mix_parts(*parts, np.ones((1, 0)))
+    assert mixed["test"].outputs[0, 0] == pytest.approx(weights @ [1, 2, 3] / weights.sum())
+
+
+TINY = {
+    "digits": grid_cells.make_usual_cell("few", "digits", "beta0.5", 4),
+    "linear": grid_cells.make_linear_cell("tiny", grid_cells.draw_two_groups, 40, minority=1, clients=4, first=1),
+}
+
+
+@pytest.mark.parametrize("cell", TINY.values(), ids=list(TINY))
+def test_controls_train_what_they_are_named_after(cell: grid_cells.Cell, short: None) -> None:
+    data = cell.load(0)
+    found = {name: control(cell, data, 0.05, 0) for name, control in grid_controls.CONTROLS.items()}
+    for measures in found.values():
+        assert measures["clients"] == ["0", "1", "2", "3"]
+        assert measures["accuracy"] == pytest.approx(np.mean(measures["accuracies"]), abs=1e-4)
+        assert all(deviation > 0 for deviation in measures["deviations"])
+    fit = partial(grid_measures.fit_cell, cell, method="local", lr=0.05, seed=0)
+    assert found["local_2x"] == grid_measures.measure_result(data, fit(data, epochs=2))
+    plain, everything = grid_measures.measure_result(data, fit(data)), grid_controls.join_validation(data)
+    assert found["local_all"]["validation_loss"] == plain["validation_loss"]
+    rows = fit(everything, early_stopping="off").predictions["test"]
+    assert found["local_all"]["accuracies"] == grid_measures.measure_clients(data, rows)["accuracies"]
+    for before, after in zip(data.clients, everything.clients, strict=True):
+        assert set(after.train) == {*before.train, *before.validation}
+        assert np.array_equal(before.test, after.test)
+        assert len(before.validation) > len(after.validation) == 0
+
+
+def test_accuracies_and_their_standard_errors_are_those_worked_out_by_hand() -> None:
+    numbers, digits = TINY["linear"].load(0), TINY["digits"].load(0)
+    measures = grid_measures.measure_clients(digits, make_rows([[1, 0], [1, 0], [1, 0], [0, 1]], [0, 0, 0, 1]))
+    assert (measures["accuracies"], measures["deviations"]) == ([1], [round(np.sqrt(5 / 6 * 1 / 6 / 4), 4)])
+    variance = np.var(np.concatenate([numbers.y[client.train] for client in numbers.clients]))
+    assert variance == pytest.approx(1)  # in the unit in which models learn it
+    unit = numbers.target_scale.deviation
+    rows = make_rows([[0.0], [0.0]], [0.6 * unit, 0.8 * unit])  # squared errors of 0.36 and 0.64
+    measures = grid_measures.measure_clients(numbers, rows)
+    assert (measures["accuracies"], measures["deviations"]) == ([0.5], [0.14])
+    measures = grid_measures.measure_validation(numbers, rows)
+    assert measures["validation_accuracy"] == pytest.approx(0.5)
+    assert measures["validation_loss"] == pytest.approx(0.5 * unit**2)
+
+
+def test_minorities_differ_from_all_others() -> None:
+    plain = grid_cells.load_images("digits", 8, "iid", validation=0.1)(0)
+    for name, change in grid_cells.MINORITY_CHANGES.items():
+        turned = grid_cells.change_first(lambda _: plain, 2, change)(0)
+        for u, client in enumerate(plain.clients):
+            x, y = (torch.equal(getattr(turned, key)[client.all], getattr(plain, key)[client.all]) for key in "xy")
+            assert (x, y) == (u > 1 or name in ("exchanged", "permuted"), u > 1 or name in ("turned", "inverted"))
+    linear = TINY["linear"].load(0)
+    slopes = [np.linalg.lstsq(linear.x[client.all], linear.y[client.all], rcond=None)[0] for client in linear.clients]
+    gaps = [np.linalg.norm(slope - slopes[-1]) for slope in slopes]
+    assert gaps[0] > 2 * max(gaps[1:])
+
+
+def test_own_partitions_give_the_sizes_and_classes_they_promise() -> None:
+    labels = np.arange(1000) % 5
+    zeros = grid_cells.divide_mostly_zeros(labels, 2, 0)
+    assert [np.bincount(labels[rows] > 0).tolist() for rows in zeros] == [[80, 20]] * 2
+    sizes = [len(rows) for rows in grid_cells.divide_unequally(labels, 20, 0)]
+    assert min(sizes) >= 8
+    assert max(sizes) > 5 * min(sizes)
+    assert 980 <= sum(sizes) <= 1000
+
+
+def test_cells_of_all_grids_have_names_of_their_own_and_start_with_all_kinds() -> None:
+    names = [name for cells in grid.GRIDS.values() for name in cells]
+    assert len(names) == len(set(names))
+    kinds = [cell.kind for cell in grid_cells.MINORITIES.values()]
+    assert len(kinds) == 18
+    assert len(set(kinds[:6])) == len(set(kinds)) == 6
+    assert {kind for cells in grid.GRIDS.values() for kind in (c.kind for c in cells.values())} == set(grid_cells.KINDS)
+
+
+def test_the_grid_of_minorities_trains_controls_of_its_cells(tmp_path: Path, short: None) -> None:
+    call = ["minorities", "--cells", "linear-minority-20", "--seeds", "0", "--out", str(tmp_path)]
+    assert main([*call, "--algorithms", "local,local+fedavg"]) == 0
+    runs = grid.read_runs(tmp_path, "linear-minority-20")
+    assert [(run["method"], run["error"]) for run in runs] == [("local", None)] * 3 + [("local+fedavg", None)] * 3
+    assert "| linear-minority-20 |" in (tmp_path / "minorities.md").read_text("utf-8")
+    with pytest.raises(SystemExit, match="known method"):
+        main([*call, "--variant", "local_2x=ditto"])
