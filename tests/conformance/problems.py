@@ -81,6 +81,22 @@ def rare_pair(seed: int = 0) -> Federation:
     return _classes([(0, 1)] * 8 + [(2, 3)] * 2, 0.6, seed)
 
 
+def permuted_labels(seed: int = 0) -> Federation:
+    """Twelve clients whose labels have one of two meanings, with 8 noisy samples each: the first groups are wrong.
+
+    They also have 12 samples to compare the groups' models on.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.randn(4, 10, generator=generator)
+    clients = []
+    for i in range(12):
+        kind = torch.randint(4, (40,), generator=generator)
+        x = means[kind] + torch.randn(40, 10, generator=generator)
+        y = (kind + i % 2) % 4
+        clients.append({"validation": (x[8:20], y[8:20]), "train": (x[:8], y[:8]), "test": (x[20:], y[20:])})
+    return fedattune.federation_from(clients)
+
+
 def _classes(pairs: list[tuple[int, int]], spread: float, seed: int, scale: Tensor | float = 1.0) -> Federation:
     """Make clients with two Gaussian classes each, and 40 samples of training."""
     generator = torch.Generator().manual_seed(seed)
@@ -108,5 +124,6 @@ PROBLEMS = {
     "drift": Problem(drift, {"rounds": 3, "eval_every": 3}),
     "drift, few clients": Problem(drift, {"cohort": 2, "steps": 100, "batch_size": 10, "lr": 0.5}),
     "drift, scales": Problem(scaled_drift),
+    "permuted labels": Problem(permuted_labels, {"rounds": 8}),
     "rare pair": Problem(rare_pair, {"rounds": 3, "eval_every": 3}),
 }

@@ -278,14 +278,14 @@ CASES = [
     Case(
         "attune",
         {
-            "server_momentum": 0.0, "stretch": 1.0, "likeness": 1.0, "prior_rows": 0.0, "class_shares": False,
-            "guard": "equal", "average_own": False, "weighting": "uniform",
+            "server_momentum": 0.0, "likeness": 1.0, "compare_groups": False, "own_head": True, "class_shares": False,
+            "guard": "equal", "weighting": "uniform",
         },
-        {"stretch": {"likeness": -1.0}},
-        on={"likeness": "groups"},
+        {"own_head": {"own_head": False}},  # in this order: the first models have no parameter that others lack
+        on={"likeness": "groups", "compare_groups": "permuted labels"},
         acts={"rounds": 8},
-        up=lambda sizes: sizes.d + 8,  # and the losses of seven experts, with their number of rows
-        down=lambda sizes: sizes.d + 7,
+        up=lambda sizes: sizes.d + 16,  # and the change of the weights of 15 experts, with the scale of the errors
+        down=lambda sizes: sizes.d + 16,
         helps=("related tasks", "local", {}),
     ),
     Case(

@@ -1,7 +1,7 @@
 """Networks of two models for each client: a shared model, and the client's own model beside it; see `attune`."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core.effect import OWN_MODEL, Effect, Mechanism
-from ..core.network import MethodModule, Network
+from ..core.errors import ModelError
+from ..core.network import MethodModule, Network, split_head
 from ..core.params import Params
 from ..core.payload import Batch
 from ..core.task import compute_loss
@@ -17,65 +18,80 @@ from ..core.task import compute_loss
 PRIOR_ROWS = 0.5
 """Rows that are added to the training rows of each class: no class is impossible."""
 
-GUARD = ("guard.share", "guard.classes")
-"""Names of the two weights s and c among the parameters of a `TwinModule`."""
+CLASS_WEIGHTS = (0.0, 0.5, 1.0)
+"""Weights c of the class shares in the predictions of the shared model."""
+
+N_PREDICTORS = 2 + len(CLASS_WEIGHTS)
+"""The own model, the shared model with the own head, and the shared model with each weight of the class shares."""
+
+GUARD = ("guard.share", "guard.parts")
+"""Names of the weights among the parameters: the share of all predictions but the own model's, and its parts (4,)."""
 
 
-def set_guards(w: Params, shares: Sequence[float], classes: Sequence[float]) -> Params:
-    """Return the model with E pairs of weights s and c; it predicts for each pair: (E, B, outputs)."""
-    like = w[GUARD[0]]
-    values = (like.new_tensor(pairs)[:, None, None] for pairs in (shares, classes))
-    return Params({**w, **dict(zip(GUARD, values, strict=True))})
+def set_guard(w: Params, weights: Tensor) -> Params:
+    """Return the model that mixes its predictors by weights (..., 5), which sum to 1."""
+    share = 1 - weights[..., 0]
+    parts = weights[..., 1:] / share.clamp_min(torch.finfo(share.dtype).tiny)[..., None]
+    return Params({**w, **dict(zip(GUARD, (share, parts), strict=True))})
 
 
 class TwinModule(MethodModule):
-    """Predicts with a shared model and a client's own model, a copy of it at first.
+    """Predicts with a shared model, an own head on its features, and the client's own model, a copy of it at first.
 
-    `share` is the share of the shared model before it is learnt.
+    `share` is the share of the shared model before the weights are learnt.
     """
 
     log_shares: Tensor
-    client_scalars: ClassVar[Mapping[str, str]] = {"shared": "guard.share", "classes": "guard.classes"}
+    client_scalars: ClassVar[Mapping[str, str]] = {"shared": "guard.share"}
 
-    def __init__(self, model: nn.Module, n_outputs: int, share: float) -> None:
+    def __init__(self, body: nn.Module, head: nn.Module, n_outputs: int, share: float) -> None:
         super().__init__()
-        self.shared, self.own = model, copy.deepcopy(model)
-        like = next(p for p in model.parameters() if p.requires_grad)
-        self.guard = nn.ParameterDict({"share": like.new_full((), share), "classes": like.new_zeros(())})
+        self.shared = nn.ModuleDict({"body": body, "head": head})
+        self.own = copy.deepcopy(self.shared)
+        like = next(p for p in self.shared.parameters() if p.requires_grad)
+        if isinstance(head, nn.Linear):  # what it adds to the shared head, nothing at first
+            self.own["added"] = nn.Linear(
+                head.in_features, n_outputs, head.bias is not None, device=like.device, dtype=like.dtype
+            )
+            for parameter in self.own["added"].parameters():
+                nn.init.zeros_(parameter)
+        plain = like.new_tensor([0.0, 1.0, 0.0, 0.0])
+        self.guard = nn.ParameterDict({"share": like.new_full((), share), "parts": plain})
         self.register_buffer("log_shares", like.new_zeros(n_outputs))
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return log-probabilities (B, C) or numbers (B, 1) of the mixture; in training, the outputs of both models."""
-        shared, own = self.shared(x), self.own(x)
-        if self.training:
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Return log-probabilities (B, C) or numbers (B, 1) of the mixture; in training, the outputs of each model."""
+        features = self.shared["body"](x)
+        shared, own = self.shared["head"](features), self.own["head"](self.own["body"](x))
+        if not self.training:
+            return self._mix(features, shared, own)
+        if "added" not in self.own:
             return shared, own
-        share = self.guard["share"]
+        return shared, own, shared.detach() + self.own["added"](features.detach())
+
+    def _mix(self, features: Tensor, shared: Tensor, own: Tensor) -> Tensor:
+        adapted = shared + self.own["added"](features) if "added" in self.own else shared
+        share = self.guard["share"][..., None]
+        weights = torch.cat([1 - share, share * self.guard["parts"]], -1)[..., None]
         if shared.shape[1] == 1:
-            return share * shared + (1 - share) * own  # type: ignore[no-any-return]
-        return self._mix(shared + self.guard["classes"] * self.log_shares, own, share)
+            return (weights * torch.stack([own, adapted, shared, shared, shared], 1)).sum(-2)
+        each = torch.stack([own, adapted, *(shared + c * self.log_shares for c in CLASS_WEIGHTS)], 1)
+        # The logarithm of a mixture of probabilities stays finite where one model is sure.
+        return (each.log_softmax(-1) + weights.clamp_min(torch.finfo(each.dtype).tiny).log()).logsumexp(-2)
 
-    @staticmethod
-    def _mix(shared: Tensor, own: Tensor, share: Tensor) -> Tensor:
-        """Return the logarithm of a mixture of probabilities, finite also where one model is sure."""
-        tiny = torch.finfo(share.dtype).tiny
-        parts = (
-            shared.log_softmax(-1) + share.clamp_min(tiny).log(),
-            own.log_softmax(-1) + (1 - share).clamp_min(tiny).log(),
-        )
-        return torch.stack(parts).logsumexp(0)
-
-    def objective(self, output: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
-        """Return the sum of the losses of both models, which share no parameter."""
-        shared, own = output
-        return compute_loss(shared, batch) + compute_loss(own, batch)
+    def objective(self, output: tuple[Tensor, ...], batch: Batch) -> Tensor:
+        """Return the sum of the losses; each trains other parameters."""
+        return torch.stack([compute_loss(each, batch) for each in output]).sum()
 
     def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:
         """Measure the weights' distance from each model alone; on training rows, predictions often agree."""
         share = float(self.guard["share"])
-        return Effect(SHARED_MODEL, 1 - share), Effect(OWN_MODEL, share)
+        effects = Effect(SHARED_MODEL, 1 - share), Effect(OWN_MODEL, share)
+        return (*effects, Effect(OWN_HEAD, share * float(self.guard["parts"][0]))) if "added" in self.own else effects
 
 
 SHARED_MODEL = Mechanism("weights", "the shared model alone", "one without own models")
+OWN_HEAD = Mechanism("weights", "no weight of the own head", "one without own heads")
 
 
 @dataclass(frozen=True)
@@ -85,15 +101,25 @@ class TwinNetwork(Network):
     Attributes:
         share: share of the shared model before it is learnt.
         classes: whether the shared model's predictions may use the client's class shares.
+        own_head: whether a client trains a head of its own on the shared model's features; a model without a linear
+            layer at its end has none.
     """
 
     share: float = 0.5
     classes: bool = True
+    own_head: bool = True
 
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
+        try:
+            body, head = split_head(model, x)
+        except ModelError:
+            body, head = copy.deepcopy(model), nn.Identity()  # type: ignore[assignment]
         with torch.no_grad():
             n_outputs = copy.deepcopy(model).eval()(x.to(next(model.parameters()))).shape[1]
-        return TwinModule(copy.deepcopy(model), n_outputs, self.share)
+        module = TwinModule(body, head, n_outputs, self.share)
+        if not self.own_head and "added" in module.own:
+            del module.own["added"]
+        return module
 
     def client_buffers(self, label_counts: Tensor) -> Params:
         """Return the logarithm of each client's class shares, relative to equal shares (N, C)."""

@@ -125,15 +125,18 @@ class RowWeighing(ABC):
     """
 
     @abstractmethod
-    def score_rows(self, w: Params, x: Tensor, y: Tensor, predict: Callable[[Params, Tensor], Tensor]) -> list[Tensor]:
-        """Return the losses (B,) of B rows for each of E alternatives."""
+    def score_rows(self, w: Params, x: Tensor, y: Tensor, predict: Callable[[Params, Tensor], Tensor]) -> Tensor:
+        """Return the losses (E, B) of B rows for each of E alternatives."""
 
     @abstractmethod
-    def weigh_rows(self, sums: Tensor, others: Tensor) -> Params:
-        """Return the parameters that predict each of n rows (n, ...).
+    def weigh_rows(self, sums: Tensor, others: Tensor, n: Tensor, *, is_number: bool) -> Params:
+        """Return the parameters that predict each of R rows (R, ...).
 
-        `sums` are the losses of the client's rows that may be known for each row, summed (n, E); `others` are the mean
-        losses of the other clients' rows (E,).
+        Args:
+            sums: (R, E) the losses of the client's rows that may be known for each row, summed.
+            others: (K, E) the summed losses of the rows of each other client.
+            n: (K,) numbers of these rows.
+            is_number: whether a number is predicted.
         """
 
 

@@ -15,6 +15,9 @@ from ..core.streams import Stream
 from ..data.types import Index
 from ..privacy.dp_sgd import ClientNoise, GradientNoise, count_steps, draw_poisson_batches, make_generator
 
+PROBED_AT_ONCE = 128
+"""Validation rows of a batch that is probed, if training batches are smaller."""
+
 
 @dataclass(frozen=True)
 class LocalTraining:
@@ -91,7 +94,9 @@ class LocalTraining:
             probed = rng.permutation(probed)[: max(min_rows, round(probe.share * len(probed)))]
         probes = rule.probe_passes(local_state)
         stream = Stream.PROBE + self.stream
-        pass_ = replace(self, steps=None, epochs=int(probes), stream=stream)
+        # Rows that nobody trains on are read in larger batches: small ones cost more calls than work.
+        size = max(self.batch_size, PROBED_AT_ONCE) if probe.rows == "validation" else self.batch_size
+        pass_ = replace(self, steps=None, epochs=int(probes), stream=stream, batch_size=size)
         return batches, pass_.draw_batches(client, probed, 1) if probes else batches[:0]
 
     def draw_batches(self, client: int, samples: Index, per_step: int) -> Index:

@@ -28,6 +28,9 @@ MAX_OUTPUTS = 50_000_000
 """Outputs of one part above which they are not stored: 200 MB."""
 FOR_CHOICE = "choice"
 """Name of the outputs for validation rows by which methods are chosen: of the round that the other clients chose."""
+MAX_OTHERS = 200
+"""Most clients whose rows count when a client's rows are weighed: the time should not grow with the square of them."""
+
 N_FOLDS = 3
 """Folds of a client's validation rows where its parameters are set by these rows."""
 PREDICTED_AT_ONCE = 4096
@@ -125,17 +128,22 @@ def weigh_held_out_rows(
             y = federation.y[torch.as_tensor(samples, device=federation.y.device)]
             y = y.to(x.dtype) if y.is_floating_point() else y
             predict = TaskLoss(task, [_get_row(buffers, row)]).predict
-            each[row].append(torch.stack(rule.score_rows(_get_row(models, row), x, y, predict)))
+            each[row].append(rule.score_rows(_get_row(models, row), x, y, predict))
         losses = {row: torch.cat(one, dim=1).T for row, one in enumerate(each) if one}
         is_known = {row: bool(one.isfinite().all()) for row, one in losses.items()}  # others diverged
-        known = [one for row, one in losses.items() if is_known[row]]
-        total, n = sum(one.sum(0) for one in known), sum(map(len, known))
+        known = [row for row in losses if is_known[row]]
+        if not known:
+            return None
+        totals = torch.stack([losses[row].sum(0) for row in known])
+        n = totals.new_tensor([len(losses[row]) for row in known])
         found = []
         for row, one in losses.items():
-            own, n_own = (one.sum(0), len(one)) if is_known[row] else (0.0, 0)
             fold = torch.as_tensor(_divide_rows(federation, index[row]), device=one.device)
             sums = one.sum(0) - one.new_zeros(N_FOLDS, one.shape[1]).index_add(0, fold, one)
-            found.append(rule.weigh_rows(sums[fold], torch.zeros_like(one[0]) + (total - own) / max(1, n - n_own)))
+            others = [at for at, other in enumerate(known) if other != row][:MAX_OTHERS]
+            found.append(
+                rule.weigh_rows(sums[fold], totals[others], n[others], is_number=federation.y.is_floating_point())
+            )
     return Params({key: torch.cat([one[key] for one in found]) for key in found[0]}) if found else None
 
 

@@ -7,8 +7,9 @@ out of the rows; the rest is a prototype u_ic of each class, and q_ic tells how 
     likeness_ik = sum_c q_ic q_kc cos(u_ic, u_kc) / sum_c q_ic q_kc
 
 Clients with other classes have nothing to compare, clients that call other samples c have a likeness near zero. That
-tells different labels from different tasks, which the cosine of whole updates does not. Groups must explain the rows,
-by the F of an analysis of variance, and must have enough clients to learn from: else a common model is better.
+tells different labels from different tasks, which the cosine of whole updates does not. Where a number is predicted,
+the only row is compared. Groups must explain the rows, by the F of an analysis of variance: else a common model is
+better.
 """
 
 import numpy as np
@@ -34,11 +35,15 @@ UNKNOWN, WEIGHT_OF_UNKNOWN = 0.5, 0.05
 TRUSTED_UPLOADS = 1.0
 """Uploads after which a client's classes count half."""
 
-MIN_F = 1.3
-"""Minimum ratio of the variance of class rows between groups to the variance within; below it, all are one group."""
+MIN_F, F_OF_FEW = 1.3, 10.0
+"""Minimum ratio of the variance of class rows between groups to the variance within, plus `F_OF_FEW` / K for K clients:
+the best of all divisions of few clients has a large one by chance. Below it, all are one group."""
 
-MIN_SHARE = 0.15
-"""Minimum share of the compared clients in a group of its own, and two clients at least: fewer have too few samples."""
+MAX_GROUPS = 6
+"""Maximum number of groups."""
+
+REFINEMENTS = 5
+"""Maximum number of times that clients join the group that is most similar to them."""
 
 MIN_OF_OWN = 0.4
 """Minimum likeness of two groups that become one, as a ratio to the likeness within the less coherent one."""
@@ -62,12 +67,12 @@ def split_rows(updates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def find_class_rows(w: Params, n_axes: int = 0) -> Tensor | None:
-    """Return the rows (..., C, F) of the last layer, one per class, with at most `MAX_FEATURES` features.
+    """Return the rows (..., C, F) of the last layer, one per class or number, with at most `MAX_FEATURES` features.
 
-    Return None if the last matrix has one row (a number is predicted) or more than `MAX_CLASSES`.
+    Return None if no matrix is there, or the last one has more than `MAX_CLASSES` rows.
     """
     matrices = [v for v in w.values() if v.dim() == n_axes + 2]
-    if not matrices or not 2 <= matrices[-1].shape[-2] <= MAX_CLASSES:
+    if not matrices or matrices[-1].shape[-2] > MAX_CLASSES:
         return None
     return matrices[-1][..., :: -(-matrices[-1].shape[-1] // MAX_FEATURES)]
 
@@ -81,8 +86,9 @@ def compare_classes(updates: Tensor, trust: Tensor | None = None) -> tuple[Tenso
     norms = updates.flatten(1).norm(dim=1).clamp_min(1e-30)
     updates = updates / norms[:, None, None]
     trust = torch.ones_like(norms) if trust is None else trust.to(norms.dtype)
-    if updates.shape[1] == 2:  # the two rows are opposite, and say the same
-        row = functional.normalize(updates[:, 1] - updates[:, 0], dim=1) * trust[:, None]
+    if updates.shape[1] <= 2:  # two rows are opposite, and say the same
+        row = functional.normalize(updates[:, -1] - (updates[:, 0] if updates.shape[1] == 2 else 0), dim=1)
+        row = row * trust[:, None]
         return row @ row.T, trust[:, None] * trust
     held, rest = split_rows(updates)
     norms = rest.norm(dim=2)
@@ -91,11 +97,12 @@ def compare_classes(updates: Tensor, trust: Tensor | None = None) -> tuple[Tenso
     return torch.einsum("icf,kcf->ik", scaled, scaled), weights @ weights.T
 
 
-def group_clients(likeness: Tensor, evidence: Tensor, min_likeness: float) -> Tensor:
+def group_clients(likeness: Tensor, evidence: Tensor, min_likeness: float) -> list[Tensor]:
     """Join the two most similar groups again and again: average linkage, in which pairs count by their evidence.
 
     From the likeness of each pair times its evidence (K, K), and the evidence (K, K), return the number of each
-    client's group (K,), from 0 in the order of the groups' first clients.
+    client's group (K,), from 0 in the order of the groups' first clients: for the result, which comes last, and for all
+    divisions on the way that have at most `MAX_GROUPS` groups.
     """
     total, weight = (m.double().cpu().numpy().copy() for m in (likeness, evidence))
     n = len(total)
@@ -110,6 +117,7 @@ def group_clients(likeness: Tensor, evidence: Tensor, min_likeness: float) -> Te
 
     score = rate(total, weight)
     np.fill_diagonal(score, -np.inf)
+    found = [group.copy()]
     while alive.sum() > 1:
         i, j = sorted(np.unravel_index(int(score.argmax()), score.shape))
         within = rate(own_total[[i, j]], own_weight[[i, j]]).min() if own_weight[[i, j]].all() else 0.0
@@ -126,10 +134,14 @@ def group_clients(likeness: Tensor, evidence: Tensor, min_likeness: float) -> Te
             matrix[i, i] = 0.0
         group[group == j] = i
         alive[j] = False
+        if alive.sum() < MAX_GROUPS:
+            found.append(group.copy())
+        else:
+            found = [group.copy()]
         score[i] = score[:, i] = np.where(alive, rate(total[i], weight[i]), -np.inf)
         score[j] = score[:, j] = -np.inf
         score[i, i] = -np.inf
-    return torch.from_numpy(np.unique(group, return_inverse=True)[1].astype(np.int64))
+    return [torch.from_numpy(np.unique(one, return_inverse=True)[1].astype(np.int64)) for one in found]
 
 
 def join_groups(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
@@ -139,16 +151,56 @@ def join_groups(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
     return ((total + WEIGHT_OF_UNKNOWN * UNKNOWN) / (weight + WEIGHT_OF_UNKNOWN)).argmax(1)
 
 
-def join_small(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
-    """Let clients of groups smaller than `MIN_SHARE` join the most similar larger group; number these anew."""
-    is_large = (found.bincount() >= max(2, MIN_SHARE * len(found)))[found]
-    if not is_large.any():
+def refine_groups(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
+    """Let each client join the group whose other members are most similar to it; then let those alone join another."""
+    likeness, evidence = (m.clone().fill_diagonal_(0.0) for m in (likeness, evidence))
+    for _ in range(REFINEMENTS):
+        old, found = found, _number(join_groups(likeness, evidence, found))
+        if torch.equal(old, found):
+            break
+    is_alone = found.bincount()[found] < 2
+    if is_alone.all():
         return torch.zeros_like(found)
-    kept: Tensor = found[is_large].unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
+    kept = _number(found[~is_alone])
     joined = torch.empty_like(found)
-    joined[is_large] = kept
-    joined[~is_large] = join_groups(likeness[~is_large][:, is_large], evidence[~is_large][:, is_large], kept)
+    joined[~is_alone] = kept
+    joined[is_alone] = join_groups(likeness[is_alone][:, ~is_alone], evidence[is_alone][:, ~is_alone], kept)
     return joined
+
+
+def _number(groups: Tensor) -> Tensor:
+    """Number groups from 0."""
+    numbers: Tensor = groups.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
+    return numbers
+
+
+def find_groups(rows: Tensor, trust: Tensor, old: Tensor, is_new: Tensor, min_likeness: float) -> Tensor:
+    """Find the division into groups that explains the rows of K clients best, by its F.
+
+    It is one of those that average linkage passes before it ends, each refined, or the old one. The new ones do not
+    count if linkage ends with one group, and all are one group if no division explains enough.
+
+    Args:
+        rows: (K, C, F) mean updates of the last layer.
+        trust: (K,) how much a client's rows count, from 0 to 1.
+        old: (K,) groups before.
+        is_new: (K,) clients that had no group before.
+        min_likeness: minimum likeness within a group.
+    """
+    pairs = compare_classes(rows, trust)
+    linked = [one.to(rows.device) for one in group_clients(*pairs, min_likeness)]
+    choices = [refine_groups(*pairs, one) for one in linked] if linked[-1].any() else []
+    if not is_new.all():
+        kept = torch.empty_like(old)
+        kept[~is_new] = _number(old[~is_new])
+        if is_new.any():
+            likeness, evidence = (m[is_new][:, ~is_new] for m in pairs)
+            kept[is_new] = join_groups(likeness, evidence, kept[~is_new])
+        choices.append(kept)
+    explained = [measure_f(rows, one) for one in choices]
+    if not explained or max(explained) < MIN_F + F_OF_FEW / len(rows):
+        return torch.zeros_like(old)
+    return choices[int(np.argmax(explained))]
 
 
 def measure_f(rows: Tensor, found: Tensor) -> float:
@@ -205,10 +257,9 @@ def assign_groups(
     """
     trust = n_uploads / (n_uploads + TRUSTED_UPLOADS)
     compared = n_uploads.nonzero().flatten()[:MAX_COMPARED]
-    pairs = compare_classes(sums[compared], trust[compared])
-    found = join_small(*pairs, group_clients(*pairs, min_likeness).to(sums.device))
-    if measure_f(sums[compared] / n_uploads[compared, None, None], found) < MIN_F:
-        found = torch.zeros_like(found)
+    is_new = (n_uploads[compared] == 1) & torch.isin(compared, new)
+    rows = sums[compared] / n_uploads[compared, None, None]
+    found = find_groups(rows, trust[compared], group[compared], is_new, min_likeness)
     place, source = place_groups(found, group[compared], n_places)
     group = group.index_copy(0, compared, place[found])
     group = torch.where(trust > 0, group, place[found].mode().values)
