@@ -26,7 +26,8 @@ EXTRAS = {
     "dc": "the change of its control variate",
     "cluster": "which of the models fits its rows best",
     "affinity": "how much each other model helped it",
-    "losses": "its losses on its validation rows",
+    "guard": "how its weights of predictions differ from the mean",
+    "candidate": "how well another group's model predicts its validation rows",
 }
 """Extras of uploads -> what the server sees by them."""
 
@@ -124,7 +125,8 @@ def _describe_upload(watcher: Watcher, names: set[str]) -> str:
             parts.insert(0, "its whole trained model")
         else:
             parts.insert(0, "a whole model that it trained; its personal model stays")
-    return " and ".join(parts) or "nothing"
+    *most, last = parts or ["nothing"]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _describe_broadcast(watcher: Watcher) -> str:
