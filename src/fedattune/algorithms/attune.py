@@ -396,9 +396,10 @@ class AttuneServer(Joinable[AttuneState], Discardable):
         )
 
     def discard_uploads(self, state: AttuneState, ids: Tensor) -> AttuneState:
-        """Forget the class rows of clients `ids`, so that they form no groups."""
-        rows, n_uploads = (state["class_rows"].index_fill(0, ids, 0.0), state["n_uploads"].index_fill(0, ids, 0))
-        return change(state, class_rows=rows, n_uploads=n_uploads)
+        """Forget the class rows and the evidence of clients `ids`, so that they form no groups."""
+        rows, evidence = (state[key].index_fill(0, ids, 0.0) for key in ("class_rows", "for_group"))
+        n_uploads = state["n_uploads"].index_fill(0, ids, 0)
+        return change(state, class_rows=rows, for_group=evidence, n_uploads=n_uploads)
 
     def global_model(self, state: AttuneState) -> Params | None:
         """Return None: there is a model for every group."""
