@@ -15,6 +15,7 @@ from functools import partial
 import torch
 
 import fedattune
+from fedattune.core.errors import DataError
 from fedattune.data import Federation
 
 from .grid import METHODS
@@ -68,7 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     print(f"| federation | fedavg ms | {' | '.join(methods)} |\n|---{'|---' * (1 + len(methods))}|")
     for name, (load, model) in PROBLEMS.items():
-        data = load()
+        try:
+            data = load()
+        except DataError as error:
+            print(f"{name}: skipped: {error}")
+            continue
         turns = [
             [measure_round(data, method, model, given.rounds) for method in ("fedavg", *methods)]
             for _ in range(given.repeats)

@@ -87,13 +87,13 @@ MIN_PROBABILITY = 1e-4
 """Probability below which a prediction counts as equally wrong, so that one row cannot decide."""
 
 MAX_ROW = 2.0
-"""Most that one row counts for or against a group, in units of log likelihood: a few odd rows move nobody."""
+"""Maximum evidence of one row for or against a group, in nats, so that a few outliers move no client."""
 
 MAX_EVIDENCE = 10.0
-"""Most that one client's rows count."""
+"""Maximum evidence of all rows of one client, in nats: what a client reports about groups is bounded."""
 
 TO_MOVE, TO_MERGE = -4.0, -2.0
-"""Evidence below which a client moves to another group, and below which two groups become one."""
+"""Evidence in nats below which a client moves to another group (odds of 55 to 1), and below which two groups merge."""
 
 REPORT = 0.1
 """Scale of what clients report beside models: it should take little of the norm that client privacy allows."""

@@ -29,8 +29,7 @@ MAX_OUTPUTS = 50_000_000
 FOR_CHOICE = "choice"
 """Name of the outputs for validation rows by which methods are chosen: of the round that the other clients chose."""
 MAX_OTHERS = 200
-"""Most clients whose rows count when a client's rows are weighed: the time should not grow with the square of them."""
-
+"""Maximum number of other clients whose rows set a client's prior: the time must not grow with their square."""
 N_FOLDS = 3
 """Folds of a client's validation rows where its parameters are set by these rows."""
 PREDICTED_AT_ONCE = 4096
@@ -139,12 +138,29 @@ def weigh_held_out_rows(
         found = []
         for row, one in losses.items():
             fold = torch.as_tensor(_divide_rows(federation, index[row]), device=one.device)
-            sums = one.sum(0) - one.new_zeros(N_FOLDS, one.shape[1]).index_add(0, fold, one)
-            others = [at for at, other in enumerate(known) if other != row][:MAX_OTHERS]
+            others = [at for at, other in enumerate(known[:MAX_OTHERS]) if other != row]
+            sums = _sum_other_folds(one, fold, federation.y[torch.as_tensor(index[row], device=one.device)])
             found.append(
                 rule.weigh_rows(sums[fold], totals[others], n[others], is_number=federation.y.is_floating_point())
             )
     return Params({key: torch.cat([one[key] for one in found]) for key in found[0]}) if found else None
+
+
+def _sum_other_folds(losses: Tensor, fold: Tensor, y: Tensor) -> Tensor:
+    """Sum the losses (n, E) outside of each fold (F, E); classes keep the shares that they have among all rows.
+
+    Else the classes of a fold would be too rare outside of it, so the weights for its rows would favour other classes.
+    A sum is zero where a class has no row outside of the fold.
+    """
+    classes = torch.zeros_like(fold) if y.is_floating_point() else y.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
+    n_classes = int(classes.max()) + 1
+    ones = torch.cat([losses, torch.ones_like(losses[:, :1])], 1)
+    inside = ones.new_zeros(N_FOLDS * n_classes, ones.shape[1]).index_add(0, fold * n_classes + classes, ones)
+    inside = inside.view(N_FOLDS, n_classes, -1)
+    outside = inside.sum(0) - inside
+    counts, total = outside[..., -1:], inside.sum(0)[..., -1:]
+    weights = total / total.sum() * counts.sum(1, keepdim=True) / counts.clamp_min(1)
+    return (weights * outside[..., :-1]).sum(1) * (counts > 0).all(1)
 
 
 def _divide_rows(federation: Federation, samples: NDArray[Any]) -> NDArray[np.int64]:
