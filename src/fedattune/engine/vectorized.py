@@ -25,10 +25,13 @@ from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores, TaskLos
 from .batches import LocalTraining
 from .compiler import Compiler
 from .evaluator import Evaluator
-from .runner import BatchedRunner, Lanes, SerialRunner, batch_indices, pack_lanes
+from .runner import BatchedRunner, SerialRunner, pack_lanes
 
 ENGINE_CHUNK_BYTES = 1 << 30
 """Working memory of one chunk of clients."""
+
+PADDED_TO = 8
+"""Batches that are probed have a multiple of so many rows."""
 
 
 class VectorizedEngine(Engine):
@@ -56,6 +59,8 @@ class VectorizedEngine(Engine):
             for client, local_state in zip(ids.tolist(), local_states, strict=True)
         ]
         batches, probed = [b for b, _ in todo], [p for _, p in todo if p is not None]
+        if not self.task.has_batch_statistics:
+            probed = _pad_alike(probed)
         n_values = self.task.params.numel()
         made = (training.make_noise(client, len(parts[client]), n_values) for client in ids.tolist())
         noises = [noise for noise in made if noise is not None]
@@ -129,44 +134,43 @@ class VectorizedEngine(Engine):
 
         carries, carry_spec = self._compiler.call((*key, "begin", repr(start_spec)), begin, [round_, *clients, *start])
 
-        if probed and isinstance(rule, Probing):
-            probe = rule.probe
-
-            def probe_client(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
-                grad = partial(self._gradient([own], training), statistics=False)
-                loss, context = TaskLoss(self.task, [own]), training.make_round_context(n, u, round_)
-                return probe(carry, batch, grad, loss, context)
-
-            with use_threads(self._cores):
-                carry = tree_unflatten(carries, carry_spec)
-                probed_carry = self._probe(probe_client, probed, clients, carry, inputs.buffers)
-                carries = tree_leaves(_reorder_like(probed_carry, carry))
         buffers, buffer_spec = tree_flatten(inputs.buffers)
         n_carries = len(carries)  # kept functions must not hold the carries themselves
 
-        def step(fixed: Sequence[Tensor], leaves: Sequence[Tensor], batch: Sequence[Tensor]) -> list[Tensor]:
-            def one_step(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
-                buffer_cell = [own]
-                noise = None
-                if training.privacy is not None:
-                    batch, noise = batch[:-1], batch[-1]
-                gradient = self._gradient(buffer_cell, training, noise)
-                context = training.make_round_context(n, u, fixed[0])
-                new = rule.step(carry, batch, gradient, context)
-                return new, buffer_cell[0]
+        def probe_client(round_: Tensor, n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
+            assert isinstance(rule, Probing)
+            grad = partial(self._gradient([own], training), statistics=False)
+            loss, context = TaskLoss(self.task, [own]), training.make_round_context(n, u, round_)
+            return rule.probe(carry, batch, grad, loss, context), own
 
-            n, u, *rest = leaves
-            carry = tree_unflatten(rest[:n_carries], carry_spec)
-            own = tree_unflatten(rest[n_carries:], buffer_spec)
-            each: Any = one_step if self.is_serial else vmap(one_step, randomness="different")
-            new, changed = each(n, u, carry, own, tuple(batch))
-            return [n, u, *tree_leaves(_reorder_like(new, carry)), *tree_leaves(_reorder_like(changed, own))]
+        def step_client(round_: Tensor, n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
+            buffer_cell = [own]
+            noise = None
+            if training.privacy is not None:
+                batch, noise = batch[:-1], batch[-1]
+            gradient = self._gradient(buffer_cell, training, noise)
+            new = rule.step(carry, batch, gradient, training.make_round_context(n, u, round_))
+            return new, buffer_cell[0]
 
-        if any(len(b) for b in batches):
-            specs = repr((carry_spec, buffer_spec))
-            leaves = [*clients, *carries, *buffers]
-            leaves = self._steps(step, (*key, specs), [round_], leaves, batches, noises)[2:]
-            carries, buffers = leaves[:n_carries], leaves[n_carries:]
+        def make_step(client: Callable[..., Any]) -> Callable[..., list[Tensor]]:
+            def step(fixed: Sequence[Tensor], leaves: Sequence[Tensor], batch: Sequence[Tensor]) -> list[Tensor]:
+                n, u, *rest = leaves
+                carry = tree_unflatten(rest[:n_carries], carry_spec)
+                own = tree_unflatten(rest[n_carries:], buffer_spec)
+                one = partial(client, fixed[0])
+                each: Any = one if self.is_serial else vmap(one, randomness="different")
+                new, changed = each(n, u, carry, own, tuple(batch))
+                return [n, u, *tree_leaves(_reorder_like(new, carry)), *tree_leaves(_reorder_like(changed, own))]
+
+            return step
+
+        specs = repr((carry_spec, buffer_spec))
+        leaves = [*clients, *carries, *buffers]
+        for client, todo, noise in ((probe_client, probed, []), (step_client, batches, noises)):
+            if any(len(b) for b in todo):
+                kind = (*key, specs, client.__name__)
+                leaves = self._steps(make_step(client), kind, [round_], leaves, todo, noise)
+        carries, buffers = leaves[2 : 2 + n_carries], leaves[2 + n_carries :]
 
         def finish(round_: Tensor, n: Tensor, u: Tensor, *tensors: Tensor) -> Any:
             def one(n: Tensor, u: Tensor, carry: Any, s: Payload, m: LocalState) -> Any:
@@ -226,49 +230,14 @@ class VectorizedEngine(Engine):
         lines = [clients[i::at_once] for i in range(min(at_once, len(clients)))]
         return [SerialRunner(line, batches, fixed, leaves, self.federation, self.dtype, noises) for line in lines]
 
-    def _probe(
-        self,
-        probe_client: Callable[..., Any],
-        probed: list[Index],
-        clients: tuple[Tensor, Tensor],
-        carry: Any,
-        buffers: Params,
-    ) -> Any:
-        """Probe batch by batch, or client by client where models run one by one, from the carries (C, ...).
-
-        `probe_client(*clients, carry, buffers, batch)` gives the carry of one client; `clients` are its number of local
-        steps and `is_uploaded`.
-        """
-        if self.is_serial:
-            carries = []
-            for i, batches in enumerate(probed):
-                own = tree_map(lambda a, i=i: a[i], carry)
-                for index in batches:
-                    where = torch.as_tensor(index[0], device=self.device)
-                    batch = self._batch(where, padded=bool((index < 0).any()))
-                    own = probe_client(*(c[i] for c in clients), own, buffers.rows(i), batch)
-                carries.append(own)
-            return tree_map(lambda *rows: torch.stack(rows), *carries)
-        counts = torch.tensor([len(b) for b in probed], device=self.device)
-        if not counts.any():
-            return carry
-        each = Lanes([[i] for i in range(len(probed))], {}, int(counts.max()))
-        index = torch.as_tensor(batch_indices(each, probed), device=self.device).squeeze(2)
-        padded = bool((index < 0).any())
-
-        def probe_active(active: Tensor, n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
-            new = probe_client(n, u, carry, own, batch)
-            return tree_map(lambda a, b: a if a is b else torch.where(active, a, b), new, carry)
-
-        for t, batches_now in enumerate(index):
-            active = counts > t
-            # A finished client looks at another one's batch: a batch of padding alone would give NaN.
-            batch = self._batch(torch.where(active[:, None], batches_now, batches_now[active.nonzero()[0]]), padded)
-            carry = vmap(probe_active, randomness="different")(active, *clients, carry, buffers, batch)
-        return carry
-
     def evaluate_each(self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:
         return self._evaluator.evaluate(params, buffers, parts, ids)
+
+
+def _pad_alike(batches: list[Index]) -> list[Index]:
+    """Pad batches of few rows to a multiple of `PADDED_TO`: every size would be compiled anew."""
+    width = PADDED_TO * math.ceil(max((b.shape[2] for b in batches), default=0) / PADDED_TO)
+    return [np.pad(b, ((0, 0), (0, 0), (0, width - b.shape[2])), constant_values=-1) for b in batches]
 
 
 def _reorder_like(new: Any, old: Any) -> Any:
