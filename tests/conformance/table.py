@@ -284,8 +284,8 @@ CASES = [
         {"own_head": {"own_head": False}},  # in this order: the first models have no parameter that others lack
         on={"likeness": "groups", "compare_groups": "permuted labels"},
         acts={"rounds": 8},
-        up=lambda sizes: sizes.d + 16,  # and the change of the weights of 15 experts, with the scale of the errors
-        down=lambda sizes: sizes.d + 16,
+        up=lambda sizes: sizes.d + 20,  # and the change of the weights of 19 experts, with the scale of the errors
+        down=lambda sizes: sizes.d + 20,
         helps=("related tasks", "local", {}),
     ),
     Case(

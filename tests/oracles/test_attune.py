@@ -32,13 +32,13 @@ RUN: dict[str, Any] = {
 """Without early stopping, which would take the models of different rounds where predictions differ."""
 
 HIDDEN = {"hidden": 4}
-E = 15
+E = 19
 NO_LOSS = 1000.0
 """A loss at which an expert has no weight."""
 
-SINGLE = tuple(tuple(float(i == k) for i in range(5)) for k in range(5))
-OWN, HEAD, SHARED, HALF, FULL = SINGLE
-"""Experts of one prediction: own model, own head, and the shared model with no, half or all of the class shares."""
+SINGLE = tuple(tuple(float(i == k) for i in range(6)) for k in range(6))
+OWN, HEAD, INTERCEPT, SHARED, HALF, FULL = SINGLE
+"""Experts of one prediction: own model, own head, own intercept, and no, half or all of the class shares."""
 
 Weights = tuple[float, ...]
 
@@ -63,9 +63,12 @@ def models_of(result: Result) -> Params:
 
 
 def only(result: Result, part: str) -> Params:
-    """The models of all clients under one name of a `TwinModule`, but for the own head."""
+    """The models of all clients under one name of a `TwinModule`, but for the own head and intercept."""
     models = models_of(result)
-    return Params({k.removeprefix(part): v for k, v in models.items() if k.startswith(part) and "added" not in k})
+    added = ("own.added", "own.intercept")
+    return Params(
+        {k.removeprefix(part): v for k, v in models.items() if k.startswith(part) and not k.startswith(added)}
+    )
 
 
 def find_difference(one: Params, other: Params) -> float:
@@ -107,16 +110,16 @@ def read(state: ServerState, name: str, group: int = 0) -> list[float]:
 
 
 def test_two_rounds_of_the_server_by_hand() -> None:
-    """V = (0, 1), then 0.6 (0, 1) + (1, 0). P is half of the old one and half of the mean of 1/15 and two q."""
+    """V = (0, 1), then 0.6 (0, 1) + (1, 0). P is half of the old one and half of the mean of 1/19 and two q."""
     state = serve(start(2), vectors([3, 1], [-1, 1]), [1, 3], [OWN, FULL], [2, 4])
     assert read(state, "w") == pytest.approx([0, 1], abs=1e-15)
     prior = state["guard"]["prior"]
-    assert prior.tolist() == pytest.approx(only_at({OWN: 19 / 90, FULL: 19 / 90}, 2 / 45).tolist())
+    assert prior.tolist() == pytest.approx(only_at({OWN: 23 / 114, FULL: 23 / 114}, 2 / 57).tolist())
     assert state["guard"]["scale"] == pytest.approx(3)
     state = serve(state, vectors([1, 0], [1, 0]), [1, 3], [OWN, OWN], [1, 1])
     assert read(state, "velocity") == pytest.approx([1, 0.6], abs=1e-15)
     assert read(state, "w") == pytest.approx([1, 1.6], abs=1e-15)
-    assert state["guard"]["prior"][number_of(OWN)] == pytest.approx(19 / 180 + (2 + 1 / 15) / 6)
+    assert state["guard"]["prior"][number_of(OWN)] == pytest.approx(23 / 228 + (2 + 1 / 19) / 6)
     assert state["guard"]["prior"].sum() == pytest.approx(1)
     assert state["guard"]["scale"] == pytest.approx(2)  # half of 3 and half of 1
     sent = AttuneServer().broadcast(state, torch.tensor([1])).payload  # type: ignore[arg-type]
@@ -232,7 +235,7 @@ def test_a_run_keeps_a_model_for_each_group_and_not_for_each_client(client_state
 
 
 def weigh(losses: dict[Weights, float], n: float = 1.0, prior: Tensor | None = None, **options: Any) -> list[float]:
-    """The weights of the five predictions; experts that are not named have no weight."""
+    """The weights of the six predictions; experts that are not named have no weight."""
     rule = AttuneClient(**options)
     prior = only_at({}, 1 / E) if prior is None else prior
     weights: list[float] = rule._mix(rule._weigh(prior, n * only_at(losses, NO_LOSS))).tolist()
@@ -246,23 +249,23 @@ def test_experts_are_means_of_one_to_three_predictions() -> None:
 
 
 def test_weights_of_the_experts_by_hand() -> None:
-    assert weigh({OWN: 0}) == pytest.approx([1, 0, 0, 0, 0])
-    assert weigh({OWN: 1, SHARED: 1}) == pytest.approx([0.5, 0, 0.5, 0, 0])
+    assert weigh({OWN: 0}) == pytest.approx([1, 0, 0, 0, 0, 0])
+    assert weigh({OWN: 1, SHARED: 1}) == pytest.approx([0.5, 0, 0, 0.5, 0, 0])
     # Weights 1 : 3, then with two rows 1 : 9, and with a prior of 6 : 1 it is 2 : 1.
-    assert weigh({OWN: log(3), FULL: 0}) == pytest.approx([0.25, 0, 0, 0, 0.75])
-    assert weigh({OWN: log(3), FULL: 0}, n=2) == pytest.approx([0.1, 0, 0, 0, 0.9])
-    prior = only_at({OWN: 0.6, FULL: 0.1}, 0.3 / 13)
-    assert weigh({OWN: log(3), FULL: 0}, prior=prior) == pytest.approx([2 / 3, 0, 0, 0, 1 / 3])
+    assert weigh({INTERCEPT: log(3), FULL: 0}) == pytest.approx([0, 0, 0.25, 0, 0, 0.75])
+    assert weigh({OWN: log(3), FULL: 0}, n=2) == pytest.approx([0.1, 0, 0, 0, 0, 0.9])
+    prior = only_at({OWN: 0.6, FULL: 0.1}, 0.3 / 17)
+    assert weigh({OWN: log(3), FULL: 0}, prior=prior) == pytest.approx([2 / 3, 0, 0, 0, 0, 1 / 3])
     # A mean of two predictions gives half of its weight to each.
-    assert weigh({(0.5, 0.5, 0, 0, 0): 2, FULL: 2}) == pytest.approx([0.25, 0.25, 0, 0, 0.5])
+    assert weigh({(0.5, 0.5, 0, 0, 0, 0): 2, FULL: 2}) == pytest.approx([0.25, 0.25, 0, 0, 0, 0.5])
 
 
 def test_other_guards_do_not_look_at_losses() -> None:
-    """The own model is alone once, in four pairs and in three triples; the shared one with one c in half as many."""
+    """The own model is alone once, in five pairs and in four triples; one prediction of the shared one in 1, 2 and 1."""
     for losses in ({OWN: 0.0}, {FULL: 0.0}):
         assert weigh(losses, guard="shared") == pytest.approx(SHARED)
-        own, shared = (1 + 4 / 2 + 3 / 3) / E, (1 + 2 / 2 + 1 / 3) / E
-        assert weigh(losses, guard="equal") == pytest.approx([own, own, shared, shared, shared])
+        own, shared = (1 + 5 / 2 + 4 / 3) / E, (1 + 2 / 2 + 1 / 3) / E
+        assert weigh(losses, guard="equal") == pytest.approx([own, own, shared, shared, shared, shared])
 
 
 def finish(
@@ -280,7 +283,7 @@ def finish(
     """
     rule = AttuneClient()
     like = torch.zeros((), dtype=torch.float64)
-    w = Params({"shared.w": like, "own.w": like, "guard.share": like, "guard.parts": like.expand(4)})
+    w = Params({"shared.w": like, "own.w": like, "guard.share": like, "guard.parts": like.expand(5)})
     local = rule.init_local_state(w) | ({"losses": memory} if memory else {})
     guard = Params(prior=only_at({}, 1 / E) if prior is None else prior, scale=like + (scale or 0))
     sent = Payload(w, {"guard": guard} | ({CANDIDATE: Params({"shared.w": like})} if evidence else {}))
@@ -296,28 +299,28 @@ def finish(
 
 def test_a_client_without_validation_rows_uses_the_weights_of_the_others() -> None:
     """The prior is 3 to 1 for the shared model, whatever its own losses say."""
-    prior = only_at({OWN: 0.25, SHARED: 0.75}, 1e-12)
+    prior = only_at({OWN: 0.25, SHARED: 0.75}, 1e-13)
     weights, kept, extra = finish({OWN: 0}, 0, prior=prior)
-    assert weights == pytest.approx([0.25, 0, 0.75, 0, 0], abs=1e-10)
+    assert weights == pytest.approx([0.25, 0, 0, 0.75, 0, 0], abs=1e-10)
     assert extra["guard"]["change"].tolist() == pytest.approx([0.0] * E, abs=1e-12)
     assert kept["n"] == 0
     # Its rows of an earlier round still count: three of them, each three times as likely by the own model.
     before = Params(mean=only_at({SHARED: log(3)}), n=torch.tensor(3.0).double())
     weights, kept, _ = finish({OWN: 0}, 0, prior=prior, memory=before)
-    assert weights == pytest.approx([0.9, 0, 0.1, 0, 0], abs=1e-10)  # own : shared is 27 : 3
+    assert weights == pytest.approx([0.9, 0, 0, 0.1, 0, 0], abs=1e-10)  # own : shared is 27 : 3
     assert torch.equal(kept["mean"], before["mean"])
 
 
 def test_losses_are_means_of_the_old_and_the_new_value() -> None:
     weights, kept, extra = finish({OWN: 2, SHARED: 3}, 2)
     assert kept["mean"][number_of(OWN)] == 2
-    assert weights == pytest.approx([1 / (1 + exp(-2)), 0, 1 / (1 + exp(2)), 0, 0])
-    q = only_at({OWN: weights[0], SHARED: weights[2]})
+    assert weights == pytest.approx([1 / (1 + exp(-2)), 0, 0, 1 / (1 + exp(2)), 0, 0])
+    q = only_at({OWN: weights[0], SHARED: weights[3]})
     assert extra["guard"]["change"].tolist() == pytest.approx((0.1 * (q - 1 / E)).tolist())
     assert extra["guard"]["scale"] == 0  # classes
     weights, kept, _ = finish({OWN: 4, SHARED: 2}, 2, memory=kept)
     assert kept["mean"][number_of(OWN)] == 3
-    assert weights == pytest.approx([1 / (1 + exp(1)), 0, 1 / (1 + exp(-1)), 0, 0])
+    assert weights == pytest.approx([1 / (1 + exp(1)), 0, 0, 1 / (1 + exp(-1)), 0, 0])
 
 
 def test_squared_errors_count_in_units_of_the_clients_mean_error() -> None:
@@ -325,7 +328,7 @@ def test_squared_errors_count_in_units_of_the_clients_mean_error() -> None:
     for scale, difference in ((0.5, 4), (0.0, 2)):
         weights, _, extra = finish({OWN: 3, SHARED: 1}, 2, scale=scale)
         own = 1 / (1 + exp(difference))
-        assert weights == pytest.approx([own, 0, 1 - own, 0, 0])
+        assert weights == pytest.approx([own, 0, 0, 1 - own, 0, 0])
         assert extra["guard"]["scale"] == pytest.approx(0.1 * (3 * own + 1 * (1 - own)))
     assert finish({}, 0, scale=0.5)[2]["guard"]["scale"] == pytest.approx(0.05)  # no rows: what it was sent
 
@@ -371,13 +374,13 @@ def test_what_clients_report_takes_little_of_the_norm_of_their_updates() -> None
 def test_rows_are_weighed_by_the_losses_that_they_may_know() -> None:
     """Row 0 knows that the own model is right, row 1 nothing of its own: it has the prior after five steps.
 
-    Each step halves the distance to (1 + 1/15) / 2 for the only expert that another client uses, and to 1/30 for
+    Each step halves the distance to (1 + 1/19) / 2 for the only expert that another client uses, and to 1/38 for
     others.
     """
     sums = torch.stack([only_at({OWN: 0.0}, NO_LOSS), only_at({})])
     others = only_at({FULL: 0.0}, NO_LOSS)[None]
     found = AttuneClient().weigh_rows(sums, others, torch.tensor([5.0]).double(), is_number=False)
-    prior = only_at({FULL: 8 / 15 - 7 / 15 / 32}, 1 / 30 + 1 / 30 / 32)
+    prior = only_at({FULL: 10 / 19 - 9 / 19 / 32}, 1 / 38 + 1 / 38 / 32)
     mixed = prior @ torch.tensor(EXPERTS, dtype=torch.float64)
     assert found["guard.share"].tolist() == pytest.approx([0, float(1 - mixed[0])])
     assert (found["guard.share"][1] * found["guard.parts"][1]).tolist() == pytest.approx(mixed[1:].tolist())
@@ -446,7 +449,11 @@ def test_validation_rows_do_not_flatter_a_method_that_weighs_by_them(stopping: s
 def test_predictions_are_a_mixture() -> None:
     """Of probabilities for classes, and of numbers."""
     torch.manual_seed(0)
-    x, log_shares, a = torch.randn(4, 5), torch.tensor([0.5, -1.0, 0.2]), torch.tensor([0.3, 0.1, 0.2, 0.15, 0.25])
+    x, log_shares, a = (
+        torch.randn(4, 5),
+        torch.tensor([0.5, -1.0, 0.2]),
+        torch.tensor([0.3, 0.1, 0.12, 0.08, 0.15, 0.25]),
+    )
 
     def make(n_outputs: int) -> tuple[TwinModule, list[Tensor]]:
         twin = TwinModule(nn.Linear(5, 4), nn.Linear(4, n_outputs), n_outputs, 0.5).eval()
@@ -457,16 +464,16 @@ def test_predictions_are_a_mixture() -> None:
         features = twin.shared["body"](x)
         shared = twin.shared["head"](features)
         adapted = shared + features @ twin.own["added"].weight.T + twin.own["added"].bias
-        return twin, [twin.own["head"](twin.own["body"](x)), adapted, shared]
+        return twin, [twin.own["head"](twin.own["body"](x)), adapted, shared + twin.own["intercept"].value, shared]
 
     with torch.no_grad():
-        twin, (own, adapted, shared) = make(3)
+        twin, (own, adapted, moved, shared) = make(3)
         twin.log_shares.copy_(log_shares)
-        outputs = own, adapted, shared, shared + 0.5 * log_shares, shared + log_shares
+        outputs = own, adapted, moved, shared, shared + 0.5 * log_shares, shared + log_shares
         expected = sum(weight * each.softmax(1) for weight, each in zip(a, outputs, strict=True))
         assert twin(x).exp() == pytest.approx(expected, abs=1e-6)  # single precision
-        twin, (own, adapted, shared) = make(1)
-        assert twin(x) == pytest.approx(0.3 * own + 0.1 * adapted + 0.6 * shared, abs=1e-6)
+        twin, (own, adapted, moved, shared) = make(1)
+        assert twin(x) == pytest.approx(0.3 * own + 0.1 * adapted + 0.12 * moved + 0.48 * shared, abs=1e-6)
 
 
 class Bounded(nn.Module):
@@ -498,6 +505,7 @@ def test_a_model_without_a_linear_layer_at_its_end_has_no_own_head(ragged: Feder
     assert (own - shared).abs().max() > 1e-3
     counts = ragged.y[torch.as_tensor(ragged.clients[1].train)].bincount(minlength=3) + 0.5
     outputs = [shared + c * (counts / counts.sum()).log() for c in (0, 0, 0.5, 1)]
+    outputs.insert(1, shared + mine["own.intercept.value"])
     share, parts = mine["guard.share"], mine["guard.parts"]
     expected = (1 - share) * own.softmax(1)
     expected += sum(share * part * each.softmax(1) for part, each in zip(parts, outputs, strict=True))
@@ -517,13 +525,17 @@ def get_features(w: Layers, x: Tensor) -> Tensor:
 
 
 def predict_each(w: Layers, v: Layers, h: Layers, x: Tensor, log_pi: Tensor | None) -> list[Tensor]:
-    """Probabilities (n, C) of v, of w with the own head, and of w with the class shares; or numbers (n,)."""
+    """Probabilities (n, C) of v, of w with own head, own intercept and class shares; or numbers (n,).
+
+    h are the weights and the bias of the own head, and the own intercept.
+    """
     features = get_features(w, x)
     shared, own = features @ w[2].T + w[3], get_features(v, x) @ v[2].T + v[3]
     adapted = shared + features @ h[0].T + h[1]
+    moved = shared + h[2]
     if log_pi is None:
-        return [one[:, 0] for one in (own, adapted, shared, shared, shared)]
-    return [one.softmax(1) for one in (own, adapted, shared, shared + 0.5 * log_pi, shared + log_pi)]
+        return [one[:, 0] for one in (own, adapted, moved, shared, shared, shared)]
+    return [one.softmax(1) for one in (own, adapted, moved, shared, shared + 0.5 * log_pi, shared + log_pi)]
 
 
 def lose(prediction: Tensor, y: Tensor) -> Tensor:
@@ -539,16 +551,17 @@ def descend(w: Layers, v: Layers, h: Layers, x: Tensor, y: Tensor, lr: float, n_
         w, v, h = ([one.detach().requires_grad_() for one in each] for each in (w, v, h))
         shared, own = (get_features(each, x) @ each[2].T + each[3] for each in (w, v))
         adapted = shared.detach() + get_features(w, x).detach() @ h[0].T + h[1]
+        moved = shared.detach() + h[2]
         steps = []
-        for each, output in ((w, shared), (v, own), (h, adapted)):
+        for each, output in ((w, shared), (v, own), (h[:2], adapted), (h[2:], moved)):
             prediction = output[:, 0] if y.is_floating_point() else output.softmax(1)
             gradient = torch.autograd.grad(lose(prediction, y).mean(), each, retain_graph=True)
             steps.append([(one - lr * g).detach() for one, g in zip(each, gradient, strict=True)])
-        w, v, h = steps
+        w, v, h = steps[0], steps[1], steps[2] + steps[3]
     return w, v, h
 
 
-SETS = {chosen for c in (2, 3, 4) for n in (1, 2, 3) for chosen in combinations((0, 1, c), n)}
+SETS = {chosen for c in (2, 3, 4, 5) for n in (1, 2, 3) for chosen in combinations((0, 1, c), n)}
 """Predictions whose mean is an expert."""
 
 
@@ -602,9 +615,10 @@ def test_rounds_are_those_of_the_page(kind: str, engine: str) -> None:
     # The same for the page.
     models = [[v[g].clone() for v in state["w"].values()] for g in (0, 1)]
     velocity = [[v[g].clone() for v in state["velocity"].values()] for g in (0, 1)]
-    own = [[v[i].clone() for k, v in personal.items() if k.startswith("own.") and "added" not in k] for i in range(3)]
-    heads = [[v[i].clone() for k, v in personal.items() if "added" in k] for i in range(3)]
-    weights_of = {one: tuple((i in one) / len(one) for i in range(5)) for one in SETS}
+    added = [k for k in personal if k.startswith(("own.added", "own.intercept"))]
+    own = [[v[i].clone() for k, v in personal.items() if k.startswith("own.") and k not in added] for i in range(3)]
+    heads = [[personal[k][i].clone() for k in added] for i in range(3)]
+    weights_of = {one: tuple((i in one) / len(one) for i in range(6)) for one in SETS}
     prior = {one: float(state["guard"]["prior"][number_of(weights_of[one])]) for one in SETS}
     scale, evidence, pairs = float(state["guard"]["scale"]), [16.0] * 3, [100.0, 100.0]
     remembered: list[dict[tuple[int, ...], float]] = [{}, {}, {}]
@@ -627,7 +641,7 @@ def test_rounds_are_those_of_the_page(kind: str, engine: str) -> None:
             (x, y), n = validation[i], len(validation[i][1])
             log_pi = None if is_number else ((counts[i] + 0.5) / (counts[i] + 0.5).sum()).log()
             each = predict_each(models[g], own[i], heads[i], x, log_pi)
-            other = predict_each(models[1 - g], own[i], heads[i], x, log_pi)[4]
+            other = predict_each(models[1 - g], own[i], heads[i], x, log_pi)[5]
             found = {one: float(lose(sum(each[k] for k in one) / len(one), y).mean()) for one in SETS}  # type: ignore[arg-type]
             found = {one: (v + remembered[i][one]) / 2 if remembered[i] else v for one, v in found.items()}
             remembered[i] = found
@@ -636,14 +650,14 @@ def test_rounds_are_those_of_the_page(kind: str, engine: str) -> None:
             q = {one: v / sum(q.values()) for one, v in q.items()}
             chosen.append(q)
             errors.append(sum(q[one] * found[one] for one in SETS))
-            mine = lose(each[4], y)
+            mine = lose(each[5], y)
             d, m = (
                 float(((lose(one, y) - mine) / unit).clamp(-2, 2).sum().clamp(-10, 10))
-                for one in (other, (other + each[4]) / 2)
+                for one in (other, (other + each[5]) / 2)
             )
             evidence[i] = (evidence[i] + d) / 2
             gained[g] += m
-            a = [sum(q[one] / len(one) for one in SETS if k in one) for k in range(5)]
+            a = [sum(q[one] / len(one) for one in SETS if k in one) for k in range(6)]
             assert 1 - personal["guard.share"][i].item() == pytest.approx(a[0], abs=1e-12)
             share = personal["guard.share"][i]
             assert (share * personal["guard.parts"][i]).tolist() == pytest.approx(a[1:], abs=1e-12)
@@ -657,7 +671,7 @@ def test_rounds_are_those_of_the_page(kind: str, engine: str) -> None:
                 update = sum(len(train[i][1]) / total * (trained[i][layer] - old) for i in members)
                 velocity[g][layer] = beta * velocity[g][layer] + update
             models[g] = [old + step for old, step in zip(models[g], velocity[g], strict=True)]
-        prior = {one: prior[one] / 2 + (1 / 15 + sum(q[one] for q in chosen)) / (2 * (3 + 1)) for one in SETS}
+        prior = {one: prior[one] / 2 + (1 / 19 + sum(q[one] for q in chosen)) / (2 * (3 + 1)) for one in SETS}
         scale = (scale + sum(errors) / 3) / 2 if is_number else 0.0
 
         for g in (0, 1):
@@ -734,7 +748,7 @@ def test_probing_sees_the_validation_rows_before_training(engine: str) -> None:
         counts = federation.y[rows].bincount(minlength=3).double() + 0.5
         with torch.no_grad():
             outputs = model.double()(federation.x[held_out].double())
-        by_shares = [outputs + c * (counts / counts.sum()).log() for c in (0, 0, 0, 0.5, 1)]
+        by_shares = [outputs + c * (counts / counts.sum()).log() for c in (0, 0, 0, 0, 0.5, 1)]
         each = torch.stack([one.softmax(1) for one in by_shares])  # all models are equal
         right = each[:, torch.arange(len(held_out)), federation.y[held_out]]
         losses = -(torch.tensor(EXPERTS, dtype=torch.float64) @ right).log().sum(1)

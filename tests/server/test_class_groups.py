@@ -1,5 +1,7 @@
 """Groups of clients whose classes look alike: likeness, linkage and places by hand."""
 
+from math import pi
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,9 +12,11 @@ from fedattune.server.class_groups import (
     MAX_CLASSES,
     MAX_FEATURES,
     MAX_GROUPS,
+    MIN_OF_CHANCE,
     MIN_F,
     assign_groups,
     compare_classes,
+    expect_f,
     find_class_rows,
     find_groups,
     group_clients,
@@ -164,12 +168,32 @@ def find(rows: Tensor, old: list[int] | None = None, new: list[int] | None = Non
 
 @pytest.mark.parametrize(("excess", "expected"), [(1.01, [0, 0, 1, 1]), (0.99, [0, 0, 0, 0])])
 def test_few_clients_need_a_larger_ratio_of_variances(excess: float, expected: list[int]) -> None:
-    """Rows (1, s), (1, -s) and their opposites: 4 between, 4 s^2 / 2 within."""
+    """Two meanings of the labels, and lengths 1 - s and 1 + s: 4 x 8 / 4 between, 4 x 20 s^2 / 2 within."""
     limit = excess * (MIN_F + F_OF_FEW / 4)
-    s = (2 / limit) ** 0.5
-    rows = torch.tensor([[[1, s]], [[1, -s]], [[-1, s]], [[-1, -s]]], dtype=torch.float64)
+    s = (1 / (5 * limit)) ** 0.5
+    mine, theirs = make_rows(U, V, NONE), make_rows(V, U, NONE)
+    rows = torch.stack([(1 - s) * mine, (1 + s) * mine, (1 - s) * theirs, (1 + s) * theirs])
     assert measure_f(rows, torch.tensor([0, 0, 1, 1])) == pytest.approx(limit)
     assert find(rows) == expected
+
+
+@pytest.mark.parametrize(("excess", "expected"), [(1.01, [0, 0, 1, 1]), (0.99, [0, 0, 0, 0])])
+def test_of_one_row_a_division_must_explain_more_than_chance(excess: float, expected: list[int]) -> None:
+    """Rows (1, s), (1, -s) and their opposites vary along one direction: 4 x 0.9 / (1 - 0.9) is 36."""
+    limit = excess * MIN_OF_CHANCE * 36
+    s = (2 / limit) ** 0.5
+    rows = torch.tensor([[[1, s]], [[1, -s]], [[-1, s]], [[-1, -s]]], dtype=torch.float64)
+    found = torch.tensor([0, 0, 1, 1])
+    assert expect_f(rows, found) == pytest.approx(36)
+    assert measure_f(rows, found) == pytest.approx(limit)
+    assert find(rows) == expected
+
+
+def test_what_chance_explains_by_hand() -> None:
+    """Four directions vary alike: 2 / pi (1 + sqrt(4 / 16))^2 / 4 of the variance."""
+    rows = torch.cat([torch.eye(4), -torch.eye(4)]).repeat(2, 1)
+    share = 2 / pi * 1.5**2 / 4
+    assert expect_f(rows, torch.zeros(16, dtype=torch.int64)) == pytest.approx(16 * share / (1 - share))
 
 
 FAR_AND_NEAR = torch.tensor(
@@ -208,6 +232,16 @@ def test_noise_is_no_group(n: int, seed: int) -> None:
     """The same task with noise as large as the prototypes, and noise alone."""
     assert find(make_clients([0] * n, noise=1.0, seed=seed)) == [0] * n
     assert find(torch.randn(n, 4, 20, generator=torch.Generator().manual_seed(seed))) == [0] * n
+
+
+@pytest.mark.parametrize("n", [12, 50])
+def test_noise_of_one_row_is_seldom_a_group(n: int) -> None:
+    """Coefficients of a number that all clients share, with noise twice as large: nearly all draws were groups once."""
+    generator = torch.Generator().manual_seed(0)
+    draws = [
+        torch.randn(1, 1, 8, generator=generator) + 2 * torch.randn(n, 1, 8, generator=generator) for _ in range(20)
+    ]
+    assert sum(any(find(rows)) for rows in draws) <= 3
 
 
 def test_opposite_coefficients_of_a_number_are_two_groups() -> None:

@@ -55,22 +55,23 @@ from ..core.selectors import NamedParameters
 from ..server.average import Weighting, client_weights, weighted_sum
 from ..server.class_groups import MAX_GROUPS, assign_groups, find_class_rows
 from .table import Family, method
-from .twins import CLASS_WEIGHTS, GUARD, N_PREDICTORS, TwinNetwork, set_guard
+from .twins import GUARD, N_PREDICTORS, TwinNetwork, set_guard
 
 Guard = Literal["losses", "equal", "shared"]
 """Weights of the experts: by their losses, equal, or the shared model alone."""
 
-OWN, HEAD, SHARED, FULL = 0, 1, 2, N_PREDICTORS - 1
-"""Predictions of a `TwinModule`: the own model, the own head, the shared model, and with the whole class shares."""
+OWN, HEAD, INTERCEPT, SHARED, FULL = 0, 1, 2, 3, N_PREDICTORS - 1
+"""Predictions of a `TwinModule`: of the own model, and of the shared one with the own head, with the own intercept,
+alone, and with the whole class shares."""
 
 
 def _list_experts() -> tuple[tuple[float, ...], ...]:
     """List the means of the own model, the own head and one prediction of the shared model, of each subset of them."""
     sets = {
         chosen
-        for c in range(len(CLASS_WEIGHTS))
+        for shared in range(INTERCEPT, N_PREDICTORS)
         for n in (1, 2, 3)
-        for chosen in combinations((OWN, HEAD, SHARED + c), n)
+        for chosen in combinations((OWN, HEAD, shared), n)
     }
     return tuple(tuple((i in one) / len(one) for i in range(N_PREDICTORS)) for one in sorted(sets))
 
@@ -184,7 +185,7 @@ class AttuneClient(ClientUpdate, Probing, RowWeighing):
             q = torch.zeros_like(q).index_fill(-1, torch.tensor(SHARED_ALONE, device=q.device), 1.0)
         elif self.guard == "equal":
             q = torch.full_like(q, 1 / len(EXPERTS))
-        return q @ q.new_tensor(EXPERTS)
+        return (q[..., None] * q.new_tensor(EXPERTS)).sum(-2)  # a product is not compiled under vmap
 
     def score_rows(self, w: Params, x: Tensor, y: Tensor, predict: Callable[[Params, Tensor], Tensor]) -> Tensor:
         return _score(_predict_each(w, x, predict), EXPERTS, y)

@@ -21,11 +21,11 @@ PRIOR_ROWS = 0.5
 CLASS_WEIGHTS = (0.0, 0.5, 1.0)
 """Weights c of the class shares in the predictions of the shared model."""
 
-N_PREDICTORS = 2 + len(CLASS_WEIGHTS)
-"""The own model, the shared model with the own head, and the shared model with each weight of the class shares."""
+N_PREDICTORS = 3 + len(CLASS_WEIGHTS)
+"""The own model, and the shared model with the own head, the own intercept, and each weight of the class shares."""
 
 GUARD = ("guard.share", "guard.parts")
-"""Names of the weights among the parameters: the share of all predictions but the own model's, and its parts (4,)."""
+"""Names of the weights among the parameters: the share of all predictions but the own model's, and its parts (5,)."""
 
 
 def set_guard(w: Params, weights: Tensor) -> Params:
@@ -33,6 +33,17 @@ def set_guard(w: Params, weights: Tensor) -> Params:
     share = 1 - weights[..., 0]
     parts = weights[..., 1:] / share.clamp_min(torch.finfo(share.dtype).tiny)[..., None]
     return Params({**w, **dict(zip(GUARD, (share, parts), strict=True))})
+
+
+class Intercept(nn.Module):
+    """Adds an intercept to each output."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = nn.Parameter(value)
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        return outputs + self.value
 
 
 class TwinModule(MethodModule):
@@ -55,7 +66,8 @@ class TwinModule(MethodModule):
             )
             for parameter in self.own["added"].parameters():
                 nn.init.zeros_(parameter)
-        plain = like.new_tensor([0.0, 1.0, 0.0, 0.0])
+        self.own["intercept"] = Intercept(like.new_zeros(n_outputs))
+        plain = like.new_tensor([0.0, 0.0, 1.0, 0.0, 0.0])
         self.guard = nn.ParameterDict({"share": like.new_full((), share), "parts": plain})
         self.register_buffer("log_shares", like.new_zeros(n_outputs))
 
@@ -65,17 +77,21 @@ class TwinModule(MethodModule):
         shared, own = self.shared["head"](features), self.own["head"](self.own["body"](x))
         if not self.training:
             return self._mix(features, shared, own)
-        if "added" not in self.own:
-            return shared, own
-        return shared, own, shared.detach() + self.own["added"](features.detach())
+        outputs = [shared, own]
+        if "intercept" in self.own:
+            outputs.append(self.own["intercept"](shared.detach()))
+        if "added" in self.own:
+            outputs.append(shared.detach() + self.own["added"](features.detach()))
+        return tuple(outputs)
 
     def _mix(self, features: Tensor, shared: Tensor, own: Tensor) -> Tensor:
         adapted = shared + self.own["added"](features) if "added" in self.own else shared
+        moved = self.own["intercept"](shared) if "intercept" in self.own else shared
         share = self.guard["share"][..., None]
         weights = torch.cat([1 - share, share * self.guard["parts"]], -1)[..., None]
         if shared.shape[1] == 1:
-            return (weights * torch.stack([own, adapted, shared, shared, shared], 1)).sum(-2)
-        each = torch.stack([own, adapted, *(shared + c * self.log_shares for c in CLASS_WEIGHTS)], 1)
+            return (weights * torch.stack([own, adapted, moved, shared, shared, shared], 1)).sum(-2)
+        each = torch.stack([own, adapted, moved, *(shared + c * self.log_shares for c in CLASS_WEIGHTS)], 1)
         # The logarithm of a mixture of probabilities stays finite where one model is sure.
         return (each.log_softmax(-1) + weights.clamp_min(torch.finfo(each.dtype).tiny).log()).logsumexp(-2)
 
@@ -117,8 +133,10 @@ class TwinNetwork(Network):
         with torch.no_grad():
             n_outputs = copy.deepcopy(model).eval()(x.to(next(model.parameters()))).shape[1]
         module = TwinModule(body, head, n_outputs, self.share)
-        if not self.own_head and "added" in module.own:
-            del module.own["added"]
+        if not self.own_head:
+            for name in ("added", "intercept"):
+                if name in module.own:
+                    del module.own[name]
         return module
 
     def client_buffers(self, label_counts: Tensor) -> Params:

@@ -12,6 +12,8 @@ the only row is compared. Groups must explain the rows, by the F of an analysis 
 better.
 """
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -38,6 +40,9 @@ TRUSTED_UPLOADS = 1.0
 MIN_F, F_OF_FEW = 1.3, 10.0
 """Minimum ratio of the variance of class rows between groups to the variance within, plus `F_OF_FEW` / K for K clients:
 the best of all divisions of few clients has a large one by chance. Below it, all are one group."""
+
+MIN_OF_CHANCE = 0.75
+"""Minimum ratio of F to what chance gives, for one row per client: of these, the best division explains much."""
 
 MAX_GROUPS = 6
 """Maximum number of groups."""
@@ -197,10 +202,14 @@ def find_groups(rows: Tensor, trust: Tensor, old: Tensor, is_new: Tensor, min_li
             likeness, evidence = (m[is_new][:, ~is_new] for m in pairs)
             kept[is_new] = join_groups(likeness, evidence, kept[~is_new])
         choices.append(kept)
-    explained = [measure_f(rows, one) for one in choices]
-    if not explained or max(explained) < MIN_F + F_OF_FEW / len(rows):
+    if not choices:
         return torch.zeros_like(old)
-    return choices[int(np.argmax(explained))]
+    explained = [measure_f(rows, one) for one in choices]
+    best = choices[int(np.argmax(explained))]
+    least = MIN_F + F_OF_FEW / len(rows)
+    if rows.shape[1] <= 2:
+        least = max(least, MIN_OF_CHANCE * expect_f(rows, best))
+    return best if max(explained) >= least else torch.zeros_like(old)
 
 
 def measure_f(rows: Tensor, found: Tensor) -> float:
@@ -213,6 +222,20 @@ def measure_f(rows: Tensor, found: Tensor) -> float:
     between = (sizes[:, None] * (means - x.mean(0)).square()).sum() / (n_groups - 1)
     within = (x - means[found]).square().sum() / (n - n_groups)
     return float(between / within.clamp_min(1e-30))
+
+
+def expect_f(rows: Tensor, found: Tensor) -> float:
+    """Return about the F of the best division of rows (K, ...) that form no groups, but vary as much as within these.
+
+    Of normal rows, the half above the mean and the half below explain 2 / pi of the variance along any direction. The
+    largest variance of K rows in d directions is about (1 + sqrt(d / K))^2 times the true one (Marchenko and Pastur).
+    """
+    x = rows.flatten(1).double()
+    means = torch.stack([x[found == g].mean(0) for g in range(int(found.max()) + 1)])
+    variances = torch.linalg.svdvals(x - means[found]).square()
+    k, d = len(x), float(variances.sum().square() / variances.square().sum().clamp_min(1e-300))
+    share = min(0.9, 2 / math.pi * (1 + math.sqrt(d / k)) ** 2 / max(d, 1.0))
+    return k * share / (1 - share)
 
 
 def place_groups(found: Tensor, old: Tensor, n_places: int) -> tuple[Tensor, Tensor]:
