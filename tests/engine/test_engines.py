@@ -210,3 +210,18 @@ def test_a_probe_may_return_its_carry_in_another_order() -> None:
     ]
     for k, v in results[0].upload.params.items():
         torch.testing.assert_close(results[1].upload.params[k], v)
+
+
+@pytest.mark.parametrize("name", ["mlp", "batch norm"])
+def test_probed_rows_of_other_numbers_are_not_compiled_anew(name: str) -> None:
+    """Clients probe 1 to 30 rows: batches of an mlp have one width, and those of batch statistics are not compiled."""
+    task, data = Task(NETWORKS[name]().double()), make_clients(list(range(10, 40, 3)))
+    engine = VectorizedEngine(task, data)
+    counts = []
+    for _ in range(3):
+        train_round(engine, task, len(data.clients), Reordering(), steps=2, batch_size=40, drop_last=name != "mlp")
+        counts.append(len(engine._compiler._steps))
+    assert counts[0] == counts[2]
+    kinds = [key[0][-1] for key in engine._compiler._steps]
+    assert ("probe_client" in kinds) == (name == "mlp")
+    assert kinds.count("probe_client") <= 1

@@ -261,7 +261,7 @@ def test_weights_of_the_experts_by_hand() -> None:
 
 
 def test_other_guards_do_not_look_at_losses() -> None:
-    """The own model is alone once, in five pairs and in four triples; one prediction of the shared one in 1, 2 and 1."""
+    """The own model is alone once, in five pairs and in four triples; the shared one with one c in 1, 2, 1."""
     for losses in ({OWN: 0.0}, {FULL: 0.0}):
         assert weigh(losses, guard="shared") == pytest.approx(SHARED)
         own, shared = (1 + 5 / 2 + 4 / 3) / E, (1 + 2 / 2 + 1 / 3) / E

@@ -7,15 +7,15 @@
       howpublished = {docs/algorithms/attune.md of FedAttune}
     }
 
-Rules, with the model w_g of the client's group g and its features f, the client's own model v_i and own head h_i, and
-its class shares pi_i:
+Rules, with the model w_g of the client's group g and its features f, the client's own model v_i, own head h_i and own
+intercept b_i, and its class shares pi_i:
 
-    used as  p(y | x) = a_own softmax(v_i(x)) + a_head softmax(w_g(x) + h_i f(x))
+    used as  p(y | x) = a_own softmax(v_i(x)) + a_head softmax(w_g(x) + h_i f(x)) + a_intercept softmax(w_g(x) + b_i)
                         + sum over c in {0, 1/2, 1} of a_c softmax(w_g(x) + c log pi_i),  a = sum_e q_i[e] e
     client   L_i[e]: loss on the n_i validation rows of every expert e, a mean of one to three of these predictions,
                      before training; a mean of the new and the old value from the second one on
              q_i[e] proportional to P[e] exp(-n_i L_i[e])
-             theta_i <- w_g, v_i and h_i from their last values: SGD on the same batches, h_i without a gradient to f
+             theta_i <- w_g, v_i, h_i and b_i from their last values: SGD on the same batches, w_g by its own loss alone
              uploads theta_i, q_i - P, and how well another group's model w_h predicts its validation rows:
              d_i = n_i (loss of w_h - loss of w_g), and m_i the same for the mean of both predictions
     server   groups: by the likeness of classes in the first updates of the last layer, if they explain these updates;
@@ -66,7 +66,7 @@ alone, and with the whole class shares."""
 
 
 def _list_experts() -> tuple[tuple[float, ...], ...]:
-    """List the means of the own model, the own head and one prediction of the shared model, of each subset of them."""
+    """List the means of the own model, the own head and one other prediction with w_g, of each subset of them."""
     sets = {
         chosen
         for shared in range(INTERCEPT, N_PREDICTORS)
@@ -77,7 +77,7 @@ def _list_experts() -> tuple[tuple[float, ...], ...]:
 
 
 EXPERTS = _list_experts()
-"""Weights (5,) of the predictions in each expert."""
+"""Weights (6,) of the predictions in each expert."""
 
 SHARED_ALONE = EXPERTS.index(tuple(float(i == SHARED) for i in range(N_PREDICTORS)))
 
@@ -180,12 +180,12 @@ class AttuneClient(ClientUpdate, Probing, RowWeighing):
         return torch.softmax(prior.log() - evidence, -1)
 
     def _mix(self, q: Tensor) -> Tensor:
-        """Return the weights (..., 5) of the predictions."""
+        """Return the weights (..., 6) of the predictions."""
         if self.guard == "shared":
             q = torch.zeros_like(q).index_fill(-1, torch.tensor(SHARED_ALONE, device=q.device), 1.0)
         elif self.guard == "equal":
             q = torch.full_like(q, 1 / len(EXPERTS))
-        return (q[..., None] * q.new_tensor(EXPERTS)).sum(-2)  # a product is not compiled under vmap
+        return (q[..., None] * q.new_tensor(EXPERTS)).sum(-2)  # @ under vmap would not be compiled
 
     def score_rows(self, w: Params, x: Tensor, y: Tensor, predict: Callable[[Params, Tensor], Tensor]) -> Tensor:
         return _score(_predict_each(w, x, predict), EXPERTS, y)
@@ -201,7 +201,7 @@ class AttuneClient(ClientUpdate, Probing, RowWeighing):
 
 
 def _predict_each(w: Params, x: Tensor, predict: Callable[[Params, Tensor], Tensor]) -> Tensor:
-    """Return what each prediction of a `TwinModule` says of B rows: (5, B, outputs)."""
+    """Return what each prediction of a `TwinModule` says of B rows: (6, B, outputs)."""
     return predict(set_guard(w, torch.eye(N_PREDICTORS, dtype=w[GUARD[0]].dtype, device=x.device)[:, None]), x)
 
 
@@ -449,7 +449,7 @@ def attune(
         likeness: minimum likeness of the classes of clients that share a model, from -1 (all clients share one) to 1.
         compare_groups: whether clients receive other groups' models in turn, move to a group whose model predicts their
             validation rows better, and groups merge whose models do so together.
-        own_head: whether each client trains a head of its own on the features of the shared model.
+        own_head: whether each client trains a head of its own on the features of the shared model, and an intercept.
         class_shares: whether the shared model's predictions may use the client's class shares.
         guard: weights of the predictions: by `losses` on validation rows, `equal` for all experts, or the `shared`
             model alone.

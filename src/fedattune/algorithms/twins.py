@@ -29,14 +29,14 @@ GUARD = ("guard.share", "guard.parts")
 
 
 def set_guard(w: Params, weights: Tensor) -> Params:
-    """Return the model that mixes its predictors by weights (..., 5), which sum to 1."""
+    """Return the model that mixes its predictors by weights (..., 6), which sum to 1."""
     share = 1 - weights[..., 0]
     parts = weights[..., 1:] / share.clamp_min(torch.finfo(share.dtype).tiny)[..., None]
     return Params({**w, **dict(zip(GUARD, (share, parts), strict=True))})
 
 
 class Intercept(nn.Module):
-    """Adds an intercept to each output."""
+    """Adds a value to each output."""
 
     def __init__(self, value: Tensor) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Intercept(nn.Module):
 
 
 class TwinModule(MethodModule):
-    """Predicts with a shared model, an own head on its features, and the client's own model, a copy of it at first.
+    """Predicts with a shared model, an own head and intercept on top, and the client's own model, a copy at first.
 
     `share` is the share of the shared model before the weights are learnt.
     """
@@ -103,11 +103,13 @@ class TwinModule(MethodModule):
         """Measure the weights' distance from each model alone; on training rows, predictions often agree."""
         share = float(self.guard["share"])
         effects = Effect(SHARED_MODEL, 1 - share), Effect(OWN_MODEL, share)
-        return (*effects, Effect(OWN_HEAD, share * float(self.guard["parts"][0]))) if "added" in self.own else effects
+        if "intercept" not in self.own:
+            return effects
+        return *effects, Effect(OWN_HEAD, share * float(self.guard["parts"][:2].sum()))
 
 
 SHARED_MODEL = Mechanism("weights", "the shared model alone", "one without own models")
-OWN_HEAD = Mechanism("weights", "no weight of the own head", "one without own heads")
+OWN_HEAD = Mechanism("weights", "no weight of the own head and intercept", "one without own heads and intercepts")
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,8 @@ class TwinNetwork(Network):
     Attributes:
         share: share of the shared model before it is learnt.
         classes: whether the shared model's predictions may use the client's class shares.
-        own_head: whether a client trains a head of its own on the shared model's features; a model without a linear
-            layer at its end has none.
+        own_head: whether a client trains an intercept of its own, and a head of its own on the shared model's features;
+            a model without a linear layer at its end has no own head.
     """
 
     share: float = 0.5

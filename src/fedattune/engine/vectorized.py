@@ -31,7 +31,7 @@ ENGINE_CHUNK_BYTES = 1 << 30
 """Working memory of one chunk of clients."""
 
 PADDED_TO = 8
-"""Batches that are probed have a multiple of so many rows."""
+"""Probed batches are padded to a multiple of this many rows."""
 
 
 class VectorizedEngine(Engine):
@@ -46,6 +46,8 @@ class VectorizedEngine(Engine):
         super().__init__(task, federation)
         self.is_serial = is_serial
         self._compiler = Compiler(should_compile)
+        # Batches of models with batch statistics are not padded: their probes have too many widths to be compiled.
+        self._probe_compiler = Compiler(False) if task.has_batch_statistics else self._compiler
         self._cores, self._undivided = count_parallel_groups(self.device), set[Hashable]()
         self._evaluator = Evaluator(task, federation, self.dtype, self._compiler, is_serial=is_serial)
         if self.device.type == "cpu":
@@ -90,7 +92,7 @@ class VectorizedEngine(Engine):
         values = self.task.params.numel() * 6 + n_values // len(batches) * 2
         values += (
             math.prod(self.federation.input_shape)
-            * max(math.prod(b.shape[1:]) for b in batches)
+            * max(math.prod(b.shape[1:]) for b in [*batches, *probed])
             * max(8, self.task.activations_per_value)
         )
         if has_noise:  # gradients of single samples, and their copies
@@ -166,10 +168,13 @@ class VectorizedEngine(Engine):
 
         specs = repr((carry_spec, buffer_spec))
         leaves = [*clients, *carries, *buffers]
-        for client, todo, noise in ((probe_client, probed, []), (step_client, batches, noises)):
+        for client, compiler, todo, noise in (
+            (probe_client, self._probe_compiler, probed, []),
+            (step_client, self._compiler, batches, noises),
+        ):
             if any(len(b) for b in todo):
                 kind = (*key, specs, client.__name__)
-                leaves = self._steps(make_step(client), kind, [round_], leaves, todo, noise)
+                leaves = self._steps(compiler, make_step(client), kind, [round_], leaves, todo, noise)
         carries, buffers = leaves[2 : 2 + n_carries], leaves[2 + n_carries :]
 
         def finish(round_: Tensor, n: Tensor, u: Tensor, *tensors: Tensor) -> Any:
@@ -187,6 +192,7 @@ class VectorizedEngine(Engine):
 
     def _steps(
         self,
+        compiler: Compiler,
         function: Callable[..., list[Tensor]],
         key: tuple[Any, ...],
         fixed: list[Tensor],
@@ -195,7 +201,7 @@ class VectorizedEngine(Engine):
         noises: list[ClientNoise],
     ) -> list[Tensor]:
         """Run all local steps of clients with carries and buffers `leaves` (C, ...)."""
-        maker = partial(self._compiler.step, key, function, fixed)
+        maker = partial(compiler.step, key, function, fixed)
         for at_once in (1,) if key in self._undivided else (self._cores, 1):
             groups = self._groups(at_once, batches, fixed, leaves, noises)
             steps = [step for group in groups for step in group.prepare(maker)]
@@ -235,7 +241,7 @@ class VectorizedEngine(Engine):
 
 
 def _pad_alike(batches: list[Index]) -> list[Index]:
-    """Pad batches of few rows to a multiple of `PADDED_TO`: every size would be compiled anew."""
+    """Pad batches to one width, a multiple of `PADDED_TO`: every other width would be compiled anew."""
     width = PADDED_TO * math.ceil(max((b.shape[2] for b in batches), default=0) / PADDED_TO)
     return [np.pad(b, ((0, 0), (0, 0), (0, width - b.shape[2])), constant_values=-1) for b in batches]
 

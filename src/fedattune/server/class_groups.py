@@ -41,8 +41,12 @@ MIN_F, F_OF_FEW = 1.3, 10.0
 """Minimum ratio of the variance of class rows between groups to the variance within, plus `F_OF_FEW` / K for K clients:
 the best of all divisions of few clients has a large one by chance. Below it, all are one group."""
 
-MIN_OF_CHANCE = 0.75
-"""Minimum ratio of F to what chance gives, for one row per client: of these, the best division explains much."""
+DRAWS = 19
+"""Draws of rows that form no groups: what divisions explain by chance where each client has one row."""
+
+MIN_OF_CHANCE = 0.65
+"""Minimum ratio of F to the largest one by chance. It is below 1, as clients of a false group can still move, and false
+groups merge, but groups that are missed stay so."""
 
 MAX_GROUPS = 6
 """Maximum number of groups."""
@@ -193,8 +197,7 @@ def find_groups(rows: Tensor, trust: Tensor, old: Tensor, is_new: Tensor, min_li
         min_likeness: minimum likeness within a group.
     """
     pairs = compare_classes(rows, trust)
-    linked = [one.to(rows.device) for one in group_clients(*pairs, min_likeness)]
-    choices = [refine_groups(*pairs, one) for one in linked] if linked[-1].any() else []
+    choices = list_divisions(pairs, min_likeness)
     if not is_new.all():
         kept = torch.empty_like(old)
         kept[~is_new] = _number(old[~is_new])
@@ -205,11 +208,19 @@ def find_groups(rows: Tensor, trust: Tensor, old: Tensor, is_new: Tensor, min_li
     if not choices:
         return torch.zeros_like(old)
     explained = [measure_f(rows, one) for one in choices]
+    if not np.isfinite(explained).all():  # a client diverged
+        return torch.zeros_like(old)
     best = choices[int(np.argmax(explained))]
-    least = MIN_F + F_OF_FEW / len(rows)
-    if rows.shape[1] <= 2:
-        least = max(least, MIN_OF_CHANCE * expect_f(rows, best))
-    return best if max(explained) >= least else torch.zeros_like(old)
+    if max(explained) < MIN_F + F_OF_FEW / len(rows):
+        return torch.zeros_like(old)
+    is_clear = rows.shape[1] > 2 or max(explained) > MIN_OF_CHANCE * draw_largest_f(rows, trust, best, min_likeness)
+    return best if is_clear else torch.zeros_like(old)
+
+
+def list_divisions(pairs: tuple[Tensor, Tensor], min_likeness: float) -> list[Tensor]:
+    """List the divisions that average linkage passes before it ends, each refined; none if it ends with one group."""
+    linked = [one.to(pairs[0].device) for one in group_clients(*pairs, min_likeness)]
+    return [refine_groups(*pairs, one) for one in linked] if linked[-1].any() else []
 
 
 def measure_f(rows: Tensor, found: Tensor) -> float:
@@ -224,18 +235,22 @@ def measure_f(rows: Tensor, found: Tensor) -> float:
     return float(between / within.clamp_min(1e-30))
 
 
-def expect_f(rows: Tensor, found: Tensor) -> float:
-    """Return about the F of the best division of rows (K, ...) that form no groups, but vary as much as within these.
+def draw_largest_f(rows: Tensor, trust: Tensor, found: Tensor, min_likeness: float) -> float:
+    """Return the largest F of divisions of rows that form no groups, of `DRAWS` draws.
 
-    Of normal rows, the half above the mean and the half below explain 2 / pi of the variance along any direction. The
-    largest variance of K rows in d directions is about (1 + sqrt(d / K))^2 times the true one (Marchenko and Pastur).
+    The rows are normal, with the mean of the given rows (K, C, F), and their covariance within the groups `found`.
     """
-    x = rows.flatten(1).double()
-    means = torch.stack([x[found == g].mean(0) for g in range(int(found.max()) + 1)])
-    variances = torch.linalg.svdvals(x - means[found]).square()
-    k, d = len(x), float(variances.sum().square() / variances.square().sum().clamp_min(1e-300))
-    share = min(0.9, 2 / math.pi * (1 + math.sqrt(d / k)) ** 2 / max(d, 1.0))
-    return k * share / (1 - share)
+    x, n_groups = rows.flatten(1), int(found.max()) + 1
+    means = torch.stack([x[found == g].mean(0) for g in range(n_groups)])
+    within = (x - means[found]) / math.sqrt(len(x) - n_groups)
+    generator = torch.Generator().manual_seed(0)
+    largest = 0.0
+    for _ in range(DRAWS):
+        mixture = torch.randn(len(x), len(x), generator=generator, dtype=torch.float64).to(x)
+        drawn = (x.mean(0) + mixture @ within).view_as(rows)
+        divisions = list_divisions(compare_classes(drawn, trust), min_likeness)
+        largest = max([largest, *(measure_f(drawn, one) for one in divisions)])
+    return largest
 
 
 def place_groups(found: Tensor, old: Tensor, n_places: int) -> tuple[Tensor, Tensor]:
