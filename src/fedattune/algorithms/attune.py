@@ -427,7 +427,7 @@ def _join_rows(stack: Params, kept: int, gone: int, share: float) -> Params:
 @method(
     Family.PERSONAL_MODEL,
     "one model per group, with momentum",
-    "SGD; weighs predictions of the shared model, an own head and an own model",
+    "SGD; weighs predictions of the shared model, an own head and intercept, and an own model",
     tune={"server_momentum": (0.0, 0.6, 0.9)},
 )
 def attune(
@@ -440,7 +440,7 @@ def attune(
     guard: Guard = "losses",
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """A shared model for every group of clients that are found to be alike, an own head and an own model for each one.
+    """A shared model for every group of clients that are found to be alike; an own head, intercept and model for each.
 
     Source: this package, docs/algorithms/attune.md.
 
