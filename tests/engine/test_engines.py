@@ -225,3 +225,24 @@ def test_probed_rows_of_other_numbers_are_not_compiled_anew(name: str) -> None:
     kinds = [key[0][-1] for key in engine._compiler._steps]
     assert ("probe_client" in kinds) == (name == "mlp")
     assert kinds.count("probe_client") <= 1
+
+
+def test_only_clients_with_rows_to_probe_are_probed() -> None:
+    """Rows 0, 1 and 3 of the carries change; they are no slice."""
+    data, task = make_clients([40, 40, 3, 40]), Task(NETWORKS["mlp"]().double())
+    assert [len(rows) > 0 for rows in data.part("validation")] == [True, True, False, True]
+    results = [
+        train_round(make(task, data), task, 4, Probed(), steps=2, batch_size=8)
+        for make in (SequentialEngine, VectorizedEngine)
+    ]
+    for k, v in results[0].upload.params.items():
+        torch.testing.assert_close(results[1].upload.params[k], v)
+
+
+@dataclass(frozen=True)
+class Probed(Reordering):
+    """The same on validation rows."""
+
+    @property
+    def plan(self) -> LocalPlan:
+        return LocalPlan(probe=Probe("validation"))

@@ -208,7 +208,7 @@ class BatchedRunner:
             current[i] = out[i][self.rows] if in_place else copy_dense(current[i])
         ready = self._first_ready
         queues = [list(lane) for lane in self.lanes.clients]
-        switches = {} if in_place else self.lanes.switches
+        switches = {} if self.lanes.is_uniform else self.lanes.switches
         # The step with padding may change leaves that are constant inputs of the other step.
         differ = len({step.moving for step in self._steps.values()}) > 1
         for first, last in self._batches.uniform_spans(switches):
@@ -224,6 +224,9 @@ class BatchedRunner:
             for i in moving:
                 if current[i].data_ptr() != out[i][self.rows].data_ptr():
                     out[i][self.rows] = current[i]
+        elif self.lanes.is_uniform:  # some clients take no step
+            for i in moving:
+                out[i][self.rows] = current[i]
         else:
             self._switch(switches[self.lanes.steps], queues, current, start, out, moving)
 

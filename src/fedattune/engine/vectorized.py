@@ -30,9 +30,6 @@ from .runner import BatchedRunner, SerialRunner, pack_lanes
 ENGINE_CHUNK_BYTES = 1 << 30
 """Working memory of one chunk of clients."""
 
-PADDED_TO = 8
-"""Probed batches are padded to a multiple of this many rows."""
-
 
 class VectorizedEngine(Engine):
     """Run clients together, in chunks that fit into memory; compile each step once and replay it.
@@ -241,9 +238,9 @@ class VectorizedEngine(Engine):
 
 
 def _pad_alike(batches: list[Index]) -> list[Index]:
-    """Pad batches to one width, a multiple of `PADDED_TO`: every other width would be compiled anew."""
-    width = PADDED_TO * math.ceil(max((b.shape[2] for b in batches), default=0) / PADDED_TO)
-    return [np.pad(b, ((0, 0), (0, 0), (0, width - b.shape[2])), constant_values=-1) for b in batches]
+    """Pad batches to one number of rows, a power of two: every other number would be compiled anew."""
+    size = 1 << (max((b.shape[2] for b in batches), default=1) - 1).bit_length()
+    return [np.pad(b, ((0, 0), (0, 0), (0, size - b.shape[2])), constant_values=-1) for b in batches]
 
 
 def _reorder_like(new: Any, old: Any) -> Any:
