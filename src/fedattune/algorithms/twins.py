@@ -43,6 +43,7 @@ class Intercept(nn.Module):
         self.value = nn.Parameter(value)
 
     def forward(self, outputs: Tensor) -> Tensor:
+        """Return outputs (B, C) with the value of each added."""
         return outputs + self.value
 
 
