@@ -214,7 +214,7 @@ def test_a_probe_may_return_its_carry_in_another_order() -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "batch norm"])
 def test_probed_rows_of_other_numbers_are_not_compiled_anew(name: str) -> None:
-    """Clients probe 1 to 30 rows: batches of an mlp have one width, and those of batch statistics are not compiled."""
+    """Clients have other numbers of rows: an mlp probes padded batches, and batch statistics are not compiled."""
     task, data = Task(NETWORKS[name]().double()), make_clients(list(range(10, 40, 3)))
     engine = VectorizedEngine(task, data)
     counts = []
@@ -227,6 +227,15 @@ def test_probed_rows_of_other_numbers_are_not_compiled_anew(name: str) -> None:
     assert kinds.count("probe_client") <= 1
 
 
+@dataclass(frozen=True)
+class Probed(Reordering):
+    """The same on validation rows."""
+
+    @property
+    def plan(self) -> LocalPlan:
+        return LocalPlan(probe=Probe("validation"))
+
+
 def test_only_clients_with_rows_to_probe_are_probed() -> None:
     """Rows 0, 1 and 3 of the carries change; they are no slice."""
     data, task = make_clients([40, 40, 3, 40]), Task(NETWORKS["mlp"]().double())
@@ -237,12 +246,3 @@ def test_only_clients_with_rows_to_probe_are_probed() -> None:
     ]
     for k, v in results[0].upload.params.items():
         torch.testing.assert_close(results[1].upload.params[k], v)
-
-
-@dataclass(frozen=True)
-class Probed(Reordering):
-    """The same on validation rows."""
-
-    @property
-    def plan(self) -> LocalPlan:
-        return LocalPlan(probe=Probe("validation"))

@@ -50,24 +50,28 @@ class Intercept(nn.Module):
 class TwinModule(MethodModule):
     """Predicts with a shared model, an own head and intercept on top, and the client's own model, a copy at first.
 
-    `share` is the share of the shared model before the weights are learnt.
+    `share` is the share of the shared model before the weights are learnt. Without `own_head`, there are neither own
+    heads nor intercepts.
     """
 
     log_shares: Tensor
     client_scalars: ClassVar[Mapping[str, str]] = {"shared": "guard.share"}
 
-    def __init__(self, body: nn.Module, head: nn.Module, n_outputs: int, share: float) -> None:
+    def __init__(
+        self, body: nn.Module, head: nn.Module, n_outputs: int, share: float, *, own_head: bool = True
+    ) -> None:
         super().__init__()
         self.shared = nn.ModuleDict({"body": body, "head": head})
         self.own = copy.deepcopy(self.shared)
         like = next(p for p in self.shared.parameters() if p.requires_grad)
-        if isinstance(head, nn.Linear):  # what it adds to the shared head, nothing at first
+        if own_head and isinstance(head, nn.Linear):  # what it adds to the shared head, nothing at first
             self.own["added"] = nn.Linear(
                 head.in_features, n_outputs, head.bias is not None, device=like.device, dtype=like.dtype
             )
             for parameter in self.own["added"].parameters():
                 nn.init.zeros_(parameter)
-        self.own["intercept"] = Intercept(like.new_zeros(n_outputs))
+        if own_head:
+            self.own["intercept"] = Intercept(like.new_zeros(n_outputs))
         plain = like.new_tensor([0.0, 0.0, 1.0, 0.0, 0.0])
         self.guard = nn.ParameterDict({"share": like.new_full((), share), "parts": plain})
         self.register_buffer("log_shares", like.new_zeros(n_outputs))
@@ -135,12 +139,7 @@ class TwinNetwork(Network):
             body, head = copy.deepcopy(model), nn.Identity()  # type: ignore[assignment]
         with torch.no_grad():
             n_outputs = copy.deepcopy(model).eval()(x.to(next(model.parameters()))).shape[1]
-        module = TwinModule(body, head, n_outputs, self.share)
-        if not self.own_head:
-            for name in ("added", "intercept"):
-                if name in module.own:
-                    del module.own[name]
-        return module
+        return TwinModule(body, head, n_outputs, self.share, own_head=self.own_head)
 
     def client_buffers(self, label_counts: Tensor) -> Params:
         """Return the logarithm of each client's class shares, relative to equal shares (N, C)."""

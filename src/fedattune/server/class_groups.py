@@ -13,6 +13,7 @@ better.
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -213,8 +214,11 @@ def find_groups(rows: Tensor, trust: Tensor, old: Tensor, is_new: Tensor, min_li
     best = choices[int(np.argmax(explained))]
     if max(explained) < MIN_F + F_OF_FEW / len(rows):
         return torch.zeros_like(old)
-    is_clear = rows.shape[1] > 2 or max(explained) > MIN_OF_CHANCE * draw_largest_f(rows, trust, best, min_likeness)
-    return best if is_clear else torch.zeros_like(old)
+    if rows.shape[1] <= 2:
+        by_chance = draw_f(rows, trust, best, min_likeness)
+        if any(max(explained) <= MIN_OF_CHANCE * f for f in by_chance):  # the first draw often tells
+            return torch.zeros_like(old)
+    return best
 
 
 def list_divisions(pairs: tuple[Tensor, Tensor], min_likeness: float) -> list[Tensor]:
@@ -235,8 +239,8 @@ def measure_f(rows: Tensor, found: Tensor) -> float:
     return float(between / within.clamp_min(1e-30))
 
 
-def draw_largest_f(rows: Tensor, trust: Tensor, found: Tensor, min_likeness: float) -> float:
-    """Return the largest F of divisions of rows that form no groups, of `DRAWS` draws.
+def draw_f(rows: Tensor, trust: Tensor, found: Tensor, min_likeness: float) -> Iterator[float]:
+    """Draw rows that form no groups, `DRAWS` times, and return the F of the best division of each.
 
     The rows are normal, with the mean of the given rows (K, C, F), and their covariance within the groups `found`.
     """
@@ -244,13 +248,11 @@ def draw_largest_f(rows: Tensor, trust: Tensor, found: Tensor, min_likeness: flo
     means = torch.stack([x[found == g].mean(0) for g in range(n_groups)])
     within = (x - means[found]) / math.sqrt(len(x) - n_groups)
     generator = torch.Generator().manual_seed(0)
-    largest = 0.0
     for _ in range(DRAWS):
         mixture = torch.randn(len(x), len(x), generator=generator, dtype=torch.float64).to(x)
         drawn = (x.mean(0) + mixture @ within).view_as(rows)
         divisions = list_divisions(compare_classes(drawn, trust), min_likeness)
-        largest = max([largest, *(measure_f(drawn, one) for one in divisions)])
-    return largest
+        yield max((measure_f(drawn, one) for one in divisions), default=0.0)
 
 
 def place_groups(found: Tensor, old: Tensor, n_places: int) -> tuple[Tensor, Tensor]:
