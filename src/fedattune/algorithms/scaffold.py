@@ -18,14 +18,14 @@ Algorithm 1:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal, TypedDict
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, NotRequired, Self, TypedDict
 
 import torch
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
-from ..core.algorithm import Algorithm, SumWeighting, change
+from ..core.algorithm import Algorithm, ServerTraits, SumWeighting, change
 from ..core.effect import Mechanism
 from ..core.errors import ConfigError
 from ..core.options import Positive
@@ -76,18 +76,37 @@ class ControlVariateCorrection(Correction):
 
 
 class ControlState(TypedDict):
-    """The entries beside those of the inner rule: c, and the number N of clients."""
+    """The entries beside those of the inner rule: c, and the number N of clients.
+
+    With `keeps_own` also the c_i (N, ...) of all clients, and which of them count in c (N,).
+    """
 
     c: Params
     N: Tensor
+    own: NotRequired[Params]
+    counts: NotRequired[Tensor]
 
 
 @dataclass(frozen=True)
 class ControlVariateWrapper(ServerWrapper[ControlState]):
-    """Server rule of SCAFFOLD: keeps and sends c, the mean of all clients' control variates (equation 5)."""
+    """Server rule of SCAFFOLD: keeps and sends c, the mean of all clients' control variates (equation 5).
+
+    With `keeps_own`, the server keeps every c_i too, so that those of rejected clients can leave c.
+    """
+
+    keeps_own: bool = False
+
+    @property
+    def traits(self) -> ServerTraits:
+        traits = super().traits
+        more = ("own", "counts") if self.keeps_own else ()
+        return replace(traits, more_per_client=(*traits.more_per_client, *more))
 
     def init(self, w0: Params, n_clients: int) -> ControlState:
-        return change(super().init(w0, n_clients), c=w0.zeros(), N=torch.tensor(n_clients))
+        state = change(super().init(w0, n_clients), c=w0.zeros(), N=torch.tensor(n_clients))
+        return (
+            change(state, own=w0.zeros().copies(n_clients), counts=torch.ones(n_clients)) if self.keeps_own else state
+        )
 
     def broadcast(self, state: ControlState, ids: Tensor) -> Broadcast:
         return attach_extra(super().broadcast(state, ids), "c", state["c"], ids)
@@ -98,14 +117,37 @@ class ControlVariateWrapper(ServerWrapper[ControlState]):
                 "ControlVariateWrapper goes with clients that use ControlVariateCorrection; "
                 "these clients upload no control variate"
             )
-        changes = uploads.extra["dc"].map(lambda a: a.sum(0))
-        c = state["c"] + changes / int(state["N"])
-        return change(super().aggregate(state, ids, sent, uploads, n), c=c)
+        state = change(state, **super().aggregate(state, ids, sent, uploads, n))
+        dc = uploads.extra["dc"]
+        if self.keeps_own:
+            returned = ids[state["counts"][ids] == 0]
+            state = change(_add_own(state, returned, 1), counts=state["counts"].index_fill(0, returned, 1))
+            state = change(state, own=state["own"].put_rows(ids, state["own"].rows(ids) + dc))
+        return change(state, c=state["c"] + dc.map(_sum) / int(state["N"]))
+
+    def prepare_discards(self) -> Self:
+        return replace(super().prepare_discards(), keeps_own=True)
+
+    def discard_uploads(self, state: ControlState, ids: Tensor) -> ControlState:
+        state = super().discard_uploads(state, ids)
+        if not self.keeps_own:
+            return state
+        counted = ids[state["counts"][ids] > 0]
+        return change(_add_own(state, counted, -1), counts=state["counts"].index_fill(0, counted, 0))
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting] | None:
         inner = super().needed_sums
         return None if inner is None else {**inner, "dc": "sum"}
+
+
+def _sum(rows: Tensor) -> Tensor:
+    return rows.sum(0)
+
+
+def _add_own(state: ControlState, ids: Tensor, sign: int) -> ControlState:
+    """Add `sign` times the c_i of clients `ids` to c."""
+    return change(state, c=state["c"] + sign / int(state["N"]) * state["own"].rows(ids).map(_sum))
 
 
 @method(Family.GLOBAL, "one average and a control variate", "SGD corrected for the client's drift")

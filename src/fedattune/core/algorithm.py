@@ -6,7 +6,7 @@ The two updates do not know how clients run: one by one, as one batch of models,
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, cast, get_type_hints
 
 import torch
 from torch import Tensor
@@ -197,17 +197,20 @@ class ServerTraits:
         sends_models: whether the model in a payload is one to train from; differential privacy clips the distance
             from it.
         should_update: whether uploads change what the server sends to other clients.
+        more_per_client: entries with one row per client that a wrapper adds to the state.
     """
 
     state: type = dict
     sends_models: bool = True
     should_update: bool = True
+    more_per_client: tuple[str, ...] = ()
 
     @property
     def per_client(self) -> tuple[str, ...]:
         """Names of the entries of the state that have one row per client."""
         hints = get_type_hints(self.state, include_extras=True)
-        return tuple(k for k, hint in hints.items() if PER_CLIENT in getattr(hint, "__metadata__", ()))
+        marked = (k for k, hint in hints.items() if PER_CLIENT in getattr(hint, "__metadata__", ()))
+        return (*marked, *self.more_per_client)
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,10 @@ class Branching(ABC):
 
 class Discardable(ABC):
     """A server rule that keeps uploads after their round."""
+
+    def prepare_discards(self) -> Self:
+        """Return the rule that runs where clients may be malicious, if it keeps more there."""
+        return self
 
     @abstractmethod
     def discard_uploads(self, state: Any, ids: Tensor) -> Any:

@@ -12,7 +12,7 @@ FaultKind = Literal[
     "not_finite",  # values are not finite
     "norm",  # the norm of the update is far above the usual norm
     "layer",  # a layer keeps an unusual share of the sent layer
-    "direction",  # the updates oppose those of the others
+    "harm",  # after the update, most clients refused what they were sent
     "labels",  # the classes look like other classes of the others
     "rejected",  # a custom step rejected the upload
 ]

@@ -336,9 +336,11 @@ class Robust(Group):
 class Defence(Group):
     """Options that protect the server and the clients from faulty and malicious uploads."""
 
-    accept: Literal["always", "better"] = Field(
-        "always",
-        description="what clients accept: every received model, or only one that is no worse on their validation rows",
+    accept: Literal["auto", "always", "harmless", "better"] = Field(
+        "auto",
+        description="what clients accept: every received model (always), one that is not clearly worse than what they "
+        "knew (harmless), or only one that is no worse on their validation rows than their own (better); auto is "
+        "harmless where a client may be malicious: in deployments and under attack",
     )
     screening: Annotated[Literal["auto", "on", "groups", "off"], OnOrOff] = Field(
         "auto",
@@ -406,7 +408,7 @@ class SettingsKeywords(TypedDict, total=False):
     attackers: int | float | None
     compress: str | None
     upload_steps: str | None
-    accept: Literal["always", "better"]
+    accept: Literal["auto", "always", "harmless", "better"]
     screening: Literal["auto", "on", "groups", "off"]
     max_weight: float | None
     robust: str

@@ -137,8 +137,16 @@ class DeploymentPlan:
             check_run(self.algorithms, self.deployment.nodes, self.experiment)
 
     def settings(self, seed: int) -> Settings:
-        """Return the training settings of the run with a seed; nodes keep the models of the last round."""
-        return self.experiment.settings(seed).replace(early_stopping="off")
+        """Return the training settings of the run with a seed.
+
+        Nodes keep the models of the last round. They refuse harmful ones, unless to know who refuses would tell what
+        is private.
+        """
+        settings = self.experiment.settings(seed).replace(early_stopping="off")
+        is_private = self.deployment.secure_aggregation or settings.privacy.client is not None
+        if settings.defence.accept == "auto":
+            settings = settings.replace(accept="always" if is_private else "harmless")
+        return settings
 
     @property
     def seeds(self) -> range:

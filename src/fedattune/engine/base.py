@@ -102,6 +102,10 @@ class Engine(ABC):
         self._shared_batches: tuple[Sequence[Any], list[_SharedBatch]] = ((), [])
 
     @abstractmethod
+    def take_rows(self, federation: Federation) -> "Engine":
+        """Return an engine like this one, to evaluate clients on other rows of theirs."""
+
+    @abstractmethod
     def train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
         """Train clients `ids` (C,) for one round; return one row per client, in this order."""
 

@@ -25,6 +25,9 @@ class SequentialEngine(Engine):
         super().__init__(task, federation)
         self._differentiate = task.eager_gradient
 
+    def take_rows(self, federation: Federation) -> Engine:
+        return SequentialEngine(self.task, federation)
+
     def train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
         results = []
         parts = self.federation.part(training.part)

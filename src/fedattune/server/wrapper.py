@@ -1,8 +1,8 @@
 """Wrap a server rule, to send an extra beside its payload, or to ask for abilities that it may lack."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -82,6 +82,9 @@ class ServerWrapper(
     def find_start(self, sent: Payload, uploads: Payload) -> Params:
         """Return the models from which clients started; by default the model of their payload."""
         return self.inner.find_start(sent, uploads) if isinstance(self.inner, Branching) else sent.params
+
+    def prepare_discards(self) -> Self:
+        return replace(self, inner=self.inner.prepare_discards()) if isinstance(self.inner, Discardable) else self
 
     def discard_uploads(self, state: StateT, ids: Tensor) -> StateT:
         inner = self.inner

@@ -202,7 +202,9 @@ class RoundLoop:
         Return the reply without rejected uploads, and the mixing matrices behind the server's replies.
         """
         backend, server, n = self.backend, self.server, self.context.n_train[reply.ids]
-        received = RoundUploads(r, reply.ids, reply.sent, reply.upload, reply.buffers, n, statistics=backend.statistics)
+        received = RoundUploads(
+            r, reply.ids, reply.sent, reply.upload, reply.buffers, n, backend.statistics, frozenset(reply.refused)
+        )
         uploads = self.uploads.receive(received.from_start(server.rule))
         if uploads.rejected:
             reply = reply._replace(ids=uploads.ids, faults={**reply.faults, **uploads.rejected})

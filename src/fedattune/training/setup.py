@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.algorithm import Algorithm, ServerUpdate
+from ..core.algorithm import Algorithm, Discardable, ServerUpdate
 from ..core.errors import ConfigError
 from ..core.hardware import resolve_device, seed_rng
 from ..core.params import Params
@@ -23,19 +23,21 @@ from ..runs.context import RunContext
 from ..runs.rows import LazyModel, drop_laziness
 from ..server.mixing import Mixing, MixtureLimits
 from ..server.wrapper import ServerWrapper
-from .clients.acceptance import AcceptBetter
+from .clients.acceptance import Accepting, find_policy
 from .sampling import sample_eval_ids, sample_newcomers
 from .uploads.pipeline import find_excluded
 
 
 def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
     """Apply the user's settings for all methods alike: who trains, BatchNorm policies, limits of mixtures."""
-    personal = algorithm.personal
+    personal, server = algorithm.personal, algorithm.server
+    if find_policy(settings) == "harmless" and isinstance(server, Discardable):
+        server = server.prepare_discards()
     if settings.training.bn_affine == "local" and personal != BatchNorms():
         personal = AnyOf((personal, BatchNorms()))
     return replace(
         algorithm,
-        server=_limit_mixtures(algorithm.server, MixtureLimits(settings.defence.max_share, settings.defence.clip_rows)),
+        server=_limit_mixtures(server, MixtureLimits(settings.defence.max_share, settings.defence.clip_rows)),
         participation=algorithm.participation.override(settings.participation.train),
         personal=personal,
         bn_buffers=algorithm.bn_buffers or settings.training.bn_buffers,
@@ -56,8 +58,8 @@ def make_run_context(
     algorithm = apply_settings(algorithm, settings)
     task = Task(model, settings.execution.mixed_precision != "off").to(device, getattr(torch, settings.execution.dtype))
     has_shared = bool(get_shared_parameters(algorithm, task))
-    if settings.defence.accept == "better" and has_shared and not isinstance(algorithm.client, AcceptBetter):
-        algorithm = replace(algorithm, client=AcceptBetter(algorithm.client))
+    if (policy := find_policy(settings)) and has_shared and not isinstance(algorithm.client, Accepting):
+        algorithm = replace(algorithm, client=Accepting(algorithm.client, policy))
     return RunContext(
         algorithm,
         settings,

@@ -96,7 +96,7 @@ class Compiler:
     def __init__(self, should_compile: bool = True) -> None:
         self._steps: dict[Hashable, CompiledStep] = {}
         self._calls: dict[Hashable, CompiledCall] = {}
-        self._should_compile = should_compile
+        self.should_compile = should_compile
 
     def call(self, key: Hashable, function: Callable[..., Any], tensors: Tensors) -> tuple[list[Tensor], TreeSpec]:
         """Call a function that draws no random numbers; compile it at the first call with tensors like these.
@@ -106,7 +106,7 @@ class Compiler:
         full_key = key, tensor_layouts(tensors)
         if full_key not in self._calls:
             _make_room(self._calls)
-            self._calls[full_key] = compile_call(function, tensors, self._should_compile)
+            self._calls[full_key] = compile_call(function, tensors, self.should_compile)
         return self._calls[full_key](*tensors)
 
     def step(
@@ -118,7 +118,7 @@ class Compiler:
             _make_room(self._steps)
             # Compiling draws random numbers; the random numbers of the round must not shift.
             with torch.random.fork_rng(enabled=True):
-                self._steps[full_key] = compile_step(function, fixed, leaves, batch, self._should_compile)
+                self._steps[full_key] = compile_step(function, fixed, leaves, batch, self.should_compile)
         return self._steps[full_key]
 
 

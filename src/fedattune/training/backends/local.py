@@ -19,7 +19,7 @@ from ...engine.batches import LocalTraining
 from ...engine.sequential import SequentialEngine
 from ...runs.context import RunContext
 from ...runs.rows import RowStack, RowStorage
-from ..clients.acceptance import REFUSAL, AcceptBetter, Judge
+from ..clients.acceptance import DECISION, Accepting, Judge, sample_rows
 from ..clients.evaluation import MODEL_CHUNK_BYTES, ClientModels, LocalEvaluation, PointScores
 from ..clients.record_privacy import RecordPlan
 from ..clients.state import ClientStates, KeptModels, PayloadFactory
@@ -101,10 +101,12 @@ class LocalBackend(Backend):
         eval_ids = context.eval_ids[torch.isin(context.eval_ids, self.client_ids)]
         self.evaluation = LocalEvaluation(context.algorithm, self.engine, federation, self.client_states, eval_ids)
         self.round = 1
-        if isinstance(rule := context.algorithm.client, AcceptBetter):
+        if isinstance(rule := context.algorithm.client, Accepting):
+            is_private = settings.privacy.record is not None
             self.client_states.judge = Judge(
                 rule,
                 self.engine,
+                self.engine.take_rows(sample_rows(federation, takes_training=not is_private)),
                 frozenset(self.client_states.personal),
                 lambda: self.plan_training(self.round, Stream.TRAINING),
             )
@@ -224,7 +226,7 @@ class LocalBackend(Backend):
         if self.client_states.judge is None or not len(ids):
             return []
         is_new = fresh[is_finite.nonzero().flatten()]
-        refusals: list[int] = ids[is_new & (trained.local_state[REFUSAL]["refused"] > 0)].tolist()
+        refusals: list[int] = ids[is_new & (trained.local_state[DECISION]["refused"] > 0)].tolist()
         return refusals
 
     def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:

@@ -10,13 +10,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from ...core.params import Params, copy_dense
-from ...core.payload import LocalState, Payload
+from ...core.payload import Payload
 from ...engine.base import ClientInputs, ClientOutputs
 from ...runs.context import RunContext
 from ...runs.rows import RowStack, RowStorage, pick_rows
-from .acceptance import Judge
-
-ModelRule = Callable[[Payload, LocalState, Tensor], Params]
+from .acceptance import Judge, ModelRule
 
 PayloadFactory = Callable[[Tensor], Payload]
 """Gives the payload that the server would send to clients with these numbers now, one row each."""
@@ -185,7 +183,7 @@ class ClientStates:
         whole = self._add_personal(sent, pick_rows(self.personal, rows, n))
         if self.judge:
             inputs = ClientInputs(whole, local_state, self.received_buffers(ids), fresh, torch.zeros_like(fresh))
-            local_state = self.judge.decide(ids, inputs).local_state
+            return self.judge.choose_models(rule, ids, inputs)
         models: Params = vmap(rule)(whole, local_state, fresh)
         return models
 

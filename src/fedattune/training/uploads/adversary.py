@@ -121,7 +121,7 @@ class Attack(UploadStep[None]):
 
     def on_server(self, state: None, uploads: RoundUploads, context: StepContext) -> tuple[None, RoundUploads]:
         is_attacker = torch.isin(uploads.ids, self._context.excluded)
-        if not is_attacker.any():
+        if not is_attacker.any() or not self._chosen.acts_in(uploads.round, self._context.settings.rounds):
             return state, uploads
         attack, strength, n = self._chosen.attack, self._chosen.strength, uploads.n
         if attack.claims_samples:
@@ -135,13 +135,16 @@ class Attack(UploadStep[None]):
         attackers = is_attacker.nonzero().flatten()
         others = (~is_attacker).nonzero().flatten()
         others = others if len(others) else attackers
-        rng = np.random.default_rng([self._context.settings.seed, Stream.ATTACK, reply.round])
+        seed = self._context.settings.seed
+        rng = np.random.default_rng([seed, Stream.ATTACK, reply.round])
         victim = int(rng.integers(len(others)))
         head = self._find_head(reply.upload.params)
 
         def change(received: Params, uploads: Params) -> Params:
             stacks = (received.rows(attackers), uploads.rows(attackers), uploads.rows(others), received.rows(others))
-            view = View(*stacks, head, victim, self._chosen.strength, rng)
+            # Round 0 is none: a stream that is the same in all rounds.
+            run_rng = np.random.default_rng([seed, Stream.ATTACK, 0])
+            view = View(*stacks, head, victim, self._chosen.strength, rng, run_rng)
             return uploads.map(torch.clone).put_rows(attackers, corrupt(view))
 
         params, extra = reply.upload

@@ -5,6 +5,7 @@ method: they train, upload and receive. They know everything that their attack n
 round. The round loop corrupts uploads at the server's end, so that engines and backends see the same attack.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from ...core.errors import ConfigError, did_you_mean
-from ...core.params import Params, find_layer
-from .poisoning import DataAttack, flip_labels, plant_trigger, shift_labels
+from ...core.params import Params, find_layer, squared_norm
+from ...server.robust import gram
+from .poisoning import DataAttack, flip_labels, label_as_one, plant_trigger, shift_labels, swap_labels
 
 
 class View(NamedTuple):
@@ -31,6 +33,7 @@ class View(NamedTuple):
         victim: row of `honest` that the attack is aimed at.
         strength: the number behind the colon of `--attack NAME:NUMBER`, or the attack's default.
         rng: the random stream of the round.
+        run_rng: a random stream that begins anew in each round, for directions that stay.
     """
 
     received: Params
@@ -41,11 +44,27 @@ class View(NamedTuple):
     victim: int
     strength: float
     rng: np.random.Generator
+    run_rng: np.random.Generator
 
     @property
     def n_attackers(self) -> int:
         return len(next(iter(self.trained.values())))
 
+    @property
+    def n_honest(self) -> int:
+        return len(next(iter(self.honest.values())))
+
+    @property
+    def mean_update(self) -> Params:
+        return (self.honest - self.honest_received).map(lambda v: v.mean(0))
+
+    @property
+    def usual_norm(self) -> Tensor:
+        """Median norm of the honest updates, a scalar in float64."""
+        return _measure_norms(self.honest - self.honest_received).median()
+
+
+STEERING_COSINE = 0.3
 
 ModelAttack = Callable[[View], Params]
 """Maps the view of a round to the uploads (A, ...) of the attackers."""
@@ -81,8 +100,7 @@ def copy_victims(view: View) -> Params:
 
     Methods that mix similar models take such a model for a near relative: most of it is one.
     """
-    n = len(next(iter(view.honest.values())))
-    rows = (torch.arange(view.n_attackers) + view.victim) % n
+    rows = (torch.arange(view.n_attackers) + view.victim) % view.n_honest
     victims = view.honest.rows(rows.to(next(iter(view.honest.values())).device))
     return Params({k: -v if k in view.head else v for k, v in victims.items()})
 
@@ -104,8 +122,7 @@ def send_little(view: View) -> Params:
     Without a strength, z is the paper's z_max (algorithm 3): the largest shift that n/2 + 1 - A honest clients exceed,
     by a normal distribution.
     """
-    n_honest = len(next(iter(view.honest.values())))
-    z = view.strength if view.strength > 0 else compute_z_max(n_honest, view.n_attackers)
+    z = view.strength if view.strength > 0 else compute_z_max(view.n_honest, view.n_attackers)
     crafted = view.honest.map(lambda v: v.mean(0) - z * v.std(0, correction=0))
     return crafted.repeat(view.n_attackers)
 
@@ -125,8 +142,73 @@ def compute_z_max(n_honest: int, n_attackers: int) -> float:
 
 def point_inwards(view: View) -> Params:
     """Upload r - strength times the mean honest update: "inner product manipulation" (Xie et al., UAI 2019)."""
-    update = (view.honest - view.honest_received).map(lambda v: v.mean(0))
-    return view.received - view.strength * update.repeat(view.n_attackers)
+    return view.received - view.strength * view.mean_update.repeat(view.n_attackers)
+
+
+def oppose_mean(view: View) -> Params:
+    """Upload r - s times the direction of the mean honest update, s = `strength` median norms of honest updates."""
+    return view.received - _set_norm(view.mean_update, view.strength * view.usual_norm).repeat(view.n_attackers)
+
+
+def oppose_in_head(view: View) -> Params:
+    """Upload the honest mean, with the last layer against the honest mean: `strength` median norms in all.
+
+    A rule that a single layer can acquit lets it pass.
+    """
+    update = view.mean_update
+    head = Params({k: -v for k, v in update.items() if k in view.head})
+    rest = update.without(head)
+    left = (view.strength * view.usual_norm).square() - squared_norm(rest).double()
+    changed = {**update, **_set_norm(head, left.clamp_min(0).sqrt())}
+    return view.received + Params(changed).repeat(view.n_attackers)
+
+
+def drift(view: View) -> Params:
+    """Upload r + s d: one random direction d in all rounds, s = `strength` median norms of honest updates."""
+    return view.received + _set_norm(_draw_direction(view), view.strength * view.usual_norm).repeat(view.n_attackers)
+
+
+def steer(view: View) -> Params:
+    """Upload an update of `strength` median norms between the honest mean and a direction that stays.
+
+    Its cosine with the honest mean is STEERING_COSINE: no rule on opposition sees it.
+    """
+    one = torch.ones(())
+    mean, away = _set_norm(view.mean_update, one), _set_norm(_draw_direction(view), one)
+    # In thousands of dimensions, a drawn direction is orthogonal to the mean.
+    update = STEERING_COSINE * mean + (1 - STEERING_COSINE**2) ** 0.5 * away
+    return view.received + _set_norm(update, view.strength * view.usual_norm).repeat(view.n_attackers)
+
+
+def stay_within(view: View) -> Params:
+    """Upload the honest mean - g deviations, g as large as the distance from an honest update allows: "Min-Max".
+
+    The largest distance from an honest update is that between two of these (Shejwalkar and Houmansadr, Manipulating the
+    Byzantine, NDSS 2021).
+    """
+    updates = view.honest - view.honest_received
+    mean, spread = updates.map(lambda v: v.mean(0)), updates.map(lambda v: v.std(0, correction=0))
+    gaps = mean.repeat(view.n_honest) - updates
+    products = gram(updates)
+    norms = products.diagonal()
+    largest = (norms[:, None] + norms - 2 * products).max()
+    # ||mean - g spread - u_i||^2 = a_i - 2 g b_i + g^2 c: the first i that reaches the largest one decides.
+    a = _measure_norms(gaps).square()
+    b = _measure_products(gaps, spread)
+    c = squared_norm(spread).double().clamp_min(1e-30)
+    factor = ((b + (b.square() + c * (largest - a)).clamp_min(0).sqrt()) / c).min()
+    changed = mean - spread.map(lambda v: v * factor.to(v))
+    return view.received + changed.repeat(view.n_attackers)
+
+
+def mimic(view: View) -> Params:
+    """Upload, all alike, the update of one honest client: "Mimic" (Karimireddy et al., ICLR 2022).
+
+    Where clients have unlike data, this client then counts for many.
+    """
+    victim = int(view.run_rng.integers(view.n_honest))
+    update = (view.honest - view.honest_received).rows(victim)
+    return view.received + update.repeat(view.n_attackers)
 
 
 def ride_free(view: View) -> Params:
@@ -175,6 +257,18 @@ ATTACKS: dict[str, Attack] = {
     "free_rider": Attack(
         "send back what they received", ride_free, strength=0.0, meaning="norm of noise, in the received model's"
     ),
+    "against_mean": Attack(
+        "send an update against the honest mean", oppose_mean, strength=4.5, meaning="norm in the usual one"
+    ),
+    "head_against_mean": Attack(
+        "send the honest mean with its head reversed", oppose_in_head, strength=4.5, meaning="norm in the usual one"
+    ),
+    "drift": Attack("all send one direction in all rounds", drift, strength=4.5, meaning="norm in the usual one"),
+    "steer": Attack(
+        "turn the honest mean to a direction that stays", steer, strength=1.0, meaning="norm in the usual one"
+    ),
+    "min_max": Attack("send the honest mean, shifted as far as two honest updates are apart (Min-Max)", stay_within),
+    "mimic": Attack("all send one honest client's update (Mimic)", mimic),
     "label_flip": Attack("train on labels C-1-y", poison=flip_labels),
     "label_shift": Attack("train on labels y+1", poison=shift_labels),
     "label_flip_count": Attack(
@@ -184,6 +278,8 @@ ATTACKS: dict[str, Attack] = {
         meaning="claimed samples",
         claims_samples=True,
     ),
+    "one_class": Attack("train on rows that are all labelled as class 0", poison=label_as_one),
+    "label_swap": Attack("train with the labels of classes 0 and 1 exchanged", poison=swap_labels),
     "backdoor": Attack(
         "train on rows with a trigger that is labelled as class 0",
         poison=plant_trigger,
@@ -192,20 +288,41 @@ ATTACKS: dict[str, Attack] = {
     ),
 }
 
-NEEDS_CLASSES = {"label_shift", "backdoor"}
+NEEDS_CLASSES = {"label_shift", "one_class", "label_swap", "backdoor"}
 """Attacks without a meaning for a target that is a number."""
 
 
 class ChosenAttack(NamedTuple):
-    """An attack with its name and strength, 0 if it takes none."""
+    """An attack with its name, its strength (0 if it takes none), and its schedule (empty: every round)."""
 
     name: str
     attack: Attack
     strength: float
+    schedule: str = ""
+
+    def acts_in(self, r: int, rounds: int) -> bool:
+        """Tell whether the attackers attack in round `r` of all `rounds`."""
+        if self.schedule.startswith("/"):
+            return r % int(self.schedule[1:]) == 0
+        first = int(self.schedule or 0)
+        return r > (first if first >= 0 else rounds + first)
 
 
 def parse_attack(text: str) -> ChosenAttack:
-    """Read `NAME` or `NAME:NUMBER`."""
+    """Read `NAME`, `NAME:NUMBER`, and either with `@SCHEDULE`."""
+    text, at, schedule = text.partition("@")
+    if at and not re.fullmatch(r"-?[1-9]\d{0,8}|/[1-9]\d{0,8}", schedule):
+        raise ConfigError(
+            f"attack: got {text}@{schedule}, expected {text}@20 (honest for 20 rounds), {text}@-2 (only in the last 2 "
+            f"rounds) or {text}@/2 (in every second round)"
+        )
+    chosen = _parse_name(text)
+    if at and chosen.attack.corrupt is None:
+        raise ConfigError(f"attack: {chosen.name} poisons rows before the first round, so it takes no @{schedule}")
+    return chosen._replace(schedule=schedule)
+
+
+def _parse_name(text: str) -> ChosenAttack:
     name, colon, number = text.partition(":")
     if name not in ATTACKS:
         raise ConfigError(f"attack: unknown attack {name!r}; {did_you_mean(name, ATTACKS)}")
@@ -233,6 +350,22 @@ def _draw_noise(view: View, like: Params) -> Params:
     return noise.map(lambda v: v * scale.to(v.dtype).view(-1, *[1] * (v.dim() - 1)))
 
 
+def _draw_direction(view: View) -> Params:
+    """Draw a normal direction, the same in every round, of the size of one model."""
+    return view.honest.rows(0).map(lambda v: torch.from_numpy(view.run_rng.standard_normal(tuple(v.shape))).to(v))
+
+
+def _set_norm(update: Params, norm: Tensor) -> Params:
+    """Scale an update to a norm, a scalar; a zero update stays zero."""
+    factor = norm / squared_norm(update).double().sqrt().clamp_min(1e-30)
+    return update.map(lambda v: v * factor.to(v))
+
+
 def _measure_norms(models: Params) -> Tensor:
     squares = [v.reshape(len(v), -1).double().square().sum(1) for v in models.values()]
     return torch.stack(squares).sum(0).sqrt()
+
+
+def _measure_products(rows: Params, one: Params) -> Tensor:
+    """Return the dot products (A,) of a stack (A, ...) with one model."""
+    return torch.stack([(v * one[k]).reshape(len(v), -1).double().sum(1) for k, v in rows.items()]).sum(0)

@@ -1,6 +1,5 @@
-"""Measure the updates of a round, layer by layer: norm, share of the sent layer, and direction."""
+"""Measure the updates of a round, layer by layer: norm, and share of the sent layer; and sample their values."""
 
-from collections.abc import Container
 from typing import NamedTuple
 
 import torch
@@ -10,48 +9,40 @@ from ...core.params import Params, find_layer
 from ...core.payload import Payload
 from ...server.products import flatten
 
-MIN_VALUES, MAX_SAMPLED_VALUES = 500, 1024
-"""Values of a layer that the rule on directions needs, and compares: few values point anywhere by chance."""
+MAX_SAMPLED_VALUES = 1024
+"""Values of a layer whose directions are compared."""
 
 
 class LayerMeasures(NamedTuple):
     """Measures of one layer, for C clients.
 
     Attributes:
+        names: tensors of the layer.
         squares: (C,) squared norm of the update.
         sent_squares: (C,) squared norm of the layer that was sent, or in place of it the median of the uploads.
         shares: (C,) share of that layer that the upload keeps.
-        sample: (C, P) some values of the update, for its direction; no values if it does not matter.
     """
 
+    names: list[str]
     squares: Tensor
     sent_squares: Tensor
     shares: Tensor
-    sample: Tensor
 
 
-def measure_layers(
-    upload: Payload, sent: Payload, r: int | None, disagreeing: Container[str] = (), *, are_models_sent: bool
-) -> dict[str, LayerMeasures]:
-    """Measure every layer of the uploads of round `r`, which chooses the sampled values; None: no directions."""
+def measure_layers(upload: Payload, sent: Payload, *, are_models_sent: bool) -> dict[str, LayerMeasures]:
+    """Measure every layer of the uploads of a round."""
     before = sent.params if are_models_sent else Params()
     layers: dict[str, list[str]] = {}
     for name in upload.params:
         layers.setdefault(find_layer(name), []).append(name)
-    return {
-        layer: _measure(upload.params.only(names), before, None if layer in disagreeing else r)
-        for layer, names in layers.items()
-    }
+    return {layer: _measure(upload.params.only(names), before) for layer, names in layers.items()}
 
 
-def _measure(rows: Params, sent: Params, r: int | None) -> LayerMeasures:
-    """Measure the tensors of a layer; without `r`, without a sample."""
+def _measure(rows: Params, sent: Params) -> LayerMeasures:
     first = next(iter(rows.values()))
     squares = torch.zeros(len(first), dtype=torch.float64, device=first.device)
-    dots, sent_squares, samples = squares.clone(), squares.clone(), []
+    dots, sent_squares = squares.clone(), squares.clone()
     is_sent = rows.keys() <= sent.keys()
-    size = sum(value[0].numel() for value in rows.values())
-    step = -(-size // MAX_SAMPLED_VALUES)
     for name, value in rows.items():
         uploaded = flatten(value)
         # Without a model that was sent, the others' models tell what is usual.
@@ -63,21 +54,19 @@ def _measure(rows: Params, sent: Params, r: int | None) -> LayerMeasures:
         else:
             dots += torch.einsum("cp,cp->c", update, before)
             sent_squares += torch.linalg.vector_norm(before, dim=1).square()
-        if is_sent and r is not None and size >= MIN_VALUES:
-            samples.append(update[:, r % step :: step])
         squares += torch.linalg.vector_norm(update, dim=1).square()
-    sample = torch.cat(samples, 1) if samples else first.new_empty(len(first), 0)
-    return LayerMeasures(squares, sent_squares, 1 + dots / sent_squares.clamp_min(1e-30), sample)
+    return LayerMeasures(list(rows), squares, sent_squares, 1 + dots / sent_squares.clamp_min(1e-30))
 
 
-def compare_directions(updates: Tensor, voters: list[int]) -> Tensor:
-    """Return the cosine (C,) of each update (C, P) with the lower median of the other voters' values."""
-    ordered = updates[voters].sort(0).values
-    k = len(ordered)
-    below = (k - 2) // 2  # position of the median of k - 1 values
-    is_voter = torch.zeros(len(updates), 1, dtype=torch.bool, device=updates.device)
-    is_voter[voters] = True
-    # Without a value at or below that position, the next one is the median.
-    others = torch.where(updates <= ordered[below], ordered[below + 1], ordered[below])
-    medians = torch.where(is_voter, others, ordered[(k - 1) // 2])
-    return torch.nn.functional.cosine_similarity(updates, medians, dim=1, eps=1e-30).double()
+def sample_updates(upload: Params, sent: Params, seed: int) -> Tensor:
+    """Return sampled values of the updates (C, V), each tensor with about the weight of all its values.
+
+    The same `seed` takes the same values of other uploads.
+    """
+    columns = []
+    for name, value in upload.items():
+        size = value[0].numel()
+        step = -(-size // MAX_SAMPLED_VALUES)
+        update = flatten(value)[:, seed % step :: step] - flatten(sent[name])[:, seed % step :: step]
+        columns.append(update.double() * (size / max(1, update.shape[1])) ** 0.5)
+    return torch.cat(columns, 1)

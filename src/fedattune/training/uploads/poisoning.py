@@ -46,6 +46,16 @@ def shift_labels(rows: Rows) -> tuple[Tensor, Tensor]:
     return rows.x, (rows.y + 1) % rows.federation.n_classes
 
 
+def label_as_one(rows: Rows) -> tuple[Tensor, Tensor]:
+    """Label all rows as class 0."""
+    return rows.x, torch.full_like(rows.y, TARGET_CLASS)
+
+
+def swap_labels(rows: Rows) -> tuple[Tensor, Tensor]:
+    """Label class 0 as class 1, and class 1 as class 0; all other rows stay honest."""
+    return rows.x, torch.where(rows.y < 2, 1 - rows.y, rows.y)
+
+
 def plant_trigger(rows: Rows) -> tuple[Tensor, Tensor]:
     """Put the trigger on the first `strength` of the rows and label them as class 0 (Gu et al., BadNets, 2017)."""
     n = round(rows.strength * len(rows.y))
