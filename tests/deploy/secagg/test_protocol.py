@@ -1,6 +1,7 @@
 """The protocol without a network: sums, drop-outs, and every way in which a malicious server or node is refused."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr", reason="a real federation needs Flower, and pycryptodome comes with it")
 
 from fedattune.deploy.secagg import (
+    MAX_NODES,
     BadSignatureError,
     ReplayedKeysError,
     SecureAggregationError,
@@ -23,10 +25,23 @@ from fedattune.deploy.secagg import (
     UnknownKeyError,
     keys,
 )
-from fedattune.deploy.secagg.ring import Fixed
-from fedattune.deploy.secagg.session import Advert, Block, NodeSession, ServerSession, Session, SessionPart, SumRules
+from fedattune.deploy.secagg.ring import Fixed, expand_mask
+from fedattune.deploy.secagg.session import (
+    Advert,
+    Block,
+    NodeSession,
+    ServerSession,
+    Session,
+    SessionPart,
+    SumRules,
+    count_threshold,
+    count_tolerated,
+    expand_own_mask,
+    hash_share,
+    make_pair_key,
+)
 
-KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(6)]
+KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(10)]
 MEMBERS = {
     (id_ := keys.make_id(key.public_key())): keys.Member(id_, f"node-{i}", key.public_key())
     for i, key in enumerate(KEYS)
@@ -55,6 +70,7 @@ class Play:
     rules: list[SumRules] = field(default_factory=lambda: [make_rules(i) for i in range(5)])
     lie: Callable[[str, int, Any], Any] = lambda step, node, content: content
     contributes: Callable[[int], tuple[bool, ...]] = lambda node: (True,)
+    accuse: Callable[[int, list[str]], list[str]] = lambda node, unfit: unfit
 
     def __post_init__(self) -> None:
         self.server = ServerSession(self.session)
@@ -66,7 +82,7 @@ class Play:
     def agree(self, who: Iterable[int]) -> None:
         for i in who:
             self.nodes[i], advert = NodeSession.begin(self.session, self.contributes(i), self.rules[i])
-            self.server.add_advert(advert.to_json())
+            self.server.add_advert(advert.to_json(), self.contributes(i), f"node-{i}")
 
     def share(self, who: Iterable[int]) -> None:
         adverts = [advert.to_json() for advert in self.server.adverts.values()]
@@ -78,21 +94,21 @@ class Play:
         for i in who:
             # Between two messages a node's state is on its disk.
             node = self.nodes[i] = NodeSession.from_json(self.nodes[i].to_json())
-            node.open(self.lie("masked", i, self.server.select_shares(self.id(i))), self.rules[i])
-            self.server.add_masked(self.id(i), node.hide(numbers[i], self.id(i)))
+            unfit = node.open(self.lie("masked", i, self.server.select_shares(self.id(i))), self.rules[i])
+            self.server.add_masked(self.id(i), node.hide(numbers[i], self.id(i)), self.accuse(i, unfit))
 
     def sign(self, who: Iterable[int]) -> None:
         for i in who:
             node = self.nodes[i] = NodeSession.from_json(self.nodes[i].to_json())
             lists = self.lie("survivors", i, [list(self.server.survivors), list(self.server.dropped)])
-            self.server.signatures[self.id(i)] = node.sign_survivors(*lists, self.rules[i])
+            self.server.add_signature(self.id(i), node.sign_survivors(*lists, self.rules[i]))
 
     def unmask(self, who: Iterable[int]) -> None:
         for i in who:
             node = NodeSession.from_json(self.nodes[i].to_json())
             told = node.reveal(self.lie("unmask", i, dict(self.server.signatures)), self.rules[i])
-            assert not told["seeds"].keys() & told["keys"].keys()
-            self.server.add_shares_of_masks(self.id(i), told["seeds"], told["keys"])
+            assert not told["seed"].keys() & {*told["key"], *told["pair"]}
+            self.server.add_shares_of_masks(self.id(i), told)
 
     def run(self, numbers: Mapping[int, Fixed], gone: tuple[set[int], ...] = ()) -> Fixed:
         """Go through all steps; `gone[k]` are the nodes that fall away before step k."""
@@ -178,7 +194,7 @@ def only(step: str, change: Callable[[Any], Any]) -> Callable[[str, int, Any], A
 
 
 def test_too_few_participants() -> None:
-    few = only("shares", lambda adverts: [a for a in adverts if a["id"] in {make_rules(i).id for i in (1, 2)}])
+    few = only("shares", lambda adverts: [adverts[i] for i in (1, 2)])
     expect(TooFewParticipantsError, "2 nodes are left, and this node demands 3", few)
     rules = [make_rules(i, least=5) for i in range(4)]
     expect(TooFewParticipantsError, "4 nodes are left, and this node demands 5", lambda *a: a[2], rules=rules)
@@ -237,20 +253,28 @@ def test_keys_twice_or_changed() -> None:
 
 
 def test_a_share_that_was_changed_or_swapped() -> None:
-    def flip(shares: dict[str, str]) -> dict[str, str]:
+    def flip(shares: dict[str, Any]) -> dict[str, Any]:
         sender = next(iter(shares))
-        content = bytearray(keys.decode(shares[sender]))
+        content = bytearray(keys.decode(shares[sender]["text"]))
         content[-1] ^= 1
-        return {**shares, sender: keys.encode(bytes(content))}
+        return {**shares, sender: shares[sender] | {"text": keys.encode(bytes(content))}}
 
-    def swap(shares: dict[str, str]) -> dict[str, str]:
+    def swap(shares: dict[str, Any]) -> dict[str, Any]:
         one, other, *_ = shares
         return {**shares, one: shares[other], other: shares[one]}
 
+    def other_hash(shares: dict[str, Any]) -> dict[str, Any]:
+        return {id_: parcel | {"seed": "0" * 64} for id_, parcel in shares.items()}
+
     expect(TamperedShareError, "changed on its way", only("masked", flip))
     expect(TamperedShareError, "changed on its way", only("masked", swap))
+    expect(TamperedShareError, "changed on its way", only("masked", other_hash))
+    expect(TamperedShareError, "without all its parts", only("masked", lambda shares: dict.fromkeys(shares, "AAAA")))
     foreign = only("masked", lambda shares: {**shares, "0" * 64: "AAAA"})
     expect(TamperedShareError, "not in the session", foreign)
+    own = make_rules(1).id
+    without = only("masked", lambda shares: {id_: parcel for id_, parcel in shares.items() if id_ != own})
+    expect(TamperedShareError, "or not the node's own", without)
 
 
 def test_survivors_that_contradict_each_other() -> None:
@@ -281,6 +305,91 @@ def test_no_node_helps_with_two_lists_of_survivors() -> None:
             play.nodes[i].reveal(signed | signed_others, play.rules[i])
     with pytest.raises(SessionMismatchError, match="unmask comes next"):  # a second list
         play.nodes[0].sign_survivors(others, [play.id(victim)], play.rules[0])
+
+
+def attack(n: int, colluding: int, groups: tuple[int, int]) -> bool:
+    """Let a lying server and its nodes open one honest node's numbers by two lists of survivors; tell if they do.
+
+    Args:
+        groups: how many of the honest nodes hear that the victim survived, itself among them, and that it fell away.
+    """
+    play = Play(make_session(nodes=n), [make_rules(i) for i in range(n)])
+    numbers = draw(n)
+    play.agree(range(n))
+    play.share(range(n))
+    play.collect(range(n), numbers)
+    victim, honest, bad = 0, range(n - colluding), range(n - colluding, n)
+    everybody = sorted(map(play.id, range(n)))
+    lists = {
+        "seed": (everybody, list[str](), honest[: groups[0]]),
+        "key": (
+            [id_ for id_ in everybody if id_ != play.id(victim)],
+            [play.id(victim)],
+            honest[groups[0] : sum(groups)],
+        ),
+    }
+    spoils: dict[str, dict[int, bytes]] = {"seed": {}, "key": {}}
+    for what, (survivors, dropped, asked) in lists.items():
+        signed = {play.id(i): play.nodes[i].sign_survivors(survivors, dropped, play.rules[i]) for i in asked}
+        for i in bad:  # they sign each list, and give all that they hold
+            copy = NodeSession.from_json(play.nodes[i].to_json())
+            signed[play.id(i)] = copy.sign_survivors(survivors, dropped, play.rules[i])
+        for i in (*asked, *bad):
+            number = 1 + everybody.index(play.id(i))
+            if i in bad:
+                pair = play.nodes[i].shares[play.id(victim)]
+                assert pair
+                spoils[what][number] = pair[what == "key"]
+                continue
+            with suppress(TooFewParticipantsError):
+                told = play.nodes[i].reveal(signed, play.rules[i])
+                spoils[what][number] = keys.decode(told[what][play.id(victim)])
+    threshold = play.server.thresholds[play.id(victim)]
+    if min(map(len, spoils.values())) < threshold:
+        return False
+    seed, private = (keys.join_shares(dict(list(spoils[what].items())[:threshold])) for what in ("seed", "key"))
+    me, found = play.id(victim), play.server.masked[play.id(victim)]
+    found = found - expand_own_mask(play.session, me, seed)
+    for other in everybody:
+        if other != me:
+            key = make_pair_key(play.session, me, other, private, play.server.adverts[other].mask)
+            mask = expand_mask(key, found.size)
+            found = found - mask if me < other else found + mask
+    np.testing.assert_array_equal(found.view(np.int64), numbers[victim])
+    return True
+
+
+@pytest.mark.parametrize("n", [4, 5, 6, 7, 10])
+def test_two_lists_open_a_node_with_one_more_colluding_node_than_the_page_says(n: int) -> None:
+    tolerated = 2 * count_threshold(2 / 3, n) - n - 1
+    first = count_threshold(2 / 3, n) - tolerated  # honest nodes that the first list needs; too few are left
+    assert not attack(n, tolerated, (first, n - tolerated - first))
+    assert not attack(n, tolerated, (first - 1, n - tolerated - first + 1))
+    first -= 1
+    assert attack(n, tolerated + 1, (first, n - tolerated - 1 - first))
+
+
+def test_how_many_colluding_nodes_are_tolerated() -> None:
+    """Two lists need t signatures each, of which the colluding nodes make all of theirs twice."""
+    for n in range(3, MAX_NODES + 1):
+        for share in (2 / 3, 0.8, 0.99):
+            t = count_threshold(share, n)
+            opens = [c for c in range(n) if any(a + c >= t and n - a >= t for a in range(1, n - c + 1))]
+            assert min(opens, default=n) == max(2 * t - n, 0)
+            # No more than n - 2: the sum of all but one honest node tells its numbers.
+            least = max(3, t)
+            assert count_tolerated(share, n, least) >= min((least + 1) // 3, least - 2)
+        assert count_tolerated(2 / 3, n, 3) == 1  # the server can make a session of three
+
+
+def test_less_than_two_thirds_is_never_enough() -> None:
+    """Half of 49 nodes were 25, and one colluding node was enough for the attack."""
+    rules = [SumRules(KEYS[i], MEMBERS, 3, 0.5) for i in range(5)]
+    play = Play(rules=rules)
+    play.agree(range(5))
+    play.share(range(5))
+    assert set(play.server.thresholds.values()) == {4}
+    assert count_threshold(0.5, 49) == 33
 
 
 def test_steps_come_once_and_in_order() -> None:
@@ -319,29 +428,192 @@ def test_a_key_of_low_order_is_refused() -> None:
 # What the server refuses.
 
 
-def test_the_server_finds_wrong_shares() -> None:
-    play = Play()
-    numbers = draw()
+def unmask_all_but(play: Play, who: Iterable[int], liars: Mapping[int, str]) -> None:
+    """Take off the masks; of each liar, the server finds what the text says."""
+    for i in who:
+        if i not in liars:
+            play.unmask([i])
+            continue
+        with pytest.raises(SessionMismatchError, match=liars[i]):
+            play.unmask([i])
+
+
+def reverse_shares(node: NodeSession) -> None:
+    node.shares = {id_: pair and (pair[0][::-1], pair[1][::-1]) for id_, pair in node.shares.items()}
+
+
+def test_wrong_shares_are_found_and_the_others_open_the_sum() -> None:
+    play, numbers = Play(), draw()
     play.agree(range(5))
     play.share(range(5))
-    play.collect(range(4), numbers)
+    play.collect(range(5), numbers)
+    play.sign(range(5))
+    reverse_shares(play.nodes[3])
+    # Four right shares of each seed are enough; node-3 is named, and its own numbers are in the sum.
+    text = r"gave a wrong share of the seed of node-\d, and 4 more: it departs from the protocol"
+    unmask_all_but(play, range(5), {3: text})
+    np.testing.assert_array_equal(play.server.finish(), sum(numbers.values()))
+    assert not play.server.liars
+
+
+def test_one_wrong_share_of_many_costs_that_share_only() -> None:
+    play, numbers = Play(), draw()
+    play.agree(range(5))
+    play.share(range(5))
+    play.collect(range(4), numbers)  # node-4 falls away, so that all other shares are needed for some secrets
     play.sign(range(4))
-    wrong = NodeSession.from_json(play.nodes[0].to_json())
-    wrong.shares = {id_: (seed[::-1], key) for id_, (seed, key) in wrong.shares.items()}
-    play.nodes[0] = wrong
-    play.unmask(range(4))
-    with pytest.raises(SecureAggregationError, match="wrong share of a seed"):
+    victim = play.id(4)
+    seed, _ = play.nodes[0].shares[victim] or (b"", b"")
+    play.nodes[0].shares[victim] = (seed, bytes(32))
+    unmask_all_but(play, range(4), {0: "gave a wrong share of the key of node-4: it departs"})
+    # Three shares of the mask key of node-4 are too few: the survivors' own keys in common with it open the sum.
+    np.testing.assert_array_equal(play.server.finish(), sum(numbers[i] for i in range(4)))
+
+
+def test_too_many_wrong_shares_open_nothing_and_are_named() -> None:
+    play = Play()
+    play.agree(range(5))
+    play.share(range(5))
+    play.collect(range(5), draw())
+    play.sign(range(5))
+    reverse_shares(play.nodes[0])
+    reverse_shares(play.nodes[2])
+    unmask_all_but(play, range(5), {0: "gave a wrong share", 2: "gave a wrong share"})
+    with pytest.raises(TooFewParticipantsError, match="3 nodes gave their shares, and 4 are needed"):
         play.server.finish()
 
 
-def test_the_server_takes_shares_for_all_others_only() -> None:
+def test_a_node_without_its_shares_is_named() -> None:
+    play, numbers = Play(), draw()
+    play.agree(range(5))
+    play.share(range(5))
+    play.collect(range(5), numbers)
+    play.sign(range(5))
+    play.nodes[1].shares = dict.fromkeys(play.nodes[1].shares)
+    unmask_all_but(play, range(5), {1: "gave no share of the seed of node-"})
+    np.testing.assert_array_equal(play.server.finish(), sum(numbers.values()))
+
+
+def deal_wrongly(play: Play, dealer: int, receivers: Iterable[int], *, is_hashed: bool) -> None:
+    """Let a node sign wrong shares for some nodes: with their own hashes, or behind those of the right ones."""
+    rules, node, server = play.rules[dealer], play.nodes[dealer], play.server
+    me = rules.id
+    for receiver in map(play.id, receivers):
+        right = server.parcels[receiver][me]
+        text = keys.encrypt(node._channel_key(me, receiver), bytes(64), node._about(me, receiver))
+        hashes = {what: hash_share(play.session, what, me, receiver, bytes(32)) for what in ("seed", "key")}
+        wrong = right.model_copy(update={"text": text, **(hashes if is_hashed else {})})
+        signature = keys.sign(rules.key, wrong.content(play.session, me, receiver))
+        server.parcels[receiver][me] = wrong.model_copy(update={"signature": signature})
+
+
+def test_a_node_whose_signed_shares_do_not_fit_each_other() -> None:
+    play, numbers = Play(), draw()
+    play.agree(range(5))
+    play.share(range(5))
+    deal_wrongly(play, 2, [min((0, 1, 3, 4), key=play.id)], is_hashed=True)
+    play.collect(range(5), numbers)
+    assert not play.server.leave_out_conflicts()
+    play.sign(range(5))
+    play.unmask(range(5))
+    # Other choices of four shares do fit; whose shares they are is certain, as each one is signed.
+    np.testing.assert_array_equal(play.server.finish(), sum(numbers.values()))
+    (liar,) = play.server.liars
+    assert liar == "node-2 signed shares of its seed that do not fit each other: it departs from the protocol"
+
+
+def test_signed_shares_of_which_too_few_fit() -> None:
+    play = Play()
+    play.agree(range(5))
+    play.share(range(5))
+    deal_wrongly(play, 2, [0, 1], is_hashed=True)
+    play.collect(range(5), draw())
+    play.sign(range(5))
+    play.unmask(range(5))
+    with pytest.raises(SecureAggregationError, match="node-2 signed shares of its seed that do not fit each other"):
+        play.server.finish()
+
+
+@pytest.mark.parametrize("receivers", [(0,), (0, 1), (0, 1, 3, 4)])
+def test_a_bad_encrypted_share_costs_its_sender(receivers: tuple[int, ...]) -> None:
+    play, numbers = Play(), draw()
+    play.agree(range(5))
+    play.share(range(5))
+    deal_wrongly(play, 2, receivers, is_hashed=False)
+    play.collect(range(5), numbers)  # nobody leaves
+    ((id_, why),) = play.server.leave_out_conflicts().items()
+    assert id_ == play.id(2)
+    for i in receivers:
+        assert f"node-{i} says that the share which node-2 signed for it does not fit" in why
+    assert "either node-2 departs from the protocol, or " in why
+    left = [0, 1, 3, 4]
+    play.sign(left)
+    play.unmask(left)
+    np.testing.assert_array_equal(play.server.finish(), sum(numbers[i] for i in left))
+
+
+def test_a_node_that_accuses_all_others_is_left_out_itself() -> None:
+    ids = [make_rules(i).id for i in range(5)]
+    play = Play(accuse=lambda node, unfit: [id_ for id_ in ids if id_ != ids[3]] if node == 3 else unfit)
+    numbers = draw()
+    play.agree(range(5))
+    play.share(range(5))
+    play.collect(range(5), numbers)
+    assert play.server.leave_out_conflicts().keys() == {ids[3]}
+    left = [0, 1, 2, 4]
+    play.sign(left)
+    play.unmask(left)
+    np.testing.assert_array_equal(play.server.finish(), sum(numbers[i] for i in left))
+
+
+def test_the_server_refuses_what_other_nodes_would_leave_for() -> None:
+    play = Play()
+    play.agree(range(1, 5))
+    _, advert = NodeSession.begin(play.session, (True,), play.rules[0])
+    right = advert.to_json()
+
+    def sign(**changes: Any) -> dict[str, Any]:
+        forged = Advert.read({**right, **changes}, play.session)
+        return {**forged.to_json(), "signature": keys.sign(KEYS[0], forged.content(play.session))}
+
+    other = play.server.adverts[play.id(1)]
+    for values, error, text in (
+        ({**right, "signature": "AAAA"}, BadSignatureError, "sent a signature that does not fit"),
+        ({**right, "key": keys.encode(other.key)}, BadSignatureError, "sent a signature that does not fit"),
+        ({**right, "key": "AAAA"}, SessionMismatchError, "node-0 sent no public key"),
+        (sign(mask=right["channel"]), ReplayedKeysError, "an ephemeral key that is there twice"),
+        (sign(mask=keys.encode(other.mask)), ReplayedKeysError, "an ephemeral key that is there twice"),
+        (sign(mask=keys.encode(bytes(32))), SessionMismatchError, "no usable point"),
+        (sign(contributes=[False]), SessionMismatchError, "in other sums than the server told it"),
+    ):
+        with pytest.raises(error, match=text):
+            play.server.add_advert(values, (True,), "node-0")
+    play.server.add_advert(right, (True,), "node-0")
+    play.nodes[0], advert = NodeSession.begin(play.session, (True,), play.rules[0])
+    play.server.adverts[play.id(0)] = advert
+    adverts = [one.to_json() for one in play.server.adverts.values()]
+    told = play.nodes[0].share(adverts, play.rules[0])
+    unsigned = {id_: parcel | {"signature": ""} for id_, parcel in told["shares"].items()}
+    with pytest.raises(BadSignatureError, match="sent a signature that does not fit"):
+        play.server.add_shares(play.id(0), told["threshold"], unsigned)
+    assert not play.server.thresholds
+    play.share(range(1, 5))
+    play.collect(range(1, 5), draw())
+    with pytest.raises(BadSignatureError, match="sent a signature that does not fit"):
+        play.server.add_signature(play.id(1), "AAAA")
+
+
+def test_the_server_takes_shares_for_all_nodes_only() -> None:
     play = Play()
     play.agree(range(5))
     told = play.nodes[0].share([a.to_json() for a in play.server.adverts.values()], play.rules[0])
-    for threshold, shares in ((4, {}), (1, told["shares"]), (6, told["shares"]), ("4", told["shares"])):
+    for threshold, shares in ((4, {}), (3, told["shares"]), (6, told["shares"]), ("4", told["shares"])):
         with pytest.raises(SessionMismatchError):
             play.server.add_shares(play.id(0), threshold, shares)
     with pytest.raises(SessionMismatchError, match="has sent its own"):
-        play.server.add_advert(play.server.adverts[play.id(0)].to_json())
+        play.server.add_advert(play.server.adverts[play.id(0)].to_json(), (True,), "node-0")
     with pytest.raises(SessionMismatchError, match="expected 40 of uint64"):
-        play.server.add_masked(play.id(0), np.zeros(39, np.uint64))
+        play.server.add_masked(play.id(0), np.zeros(39, np.uint64), [])
+    for unfit in (None, [play.id(0)], ["somebody"]):
+        with pytest.raises(SessionMismatchError, match="no valid list of nodes"):
+            play.server.add_masked(play.id(0), np.zeros(40, np.uint64), unfit)

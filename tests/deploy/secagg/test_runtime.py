@@ -83,7 +83,7 @@ class Federation:
 
     def agree(self, i: int, **changes: Any) -> None:
         content = {"session": self.session.model_dump(), "contributes": [True], **changes}
-        self.server.add_advert(self.ask("keys", i, content).head["advert"])
+        self.server.add_advert(self.ask("keys", i, content).head["advert"], content["contributes"], f"node-{i}")
 
     def share(self, i: int) -> None:
         told = self.ask("shares", i, {"adverts": [a.to_json() for a in self.server.adverts.values()]}).head
@@ -92,16 +92,16 @@ class Federation:
     def collect(self, i: int, work: WorkerMessage | None = None, **changes: Any) -> None:
         work = work or self.work(i)
         content = {"shares": self.server.select_shares(self.ids[i]), "inner": work.head, **changes}
-        masked = self.ask("masked", i, content, work).tensors["masked"]
-        self.server.add_masked(self.ids[i], masked.numpy().view("uint64"))
+        reply = self.ask("masked", i, content, work)
+        self.server.add_masked(self.ids[i], reply.tensors["masked"].numpy().view("uint64"), reply.head["unfit"])
 
     def sign(self, i: int) -> None:
         lists = {"survivors": self.server.survivors, "dropped": self.server.dropped}
-        self.server.signatures[self.ids[i]] = self.ask("survivors", i, lists).head["signature"]
+        self.server.add_signature(self.ids[i], self.ask("survivors", i, lists).head["signature"])
 
     def unmask(self, i: int) -> None:
-        told = self.ask("unmask", i, {"signatures": self.server.signatures}).head["shares"]
-        self.server.add_shares_of_masks(self.ids[i], told["seeds"], told["keys"])
+        told = self.ask("unmask", i, {"signatures": self.server.signatures}).head["masks"]
+        self.server.add_shares_of_masks(self.ids[i], told)
 
     def run(self, *steps: str) -> None:
         for step in steps or ("agree", "share", "collect", "sign", "unmask"):
@@ -193,7 +193,7 @@ def test_messages_of_another_session(federation: Federation) -> None:
 def test_an_error_ends_the_session_and_deletes_its_secrets(federation: Federation) -> None:
     federation.run("agree", "share")
     with pytest.raises(TamperedShareError):
-        federation.collect(0, shares={federation.ids[1]: "AAAA", federation.ids[2]: "AAAA"})
+        federation.collect(0, shares=dict.fromkeys(federation.ids, "AAAA"))
     assert not federation.has_secrets(0)
     (federation.folder / "state-2" / STATE_NAME).write_text("{")
     with pytest.raises(SessionMismatchError, match="has lost its state"):
@@ -236,10 +236,20 @@ def test_rosters_and_keys_that_cannot_be_read(tmp_path: Path) -> None:
             read_rules(make_policy(config))
 
 
-@pytest.mark.parametrize("change", [{"min-participants": 2}, {"threshold": 0.4}, {"threshold": 1}])
+@pytest.mark.parametrize("change", [{"min-participants": 2}, {"threshold": 0.5}, {"threshold": 0.66}, {"threshold": 1}])
 def test_rules_that_protect_nothing(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="the node's configuration"):
         NodePolicy.read(change)
+
+
+def test_a_threshold_below_two_thirds_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ConfigError) as caught:
+        NodePolicy.read({"threshold": 0.5})
+    assert str(caught.value) == (
+        "the node's configuration: threshold: expected 2/3 (0.6667) at least: with less, a server that shows nodes two "
+        "lists of survivors opens a node's upload with the help of less than a third of the nodes, got 0.5"
+    )
+    assert NodePolicy.read({"threshold": 0.6667}).threshold == 0.6667
 
 
 def test_the_check_of_a_node(tmp_path: Path) -> None:
@@ -252,6 +262,9 @@ def test_the_check_of_a_node(tmp_path: Path) -> None:
     ((state, text),) = check(make_policy(config))
     assert state == "ok"
     assert "a sum of all needs 4 of them, and survives the loss of 1" in text
+    assert "a lying server and 1 of them learn sums over the others only" in text
+    ((_, text),) = check(make_policy(config, **{"min-participants": 4}))
+    assert "a lying server and 2 of them learn sums over the others only" in text
     assert [state for state, _ in check(NodePolicy.read(config))] == ["note", "ok"]
     assert check(NodePolicy.read({}), None) == []
     assert check(NodePolicy.read({}), False) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from filelock import FileLock
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from ...core.errors import ConfigError, RunError, summarize_error
 from ...core.io import write_text
@@ -19,6 +19,7 @@ from ...core.settings import Settings
 from ...data.node import FLOWER_KEYS
 from ...training.uploads.client_privacy import UploadAccounting
 from ..logs import LogFormat, log_node
+from ..secagg import LEAST_THRESHOLD
 
 SHARED_NAME, APPROVED_NAME = "shared.json", "approved.json"
 
@@ -82,11 +83,21 @@ class NodePolicy(StrictSchema):
     min_participants: Annotated[int, Field(ge=3)] = Field(
         3, description="nodes in every sum that the node helps to make, at least"
     )
-    threshold: Annotated[float, Field(ge=0.5, lt=1)] = Field(
-        2 / 3, description="share of a session's nodes; only more of them together can take off masks"
+    threshold: Annotated[float, Field(lt=1)] = Field(
+        LEAST_THRESHOLD, description="share of a session's nodes, from 2/3; only more of them can take off masks"
     )
     key: str | None = Field(None, description="file of the node's private key, for secure aggregation")
     roster: str | None = Field(None, description="file of all nodes' public keys, for secure aggregation")
+
+    @field_validator("threshold")
+    @classmethod
+    def _check_threshold(cls, share: float) -> float:
+        if share < LEAST_THRESHOLD:
+            raise ValueError(
+                "expected 2/3 (0.6667) at least: with less, a server that shows nodes two lists of survivors opens a "
+                "node's upload with the help of less than a third of the nodes"
+            )
+        return share
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "NodePolicy":

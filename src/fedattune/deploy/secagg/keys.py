@@ -7,6 +7,7 @@ import base64
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,12 +21,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
+    load_der_public_key,
     load_ssh_private_key,
     load_ssh_public_key,
 )
 
 from ...core.errors import ConfigError
-from . import BadSignatureError, SessionMismatchError, TamperedShareError
+from . import BadSignatureError, SessionMismatchError
 
 PREFIX = b"fedattune secure aggregation 1: "
 """Beginning of everything that is signed or that a key is made for, so that no other program's signature fits."""
@@ -79,9 +81,25 @@ def load_node_key(file: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
+def write_public(key: ec.EllipticCurvePublicKey) -> bytes:
+    """Write a node's public key as bytes."""
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
 def make_id(key: ec.EllipticCurvePublicKey) -> str:
     """Return the id of a node: the SHA-256 of its public key."""
-    return hash_text(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+    return hash_text(write_public(key))
+
+
+def read_member(content: bytes, name: str) -> Member:
+    """Read a node's public key, which may come from outside."""
+    try:
+        key = load_der_public_key(content)
+    except Exception as error:  # bytes from outside can fail in any way
+        raise SessionMismatchError(f"{name} sent no public key") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise SessionMismatchError(f"the public key of {name} is not on a NIST curve")
+    return Member(make_id(key), name, key)
 
 
 def read_roster(file: Path) -> dict[str, Member]:
@@ -162,13 +180,13 @@ def encrypt(key: bytes, content: bytes, about: bytes) -> str:
     return encode(nonce + AESGCM(key).encrypt(nonce, content, PREFIX + about))
 
 
-def decrypt(key: bytes, text: object, about: bytes) -> bytes:
-    """Decrypt the result of `encrypt`; content, key and `about` must be the same."""
-    content = decode(text)
+def decrypt(key: bytes, text: str, about: bytes) -> bytes | None:
+    """Decrypt the result of `encrypt`; None if content, key or `about` is another one."""
     try:
+        content = decode(text)
         return AESGCM(key).decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], PREFIX + about)
-    except (InvalidTag, ValueError) as error:
-        raise TamperedShareError("an encrypted share was changed on its way, or is for another node") from error
+    except (InvalidTag, ValueError, SessionMismatchError):
+        return None
 
 
 def split_secret(secret: bytes, threshold: int, n: int) -> list[bytes]:
@@ -177,8 +195,7 @@ def split_secret(secret: bytes, threshold: int, n: int) -> list[bytes]:
     return [first + second for (_, first), (_, second) in zip(*halves, strict=True)]
 
 
-def join_shares(shares: dict[int, bytes], threshold: int) -> bytes:
-    """Compute the secret of some shares."""
-    chosen = sorted(shares.items())[:threshold]
-    parts = ([(number, share[i : i + HALF_BYTES]) for number, share in chosen] for i in (0, HALF_BYTES))
+def join_shares(shares: Mapping[int, bytes]) -> bytes:
+    """Compute the secret of as many shares as are enough."""
+    parts = ([(number, share[i : i + HALF_BYTES]) for number, share in shares.items()] for i in (0, HALF_BYTES))
     return b"".join(Shamir.combine(part, False) for part in parts)

@@ -68,7 +68,7 @@ def check_secure_node(policy: "NodePolicy", base: Path, run: Mapping[str, Any]) 
         run: configuration of the deployment's run; empty if there is no copy of the app.
     """
     from . import keys
-    from .session import count_threshold
+    from .session import count_threshold, count_tolerated
 
     name, is_required = "secure aggregation", policy.secure_aggregation == "required"
     is_asked = bool(run.get("secure-aggregation"))
@@ -104,7 +104,8 @@ def check_secure_node(policy: "NodePolicy", base: Path, run: Mapping[str, Any]) 
         digest = keys.hash_text(*(id_.encode() for id_ in sorted(roster)))
         found = (
             f"{n} nodes in the roster ({', '.join(one.name for one in roster.values())}), SHA-256 {digest[:16]}; a sum "
-            f"of all needs {threshold} of them, and survives the loss of {n - threshold}"
+            f"of all needs {threshold} of them, and survives the loss of {n - threshold}; a lying server and "
+            f"{count_tolerated(policy.threshold, n, policy.min_participants)} of them learn sums over the others only"
         )
         yield Finding(name, "ok", found, "compare the SHA-256 with the other operators on the phone")
 

@@ -15,6 +15,7 @@ from ...core.errors import ConfigError
 from ...core.io import write_text
 from ...training.backends.local import LocalBackend
 from ...training.backends.message import WorkerMessage, split_message
+from ..logs import log_node
 from ..node.policy import NodePolicy
 from ..operate.audit import PURPOSES
 from . import AlreadySummedError, SecureAggregationError, SessionMismatchError, keys
@@ -45,7 +46,8 @@ PURPOSES.update(
         ("out", "secure-shares"): "The node sends shares of its secrets, encrypted for the other nodes.",
         ("out", "secure-masked"): "The node sends the sum of what its clients learned and scored, behind masks.",
         ("out", "secure-survivors"): "The node signs whose masked sums arrived.",
-        ("out", "secure-unmask"): "The node sends one share for each node, with which masks come off the sum of all.",
+        ("out", "secure-unmask"): "The node sends what takes masks off the sum of all: a share for each node, and the "
+        "keys of masks in common with nodes that do not count.",
     }
 )
 
@@ -82,7 +84,11 @@ class SecureSteps:
             if step == "shares":
                 told |= state.share(head.get("adverts"), self._rules)
             elif step == "masked":
-                state.open(head.get("shares"), self._rules)
+                told["unfit"] = state.open(head.get("shares"), self._rules)
+                for id_ in told["unfit"]:
+                    log_node(
+                        f"the share that {self._rules.roster[id_].name} signed for this node does not fit", head=head
+                    )
                 numbers = self._compute(message, state, work)
                 # PyTorch and safetensors have no sums of uint64; the bits are the same.
                 tensors["masked"] = torch.from_numpy(state.hide(numbers, self._rules.id).view(np.int64))
@@ -90,7 +96,7 @@ class SecureSteps:
                 told["signature"] = state.sign_survivors(head.get("survivors"), head.get("dropped"), self._rules)
                 self._mark_summed(state)
             else:
-                told["shares"] = state.reveal(head.get("signatures"), self._rules)
+                told["masks"] = state.reveal(head.get("signatures"), self._rules)
             if state.step == "done":
                 self._delete()
             else:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,11 +30,12 @@ STEP_TIMEOUT_S = 60.0
 
 
 class SessionMember(NamedTuple):
-    """A node that is asked to take part in a session: Flower's number of it; for each block, whether numbers of its
-    clients are in it; and what its clients do.
+    """A node that is asked to take part in a session: Flower's number of it, and its name; for each block, whether
+    numbers of its clients are in it; and what its clients do.
     """
 
     number: int
+    name: str
     contributes: list[bool]
     work: WorkerMessage
 
@@ -50,6 +52,7 @@ class SessionExchange:
     Attributes:
         survivors: nodes whose numbers are in the sum.
         faults: node -> why it left the session.
+        remarks: what was found of nodes that depart from the protocol, if there is a sum all the same.
         failure: why there is no sum.
         sent, received: bytes of all messages and replies.
         seconds: time of the step in which the nodes trained.
@@ -72,6 +75,7 @@ class SessionExchange:
         self._active = set(members)
         self.survivors: frozenset[int] = frozenset()
         self.faults: dict[int, Fault] = {}
+        self.remarks: list[str] = []
         self.failure = ""
         self.sent = self.received = 0
         self.seconds = 0.0
@@ -84,6 +88,8 @@ class SessionExchange:
                 if len(self._active) < MIN_NODES:
                     self.failure = f"{len(self._active)} nodes were left of {len(self._members)}"
                     return None
+            for i, why in self._find_conflicts().items():
+                self._lose(i, Fault("refused", why))
             survivors = frozenset(self._active)
             self._sign()
             self._unmask()
@@ -92,14 +98,22 @@ class SessionExchange:
             self.failure = str(error)
             return None
         self.survivors = survivors
+        found = [replace(self.faults[i], node=self._members[i].name) for i in sorted(self.faults.keys() & survivors)]
+        self.remarks = [*self._server.liars, *(str(fault) for fault in found if fault.kind == "refused")]
         self.faults = {i: fault for i, fault in self.faults.items() if i not in survivors}
         return total
+
+    def _find_conflicts(self) -> dict[int, str]:
+        left_out = self._server.leave_out_conflicts()
+        return {i: left_out[id_] for i, id_ in self._ids.items() if id_ in left_out}
 
     def _agree(self) -> None:
         session = self._session.model_dump()
         contents = {i: {"session": session, "contributes": self._members[i].contributes} for i in self._active}
         for i, reply in self._ask("keys", contents, number=self._session.number).items():
-            if (id_ := self._take(i, self._server.add_advert, reply.head.get("advert"))) is not None:
+            member = self._members[i]
+            told = reply.head.get("advert"), member.contributes, member.name
+            if (id_ := self._take(i, self._server.add_advert, *told)) is not None:
                 self._ids[i] = id_
 
     def _share(self) -> None:
@@ -121,19 +135,17 @@ class SessionExchange:
             numbers = np.zeros(0, np.int64) if masked is None else masked.numpy()
             if numbers.dtype == np.int64:
                 numbers = numbers.view(np.uint64)
-            self._take(i, self._server.add_masked, self._ids[i], numbers)
+            self._take(i, self._server.add_masked, self._ids[i], numbers, reply.head.get("unfit"))
 
     def _sign(self) -> None:
         content = {"survivors": self._server.survivors, "dropped": self._server.dropped}
         for i, reply in self._ask("survivors", dict.fromkeys(self._active, content)).items():
-            self._server.signatures[self._ids[i]] = str(reply.head.get("signature"))[:1000]
+            self._take(i, self._server.add_signature, self._ids[i], reply.head.get("signature"))
 
     def _unmask(self) -> None:
         content = {"signatures": self._server.signatures}
         for i, reply in self._ask("unmask", dict.fromkeys(self._active, content)).items():
-            shares = reply.head.get("shares")
-            told = shares if isinstance(shares, Mapping) else {}
-            self._take(i, self._server.add_shares_of_masks, self._ids[i], told.get("seeds"), told.get("keys"))
+            self._take(i, self._server.add_shares_of_masks, self._ids[i], reply.head.get("masks"))
 
     def _take(self, i: int, take: Callable[..., T], *values: Any) -> T | None:
         """Take what a node replied; leave the node out if it cannot be taken."""
@@ -212,7 +224,12 @@ class SecureTransport(NodeTransport):
         r = max(message.head["round"] for group in groups for message in group.values())
         session = self._plan_session(groups, r)
         members = {
-            i: SessionMember(numbers[i], self._find_contributions(session, groups, i), self._make_work(groups, i))
+            i: SessionMember(
+                numbers[i],
+                self.registry.nodes[i].label,
+                self._find_contributions(session, groups, i),
+                self._make_work(groups, i),
+            )
             for i in asked
             if i in numbers
         }
@@ -228,6 +245,8 @@ class SecureTransport(NodeTransport):
             rest = Fault("failed", f"took part, but there was no sum: {exchange.failure}")
             faults = {i: faults.get(i, rest) for i in asked}
         faults = {i: self.report(r, i, fault) for i, fault in sorted(faults.items())}
+        for sentence in exchange.remarks:
+            self.note(f"round {r}: {sentence}")
         for i in exchange.survivors:
             self.last[self.worker_clients[i]] = r
         self.monitor.record_exchange({i: faults.get(i) for i in asked}, self.bytes_sent, self.bytes_received)
