@@ -56,7 +56,11 @@ class TamperedShareError(SecureAggregationError):
 
 
 class ClipRangeError(SecureAggregationError):
-    """A value or a weight is too large for the sum."""
+    """A value or a weight of a node is out of the range of the sum."""
+
+
+class ImpossibleSumError(SecureAggregationError):
+    """An opened sum is none that nodes can have which keep to the protocol; no sum tells whose numbers are wrong."""
 
 
 class AlreadySummedError(SecureAggregationError):

@@ -1,7 +1,8 @@
 """Lay out a node's replies as one vector of fixed-point numbers, and read the sum as means and scores."""
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,8 +14,8 @@ from ...core.payload import Payload
 from ...engine.base import EvalPart, Scores
 from ...training.backends.message import WorkerMessage, unflatten_payload
 from ...training.clients.evaluation import PointScores
-from . import ClipRangeError, SessionMismatchError
-from .ring import LOSS_BITS, MAX_COUNT, Fixed, dequantize, find_weight_limit, quantize, quantize_loss
+from . import ClipRangeError, ImpossibleSumError, SessionMismatchError
+from .ring import LOSS_BITS, MAX_COUNT, MAX_LOSS, Fixed, dequantize, find_weight_limit, quantize, quantize_loss
 from .session import Block, Session, SessionPart, canonical
 
 COUNTS = ("clients", "samples", "trained", "steps", "diverged")
@@ -34,6 +35,11 @@ SCORED: Mapping[str, tuple[tuple[str, EvalPart], ...]] = {
 
 SCORE_NUMBERS = 4
 """Numbers of each score: clients with samples, samples, right predictions, sum of losses."""
+
+NOBODY_NAMED = "at least one node departs from the protocol, and a sum does not tell which"
+
+MAX_LOSS_FIXED = quantize_loss(MAX_LOSS)
+"""Largest sum of losses of one node, as it is summed."""
 
 COMMON_KEYS = ("kind", "round", "update_server", "should_evaluate", "has_w", "has_mean", "replies_immediately")
 """Keys of a message's head that are the same for all nodes."""
@@ -102,6 +108,11 @@ def pack_upload(
     samples = n_train[torch.tensor(head["ids"], dtype=torch.int64)].to("cpu", torch.int64).numpy()
     counts = [len(samples), int(samples.sum()), head["n_trained"], head["steps"], len(head["diverged"])]
     limit = find_weight_limit(session.bits, session.clip, session.nodes)
+    if min(counts) < 0 or min(samples, default=1) < 1:
+        raise ClipRangeError(
+            f"the node's counts are {dict(zip(COUNTS, counts, strict=True))}, expected none below 0, and a sample of "
+            "each client at least"
+        )
     if max(counts[:2]) > limit or max(counts) > MAX_COUNT:
         raise ClipRangeError(
             f"the node's clients have {max(counts[:2]):,} training samples, and the sum has room for {limit:,}; lower "
@@ -141,6 +152,48 @@ def unpack_upload(
     return counts, unflatten_payload(flat), own
 
 
+def check_upload(
+    total: Fixed,
+    sums: Mapping[str, SumWeighting],
+    session: Session,
+    tensors: Mapping[str, Tensor],
+    sizes: Sequence[int],
+    n_trained: int,
+) -> None:
+    """Check that a sum of uploads can be one of clients that keep to the protocol, or raise `ImpossibleSumError`.
+
+    Args:
+        tensors: those of one upload by their flat names, in their order.
+        sizes: training samples of each client that could upload.
+        n_trained: clients that could train.
+    """
+    counts = dict(zip(COUNTS, total[: len(COUNTS)].tolist(), strict=True))
+    n, ordered = counts["clients"], sorted(sizes)
+    _check_range("number of clients", n, 0, len(sizes))
+    _check_range("number of training samples", counts["samples"], sum(ordered[:n]), sum(ordered[len(sizes) - n :]))
+    _check_range("number of clients that trained", counts["trained"], 0, n_trained)
+    _check_range("number of clients that diverged", counts["diverged"], 0, n_trained)
+    _check_range("number of steps", counts["steps"], 0, MAX_COUNT * session.nodes)
+    largest = int(quantize(np.array([session.clip]), session.bits, session.clip)[0])
+    divisors = {"samples": counts["samples"], "uniform": n, "sum": n}
+    start = len(COUNTS)
+    for name, like in tensors.items():
+        values, divisor = total[start : start + like.numel()], divisors[find_weighting(name, sums)]
+        start += like.numel()
+        worst = max(int(values.max(initial=0)), -int(values.min(initial=0)))
+        if worst > divisor * largest:
+            mean = math.ldexp(worst, -session.bits) / max(1, divisor)
+            raise ImpossibleSumError(
+                f"the mean of {name} over {n} clients has the absolute value {mean:.4g}, expected {session.clip:g} at "
+                f"most (secure-clip): {NOBODY_NAMED}"
+            )
+
+
+def _check_range(what: str, found: int, least: int, most: int) -> None:
+    if not least <= found <= most:
+        raise ImpossibleSumError(f"the {what} is {found:,} in the sum, expected {least:,} to {most:,}: {NOBODY_NAMED}")
+
+
 def pack_scores(reply: WorkerMessage, kind: str) -> Fixed:
     """Sum the scores of a node's own clients."""
     found = {(one.point, one.part): one.scores for one in reply.scores()}
@@ -153,6 +206,21 @@ def pack_scores(reply: WorkerMessage, kind: str) -> Fixed:
         else:
             numbers += [0] * SCORE_NUMBERS
     return np.array(numbers, dtype=np.int64)
+
+
+def check_scores(total: Fixed, kind: str, sizes: Mapping[EvalPart, Sequence[int]]) -> None:
+    """Check that sums of scores can be those of some clients, or raise `ImpossibleSumError`.
+
+    Args:
+        sizes: part -> samples of each client that could be scored.
+    """
+    rows = total.reshape(-1, SCORE_NUMBERS).tolist()
+    for (point, part), (clients, n, correct, loss) in zip(SCORED[kind], rows, strict=True):
+        where, ordered = f"scores of {point} models on {part} rows", sorted(size for size in sizes[part] if size)
+        _check_range(f"number of clients with {where}", clients, 0, len(ordered))
+        _check_range(f"number of rows with {where}", n, sum(ordered[:clients]), sum(ordered[len(ordered) - clients :]))
+        _check_range(f"number of right predictions in the {where}", correct, 0, n)
+        _check_range(f"sum of losses in the {where}, in units of 2^-{LOSS_BITS},", loss, 0, clients * MAX_LOSS_FIXED)
 
 
 def unpack_scores(total: Fixed, kind: str, number: int) -> list[PointScores]:

@@ -1,7 +1,7 @@
 """Secure sums as a transport: each exchange is a session over nodes, and its sum is handed on as one reply."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,14 +11,25 @@ import torch
 from ...core.errors import FedAttuneError
 from ...core.faults import Fault
 from ...core.payload import Payload
+from ...engine.base import EvalPart
 from ...runs.context import RunContext
 from ...training.backends.message import WorkerMessage, join_messages
 from ...training.backends.remote import Group, Outcome
 from ..grid import NodeGrid
 from ..operate.audit import count_bytes
 from ..server.backend import NodeTransport, count_rounds
-from . import MIN_NODES
-from .layout import find_weighting, list_tensors, list_uploading, plan_blocks, plan_part, unpack_scores, unpack_upload
+from . import MIN_NODES, ImpossibleSumError
+from .layout import (
+    check_scores,
+    check_upload,
+    find_weighting,
+    list_tensors,
+    list_uploading,
+    plan_blocks,
+    plan_part,
+    unpack_scores,
+    unpack_upload,
+)
 from .methods import require_sums
 from .ring import Fixed
 from .session import Block, ServerSession, Session, SessionPart
@@ -244,17 +255,25 @@ class SecureTransport(NodeTransport):
             self.grid.log(f"round {r}: no sum, and nothing is revealed: {exchange.failure}")
             rest = Fault("failed", f"took part, but there was no sum: {exchange.failure}")
             faults = {i: faults.get(i, rest) for i in asked}
+        else:
+            try:
+                self._check_sums(session, total, exchange.survivors, groups)
+            except ImpossibleSumError as error:
+                self.note(f"round {r}: the sum is refused: {error}")
+                total, rest = None, Fault("refused", f"took part in a sum that is refused: {error}")
+                faults = {i: faults.get(i, rest) for i in asked}
+        summed = exchange.survivors - faults.keys()
         faults = {i: self.report(r, i, fault) for i, fault in sorted(faults.items())}
         for sentence in exchange.remarks:
             self.note(f"round {r}: {sentence}")
-        for i in exchange.survivors:
+        for i in summed:
             self.last[self.worker_clients[i]] = r
         self.monitor.record_exchange({i: faults.get(i) for i in asked}, self.bytes_sent, self.bytes_received)
         outcomes = []
         for number, group in enumerate(groups):
             lost = {i: faults[i] for i in group if i in faults}
             sums = _slice_blocks(total, session.blocks, number)
-            survivors = sorted(exchange.survivors & group.keys())
+            survivors = sorted(summed & group.keys())
             replies = self._make_reply(session.parts[number], sums, survivors, group, lost) if survivors else {}
             outcomes.append(Outcome(replies, lost))
         return outcomes
@@ -287,6 +306,23 @@ class SecureTransport(NodeTransport):
             and (is_evaluated if block.what == "scores" else bool(list_uploading(message)))
             for block in session.blocks
         ]
+
+    def _check_sums(self, session: Session, total: Fixed, survivors: Collection[int], groups: Sequence[Group]) -> None:
+        """Check each sum against what the server knows of the clients that can be in it."""
+        for number, (planned, group) in enumerate(zip(session.parts, groups, strict=True)):
+            sums = _slice_blocks(total, session.blocks, number)
+            asked = [group[i] for i in survivors if i in group]
+            if "upload" in sums:
+                ids = [client for message in asked for client in list_uploading(message)]
+                sizes = self.context.n_train[torch.tensor(ids, dtype=torch.int64)].tolist()
+                n_trained = sum(len(message.head["ids"]) for message in asked)
+                check_upload(sums["upload"], self._sums, session, self._tensors, sizes, n_trained)
+            if "scores" in sums:
+                there = [self.worker_clients[i] for i in survivors if i in group]
+                ids = [client for some in there for client in some[torch.isin(some, self.context.eval_ids)].tolist()]
+                parts: tuple[EvalPart, ...] = ("test", "validation")
+                sizes_of = {part: self.context.federation.sizes(part)[ids].tolist() for part in parts}
+                check_scores(sums["scores"], planned.kind, sizes_of)
 
     def _make_work(self, groups: Sequence[Group], i: int) -> WorkerMessage:
         """Join a node's messages; each says which part of the session it is."""
