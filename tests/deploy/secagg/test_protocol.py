@@ -1,8 +1,10 @@
 """The protocol without a network: sums, drop-outs, and every way in which a malicious server or node is refused."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -377,9 +379,18 @@ def test_how_many_colluding_nodes_are_tolerated() -> None:
             opens = [c for c in range(n) if any(a + c >= t and n - a >= t for a in range(1, n - c + 1))]
             assert min(opens, default=n) == max(2 * t - n, 0)
             # No more than n - 2: the sum of all but one honest node tells its numbers.
-            least = max(3, t)
-            assert count_tolerated(share, n, least) >= min((least + 1) // 3, least - 2)
+            assert count_tolerated(share, n, max(3, t)) == min(2 * t - n - 1, t - 2)
         assert count_tolerated(2 / 3, n, 3) == 1  # the server can make a session of three
+
+
+def test_the_table_of_the_page() -> None:
+    text = (Path(__file__).parents[3] / "docs/secure-aggregation.md").read_text(encoding="utf-8")
+    table = text.partition("## Colluding nodes")[2].partition("\n## ")[0]
+    rows = [tuple(map(int, row)) for row in re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", table, re.M)]
+    assert len(rows) == 7
+    for n, t, tolerated, may_drop in rows:
+        assert (t, tolerated, may_drop) == (count_threshold(2 / 3, n), 2 * t - n - 1, n - t)
+        assert count_tolerated(2 / 3, n, t) == tolerated  # with `min-participants` as the page says
 
 
 def test_less_than_two_thirds_is_never_enough() -> None:

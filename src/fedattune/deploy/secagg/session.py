@@ -196,27 +196,11 @@ def count_threshold(share: float, n: int) -> int:
 def count_tolerated(share: float, n: int, min_nodes: int) -> int:
     """Return how many of n nodes may help a lying server, and it still learns nothing but sums over the others.
 
-    The server chooses the nodes of a session, n at most. In a session of `min_nodes`, nobody may fall away, so there
-    are no two lists of survivors; but who knows all numbers but one knows that one.
+    The server chooses the nodes of a session, from `min_nodes` to n. Who knows all numbers of a sum but one knows that
+    one, and 2t - n colluding nodes are enough to have two lists of survivors signed.
     """
-    sizes = range(min_nodes + 1, n + 1)
-    return min([min_nodes - 2, *(2 * count_threshold(share, size) - size - 1 for size in sizes)])
-
-
-def check_members(
-    session: Session, adverts: Mapping[str, Advert], ids: Collection[str], min_nodes: int, threshold: int
-) -> None:
-    """Check that some nodes are enough for a sum that tells nothing about one of them."""
-    needed = max(min_nodes, threshold)
-    if len(ids) < needed:
-        raise TooFewParticipantsError(f"{len(ids)} nodes are left, and this node demands {needed}")
-    for number, block in enumerate(session.blocks):
-        n = sum(adverts[id_].contributes[number] for id_ in ids)
-        if 0 < n < min_nodes:
-            raise TooFewParticipantsError(
-                f"{n} nodes have clients in the {block.what} of round {session.parts[block.part].round}, and this node "
-                f"demands {min_nodes} (`min-participants`); sample more clients (--cohort)"
-            )
+    sizes = range(min_nodes, n + 1)
+    return min([min_nodes - 2, *(2 * max(min_nodes, count_threshold(share, size)) - size - 1 for size in sizes)])
 
 
 STEPS = ("keys", "shares", "masked", "survivors", "unmask")
@@ -227,8 +211,8 @@ STEPS = ("keys", "shares", "masked", "survivors", "unmask")
 class SumRules:
     """A node's own rules, from its own configuration: its key, and the roster of all nodes by their ids.
 
-    Every sum has at least `min_participants` nodes. To take off masks, more than the share `threshold` of a session's
-    nodes are needed; it is at least 2/3.
+    Every sum has at least `min_participants` nodes, and so many are needed to take off masks. These are also more than
+    the share `threshold` of a session's nodes, which is at least 2/3.
     """
 
     key: EllipticCurvePrivateKey
@@ -239,6 +223,23 @@ class SumRules:
     @property
     def id(self) -> str:
         return keys.make_id(self.key.public_key())
+
+    def count_needed(self, n: int) -> int:
+        """Return how many of a session's n nodes are needed to take off masks, and in its sum."""
+        return max(self.min_participants, count_threshold(self.threshold, n))
+
+    def check_members(self, session: Session, adverts: Mapping[str, Advert], ids: Collection[str]) -> None:
+        """Check that some of a session's nodes are enough for a sum that tells nothing about one of them."""
+        needed, least = self.count_needed(len(adverts)), self.min_participants
+        if len(ids) < needed:
+            raise TooFewParticipantsError(f"{len(ids)} nodes are left, and this node demands {needed}")
+        for number, block in enumerate(session.blocks):
+            n = sum(adverts[id_].contributes[number] for id_ in ids)
+            if 0 < n < least:
+                raise TooFewParticipantsError(
+                    f"{n} nodes have clients in the {block.what} of round {session.parts[block.part].round}, and this "
+                    f"node demands {least} (`min-participants`); sample more clients (--cohort)"
+                )
 
 
 @dataclass
@@ -295,8 +296,8 @@ class NodeSession:
                     "belongs to the federation"
                 )
             keys.verify(rules.roster[advert.id], advert.signature, advert.content(self.session))
-        threshold = count_threshold(rules.threshold, len(by_id))
-        check_members(self.session, by_id, by_id, rules.min_participants, threshold)
+        rules.check_members(self.session, by_id, by_id)
+        threshold = rules.count_needed(len(by_id))
         self.adverts, self.step = by_id, "masked"
         seeds, masks = (keys.split_secret(one, threshold, len(by_id)) for one in (self.seed, self.mask))
         pairs = zip(sorted(by_id), seeds, masks, strict=True)
@@ -321,8 +322,7 @@ class NodeSession:
         self._expect("masked")
         if not isinstance(values, Mapping) or not {rules.id} <= values.keys() <= self.adverts.keys():
             raise TamperedShareError("shares came of nodes that are not in the session, or not the node's own")
-        threshold = count_threshold(rules.threshold, len(self.adverts))
-        check_members(self.session, self.adverts, values, rules.min_participants, threshold)
+        rules.check_members(self.session, self.adverts, values)
         self.shares = {id_: self._unpack(Parcel.read(value), id_, rules) for id_, value in values.items()}
         return sorted(id_ for id_, pair in self.shares.items() if pair is None)
 
@@ -366,8 +366,7 @@ class NodeSession:
             raise SurvivorsError("a node is twice in the lists of survivors")
         if set(listed) != self.shares.keys() or rules.id not in survivors:
             raise SurvivorsError("the lists of survivors are of other nodes than those that sent shares")
-        threshold = count_threshold(rules.threshold, len(self.adverts))
-        check_members(self.session, self.adverts, survivors, rules.min_participants, threshold)
+        rules.check_members(self.session, self.adverts, survivors)
         self.survivors, self.step = sorted(survivors), "unmask"
         return keys.sign(rules.key, self._survivors_content())
 
@@ -385,7 +384,7 @@ class NodeSession:
             if id_ not in self.survivors or id_ not in rules.roster:
                 raise BadSignatureError("a signature is of a node that does not count")
             keys.verify(rules.roster[id_], signature, content)
-        threshold = count_threshold(rules.threshold, len(self.adverts))
+        threshold = rules.count_needed(len(self.adverts))
         if len(signatures) < threshold:
             raise TooFewParticipantsError(
                 f"{len(signatures)} nodes signed the survivors, and this node demands {threshold}"
