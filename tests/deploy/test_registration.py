@@ -47,7 +47,8 @@ def test_a_hello_that_is_none_is_told(ragged: Federation, tmp_path: Path) -> Non
                     changed(head(clients=[{"name": "a", "sizes": [1, 2]}]))(reply)
             return replies
 
-    with pytest.raises(RunError, match="got answers of 2 nodes, expected 3: a node does not introduce itself properly"):
+    named = "got answers of 2 nodes, expected 3: the node that calls itself 'node-1' does not introduce itself properly"
+    with pytest.raises(RunError, match=rf"{named}: clients\.0\.sizes\.2: field required, got \[1, 2\]"):
         run_deployed(ragged, tmp_path, algorithms="fedavg", make_grid=Strange)
 
 
@@ -142,6 +143,20 @@ def test_all_problems_of_all_nodes_come_at_once(ragged: Federation, tmp_path: Pa
     assert "node 'node-1' does not fit the schema: expected" in text
     assert "the client 'x' at node 'node-1' has 0 samples to train and 3 to test" in text
     assert "node 'node-2' has FedAttune 7.0.0" in text
+
+
+def test_an_impossible_number_of_samples_leaves_only_its_node_out(ragged: Federation, tmp_path: Path) -> None:
+    """The claim is checked where it arrives; the node and the claim are named, and the others go on."""
+    claim = [{"name": "x", "number": None, "sizes": [2**70, 0, 3]}]
+    wrong = (
+        "the node that calls itself 'node-2' does not introduce itself properly: clients.0.sizes.0: input should be "
+        "less than or equal to 1099511627776, got 1180591620717411303424; correct its data or nodes/N.toml"
+    )
+    grid = rewrite({102: {"clients": claim}})
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", nodes=2, make_grid=grid)
+    assert [client.id for client in result.clients] == ["0", "1", "2", "3", "4"]
+    assert f"left out of the federation: {wrong}" in read_log(tmp_path)
+    assert f"{wrong}; the server does not ask this node for 10 minutes" in read_log(tmp_path)
 
 
 def test_a_bad_node_beyond_the_minimum_is_left_out_and_named(ragged: Federation, tmp_path: Path) -> None:

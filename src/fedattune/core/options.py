@@ -55,12 +55,13 @@ def describe_errors(
             if one["type"] == "extra_forbidden"
             else f"{where(key)}: it has no default; give a value"
             if one["type"] == "missing"
-            else f"{where(key)}: {reason[:1].lower()}{reason[1:]}, got {_shorten(one['input'])}",
+            else f"{where(key)}: {reason[:1].lower()}{reason[1:]}, got {format_value(one['input'])}",
         )
     return list(phrases.values())
 
 
-def _shorten(value: object) -> str:
+def format_value(value: object) -> str:
+    """Return a wrong value as Python writes it, shortened, for a message."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to write whole numbers of thousands of digits

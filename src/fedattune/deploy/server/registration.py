@@ -14,6 +14,7 @@ from ..._version import __version__
 from ...core.errors import DataError, FedAttuneError, RunError
 from ...core.faults import Fault
 from ...core.io import natural_key
+from ...core.options import format_value
 from ...core.settings import MAX_CLIENTS
 from ...data import Schema
 from ...data.federated import FederationInfo
@@ -141,13 +142,25 @@ def ask_hello(grid: NodeGrid, numbers: set[int], timeout: float) -> dict[int, He
     messages = {number: WorkerMessage({"kind": "hello"}) for number in sorted(numbers)}
     introductions: dict[int, Hello | str] = {}
     for number, reply in grid.exchange(messages, "hello", timeout).items():
+        if isinstance(reply, Fault):
+            introductions[number] = f"a node {reply}"
+            continue
         try:
-            introductions[number] = str(reply) if isinstance(reply, Fault) else Hello(**reply.head)
-        except (ValidationError, TypeError):
-            introductions[number] = (
-                "does not introduce itself properly: names have at most 300 characters, all of them visible"
-            )
+            introductions[number] = Hello(**reply.head)
+        except (ValidationError, TypeError) as error:
+            introductions[number] = _describe_improper(reply.head.get("name"), error)
     return introductions
+
+
+def _describe_improper(name: object, error: ValidationError | TypeError) -> str:
+    """Say which node introduces itself improperly, and its first wrong value."""
+    node = f"the node that calls itself {name!r:.100}" if isinstance(name, str) and name else "a node without a name"
+    sentence = f"{node} does not introduce itself properly"
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        key, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        sentence += f": {key:.100}: {reason[:1].lower()}{reason[1:]}, got {format_value(first['input'])}"
+    return f"{sentence}; correct its data or nodes/N.toml"
 
 
 HELLO_TIMEOUT_S = 60.0
@@ -265,7 +278,7 @@ class NodeRegistry:
         online = grid.wait(lambda numbers: len(numbers) >= n, f"waiting for {n} nodes")
         replies = ask_hello(grid, online, deployment.round_timeout)
         notes: list[str] = []
-        failed = [f"a node {reason}" for reason in replies.values() if isinstance(reason, str)]
+        failed = [reason for reason in replies.values() if isinstance(reason, str)]
         hellos: dict[int, Hello] = {}
         for number, hello in replies.items():
             if isinstance(hello, Hello):
@@ -320,6 +333,7 @@ class NodeRegistry:
         for number, hello in (ask_hello(grid, new, timeout) if new else {}).items():
             if not isinstance(hello, Hello):
                 self._silent[number] = time.monotonic()
+                grid.log(f"{hello}; the server does not ask this node for {SILENCE_S / 60:g} minutes")
                 continue
             try:
                 note = check_versions(__version__, hello.fedattune, hello.label)
