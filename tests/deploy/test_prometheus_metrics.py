@@ -3,6 +3,8 @@
 import json
 import re
 import socket
+import struct
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -15,11 +17,13 @@ import yaml
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 pytest.importorskip("prometheus_client", reason="metrics need prometheus-client")
 
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedattune import Federation
 from fedattune.deploy.config import DeploymentOptions
 from fedattune.deploy.operate.kit import write_kit
+from fedattune.deploy.server import monitoring
 from fedattune.deploy.server.monitoring import RunMonitor, serve_metrics
 from fedattune.runs.context import Progress
 from flower.harness import free_ports
@@ -97,6 +101,30 @@ def test_a_run_without_nodes_or_progress_answers_503(tmp_path: Path) -> None:
         assert get(port, "/healthz")[0] == 200
         assert get(port, "/other") == (404, "expected /metrics or /healthz\n")
     assert not log
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost:"])
+@pytest.mark.parametrize("end", ["idle", "reset"])
+def test_a_client_that_asks_nothing_leaves_no_traceback(
+    tmp_path: Path, sent: bytes, end: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    port, log, handled = free_ports(1), [], threading.Event()
+    monitor, handle = RunMonitor(DeploymentOptions(), tmp_path), ThreadingWSGIServer.process_request_thread
+
+    def handle_and_tell(self: Any, *request: Any) -> None:
+        handle(self, *request)
+        handled.set()
+
+    monkeypatch.setattr(ThreadingWSGIServer, "process_request_thread", handle_and_tell)
+    monkeypatch.setattr(monitoring._QuietHandler, "timeout", 0.2)
+    with serve_metrics(monitor, port, log.append), socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(sent)
+        if end == "reset":
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        assert handled.wait(10)
+    assert not log
+    assert capfd.readouterr() == ("", "")
 
 
 def known_names(folder: Path) -> set[str]:

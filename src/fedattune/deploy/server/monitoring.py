@@ -262,6 +262,10 @@ def serve_metrics(monitor: RunMonitor, port: int, log: Callable[[str], None]) ->
 class _QuietHandler(WSGIRequestHandler):
     timeout = 10  # a client that sends nothing must not hold a thread
 
+    def handle(self) -> None:
+        with suppress(TimeoutError, ConnectionError):  # else each such client puts a traceback into the run's log
+            super().handle()
+
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the name in the base class)
         """Log nothing: scrapes would fill the run's log."""
 
