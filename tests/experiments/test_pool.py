@@ -264,6 +264,24 @@ def test_nobody_stays_behind(start: Callable[..., "subprocess.Popen[str]"]) -> N
     assert all_gone(here)
 
 
+@linux
+def test_sigterm_to_all_processes_stops_and_says_how_to_resume(start: Callable[..., "subprocess.Popen[str]"]) -> None:
+    """As systemd and containers stop a service."""
+    running = start(*SLOW, "--rounds", 4000, "--out", "o", "--processes", 2)
+    wait_for(running, "2 processes")
+    end = time.monotonic() + 120
+    while len(workers(running.pid)) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    here = descendants(running.pid)
+    for pid in (*here, running.pid):
+        os.kill(pid, signal.SIGTERM)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert err.endswith("stopped with 0 of 2 runs done; resume with: fedattune compare --resume o\n")
+    assert "resource_tracker" not in err
+    assert all_gone(here)
+
+
 def test_auto_spreads_in_the_middle_of_a_run(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = ("compare", "--algorithms", "local,fedmcsa", "--clients", 5, "--rounds", 8, "--steps", 3, "--out")
     assert cli(*line, "one", "--processes", 1, "--quiet").code == 0

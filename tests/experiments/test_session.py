@@ -41,20 +41,25 @@ def test_interrupt_and_resume(cli: Cli, start: Callable[..., "subprocess.Popen[s
     assert "use fedattune compare --resume o" in wrong.err
 
 
-def test_interrupt_between_two_methods(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_between_two_methods(
+    cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     from fedattune.training import fit as trainer
 
     real = trainer.train_run
 
     def fit(*args: Any, **options: Any) -> Any:
         done = real(*args, **options | {"callbacks": ()})
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         return done
 
+    before = signal.getsignal(number)
     monkeypatch.setattr("fedattune.training.fit.train_run", fit)
     done = cli("compare", "--clients", 5, "--rounds", 2, "--out", "o", "--quiet")
     assert done.code == 130
     assert "stopped before fedavg; resume with: fedattune compare --resume o" in done.err
+    assert signal.getsignal(number) == before
 
 
 @pytest.mark.parametrize("broken", ["changed", "missing", "text"])

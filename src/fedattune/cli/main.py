@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command, by default that of this process's own command line, and return the exit code.
 
     0: done. 1: a method of a comparison failed, or FedAttune has a fault. 2: the input is wrong. 130: the user pressed
-    Ctrl-C.
+    Ctrl-C, or SIGTERM stopped a training.
     """
     allow_all_letters()
     # A training command sets the folder that it writes, and the custom code that it runs.

@@ -2,7 +2,7 @@
 
 Results are in the runs' folders. Each worker is a `ProcessPoolExecutor` of its own: one executor for all would end
 every run when one worker is killed. Workers start fresh, because PyTorch's threads do not survive a fork. They ignore
-Ctrl-C, because the parent tells them when to stop, and exit as soon as the parent is gone.
+Ctrl-C and SIGTERM, because the parent tells them when to stop, and exit as soon as the parent is gone.
 
 Refused: loky, which joblib brings. If one of its workers is killed, all runs end with `TerminatedWorkerError`, and the
 second worker starts in 1.5 s, where a fork of a server that has imported PyTorch takes 0.03 s. Pipes for progress, the
@@ -221,7 +221,7 @@ def _block_interrupts() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
@@ -251,7 +251,8 @@ def _start_worker(pipe: Connection, threads: int, data: list[bytes], own_files: 
 
     for file in own_files:
         load_file(file)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     _state.update(pipe=pipe, data=data, federations={}, stop=threading.Event())
     threading.Thread(target=_listen, args=(pipe, _state["stop"]), daemon=True).start()

@@ -48,22 +48,23 @@ DISPLAY_FIELDS = {"rounds_to"}
 
 
 class InterruptHandler:
-    """Turn the first Ctrl-C into a request to stop after the round; let the second Ctrl-C stop at once."""
+    """Turn the first Ctrl-C or SIGTERM into a request to stop after the round; let the second one stop at once."""
 
     def __init__(self) -> None:
         self.stop_requested = False
+        self._old: dict[int, Any] = {}
 
     def __call__(self) -> bool:
         return self.stop_requested
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._old = signal.signal(signal.SIGINT, self._handle)
+            self._old = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        if hasattr(self, "_old"):
-            signal.signal(signal.SIGINT, self._old)
+        for number, handler in self._old.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: not set from Python
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.stop_requested:
