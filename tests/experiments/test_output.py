@@ -62,6 +62,32 @@ def test_inputs_are_not_written_over(cli: Cli, work: Path) -> None:
         refused(cli("run", "--resume", "o", "--json", f"o/{name}"), f"{name}: this is a file of the run in")
 
 
+def test_files_of_another_kind_are_not_written_over(cli: Cli, work: Path, comparison: Path) -> None:
+    for name in ("other.csv", "thesis.tex", "OLD.JSON"):
+        (work / name).write_text("mine")
+    (work / "link.json").symlink_to("other.csv")
+    (work / "new").touch()  # as mktemp makes it
+    before = {path: Path(path).read_bytes() for path in files(work) if Path(path).is_file()}
+    for command in (
+        ("compare", *FAST, "--json"),
+        ("data", "show", "--json"),
+        ("data", "show", "--schema"),
+        ("doctor", "--quick", "--json"),
+        ("explain", comparison, "--json"),
+    ):
+        for name in ("other.csv", "link.json"):
+            refused(cli(*command, name), f"{command[-1]} {name}: this file exists, and is no .json file; give another")
+    refused(cli("report", comparison, "--out", "other.csv"), "this file exists, and is no .html file")
+    refused(cli("watch", comparison, "--once", "--out", "other.csv"), "this file exists, and is no .html file")
+    refused(cli("table", comparison, "--format", "csv", "--out", "thesis.tex"), "this file exists, and is no .csv file")
+    assert {path: Path(path).read_bytes() for path in files(work) if Path(path).is_file()} == before
+    for name in ("OLD.JSON", "new"):
+        assert cli("data", "show", "--json", name).code == 0
+        assert json.loads((work / name).read_text())["data"] == "digits"
+    assert cli("table", comparison, "--out", "other.csv").code == 0
+    assert (work / "other.csv").read_text().startswith("method,")
+
+
 def test_devices(cli: Cli, process: Cli, work: Path) -> None:
     assert cli("data", "show", "--json", "/dev/null").code == 0
     assert not Path("/dev/null").is_file()
@@ -91,7 +117,9 @@ def test_a_file_called_like_a_data_set(cli: Cli, work: Path) -> None:
     assert cli("run", *FAST, "--out", "o").code == 0
     assert "data: digits\n" in (work / "o" / "experiment.yaml").read_text()
     assert cli("run", "--resume", "o", "--quiet").code == 0
-    assert "10 clients" in cli("data", "show", "--data", "digits", "--json", "digits").out  # it is no input
+    # It is no input, and no JSON file either.
+    refused(cli("data", "show", "--data", "digits", "--json", "digits"), "this file exists, and is no .json file")
+    assert (work / "digits").read_text() == "not a table"
 
 
 def test_rounds_to_an_accuracy(cli: Cli, work: Path) -> None:
@@ -140,3 +168,10 @@ def test_no_command_writes_over_a_file_of_a_run(cli: Cli, work: Path) -> None:
     (work / "link").unlink()
     assert {path: Path(path).read_bytes() for path in before} == before
     assert cli("report", "o", "-o", "o/page.html").code == 0
+
+
+def test_a_file_in_the_place_of_a_run_folder(cli: Cli, work: Path, comparison: Path) -> None:
+    (work / "notes.txt").write_text("mine")
+    for name in ("notes.txt", next(comparison.rglob("config.json"))):
+        for command in (["report"], ["table"], ["plot"], ["explain"], ["watch", "--once"], ["export", "--client", "0"]):
+            refused(cli(*command, name), f"{name} is a file, expected a folder; give the one that fedattune run or")

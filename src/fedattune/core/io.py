@@ -67,14 +67,15 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a whole text file or nothing. Print the text if `path` is standard output, such as /dev/stdout."""
-    if _is_stdout(path):
+    if is_stdout(path):
         print(text, flush=True)  # a second open would overwrite earlier output
         return
     with replace_atomically(path) as new:
         new.write_text(text, encoding="utf-8", newline="\n")  # the same bytes on every system
 
 
-def _is_stdout(path: Path) -> bool:
+def is_stdout(path: Path) -> bool:
+    """Tell whether a path is this process's standard output, such as /dev/stdout, also where a file takes it."""
     try:
         return os.path.samestat(path.stat(), os.fstat(1))
     except OSError:

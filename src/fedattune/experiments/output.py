@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ..analysis.folder import find_run_folder
 from ..core.errors import ConfigError, RunError
+from ..core.io import is_stdout
 from ..core.options import option, write_option
 from .config import split_words
 
@@ -72,8 +73,14 @@ class OutputOptions(BaseModel):
         return tuple(kind() for kind, is_on in kinds.items() if is_on)
 
 
-def check_output_files(outputs: Mapping[str, Path | None], protected_files: Mapping[str, Path]) -> None:
-    """Refuse output files that cannot be written, that belong to a run, or that would replace other files.
+ENDINGS = {"--json": ".json", "--schema": ".json"}
+"""Option -> ending of its files; no other file that exists is replaced."""
+
+
+def check_output_files(
+    outputs: Mapping[str, Path | None], protected_files: Mapping[str, Path], endings: Mapping[str, str] = ENDINGS
+) -> None:
+    """Refuse output files that cannot be written, that belong to a run, or that would replace files of another kind.
 
     `outputs` maps options to files, or to None where the option is not given.
     """
@@ -91,9 +98,18 @@ def check_output_files(outputs: Mapping[str, Path | None], protected_files: Mapp
                 is_same = os.path.realpath(path) == os.path.realpath(other)
             if is_same:
                 fault = fault or f"this is {what}, which would be overwritten; give another file"
+        if flag in endings and _holds_other(path, endings[flag]):
+            fault = fault or f"this file exists, and is no {endings[flag]} file; give another one, or remove it"
         if fault:
             raise ConfigError(f"{flag} {path}: {fault}")
         files[f"the file of {flag}"] = path
+
+
+def _holds_other(path: Path, ending: str) -> bool:
+    """Tell whether a path is a file with content whose name has another ending."""
+    file = Path(os.path.realpath(path))
+    is_other = file.suffix.lower() != ending.lower() and not is_stdout(path)
+    return is_other and file.is_file() and file.stat().st_size > 0
 
 
 def _find_fault(path: Path) -> str:

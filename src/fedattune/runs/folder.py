@@ -33,6 +33,8 @@ _hashes: dict[Path, tuple[tuple[int, ...], str]] = {}
 
 def read_checksums(folder: Path) -> dict[str, str] | None:
     """Read the list of a folder: name -> hash; None if the folder has no list."""
+    if folder.is_file():
+        raise RunError(f"{folder} is a file, expected a folder; give the one that fedattune run or compare wrote")
     file = folder / CHECKSUM_FILE
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
