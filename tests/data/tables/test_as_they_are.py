@@ -13,6 +13,7 @@ from fedattune import DataError
 from fedattune.data import load_table
 from fedattune.data.dataset import Dataset
 from fedattune.data.schema import OTHER_CATEGORY
+from fedattune.data.tables.file import read_table
 
 N = 240
 TOPICS = ("rain and wind over the coast tonight", "the match ended with a late goal", "shares fell after the report")
@@ -218,3 +219,32 @@ def test_a_return_inside_a_cell_is_a_blank(tmp_path: Path) -> None:
     path.write_bytes(text)
     assert b"first\rsecond" in path.read_bytes()
     assert len(load(path).y) == N
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "latin.csv"])
+def test_a_cell_of_five_megabytes(name: str, tmp_path: Path) -> None:
+    """More than pyarrow reads at once, wherever it is; cells may hold lines."""
+    lines = rows()
+    for row in (3, N - 1):
+        lines[row]["note"] = "much, and more\n" * 350_000
+    if name == "latin.csv":
+        lines[5]["note"] = "größer, as before"
+    path = write(tmp_path / name, lines, quote='"')
+    if name == "latin.csv":
+        path.write_bytes(path.read_text().encode("cp1252"))
+    assert read_table(path, "clinic", "ill").column("note").to_pylist() == [line["note"] for line in lines]
+    assert len(load(path).y) == N
+
+
+def test_a_message_does_not_repeat_a_cell_of_megabytes(tmp_path: Path) -> None:
+    lines = rows()
+    lines[7]["age"] = "x" * 5_000_000
+    with pytest.raises(DataError, match=r"column 'age' is text with 'x{59}\.\.\. in data row 8, but \d+ of its"):
+        load(write(tmp_path / "t.csv", lines, quote='"'))
+
+
+def test_a_quotation_mark_that_is_never_closed(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", rows())
+    path.write_text(path.read_text() + 'a,"b,' + "1,2,3,4,5,6\n" * 200_000)
+    with pytest.raises(DataError, match=r"t\.csv cannot be read as CSV: CSV parse error: Expected 7 columns"):
+        load(path)

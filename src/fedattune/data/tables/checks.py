@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ...core.errors import DataError, list_some
+from ...core.options import format_value
 from ..types import Array
 from .file import MAX_NAMED_COLUMNS, TableFile, is_categorical, is_numeric
 from .written_numbers import (
@@ -156,7 +157,7 @@ def check_text_column(table: TableFile, name: str, features: Sequence[str], max_
         advice = "correct that cell or leave it empty"
     n_numbers = sum(cell in numbers.values for cell in cells)
     raise DataError(
-        f"{where} is text with {wrong!r} in data row {cells.index(wrong) + 1}, but {n_numbers} of its "
+        f"{where} is text with {format_value(wrong)} in data row {cells.index(wrong) + 1}, but {n_numbers} of its "
         f"{len(cells) - column.null_count} values are numbers; {advice}, or {way_out}"
     )
 

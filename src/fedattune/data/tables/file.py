@@ -197,7 +197,7 @@ def _read_csv_table(path: Path, encoding: str, client_column: str | None, target
 
 def _read_csv(path: Path, form: CsvFormat, **convert: Any) -> Any:
     """Read a CSV file, packed or not, as a pyarrow table; `convert` are pyarrow's options of the columns."""
-    from pyarrow import ArrowInvalid, BufferReader, csv
+    from pyarrow import ArrowInvalid, csv
 
     options: dict[str, Any] = {
         "parse_options": csv.ParseOptions(delimiter=form.delimiter, newlines_in_values=True),
@@ -205,14 +205,32 @@ def _read_csv(path: Path, form: CsvFormat, **convert: Any) -> Any:
     }
     if form.encoding != "utf-8":
         text = _read_utf8(path, form.encoding)
-        return csv.read_csv(BufferReader(_replace_lone_returns(text) or text), **options)
+        return _read_blocks(_replace_lone_returns(text) or text, options)
     try:
-        return csv.read_csv(path, **options)
+        return _read_blocks(path, options)
     except ArrowInvalid:
         content = _replace_lone_returns(_read_bytes(path))
         if content is None:
             raise
-        return csv.read_csv(BufferReader(content), **options)
+        return _read_blocks(content, options)
+
+
+BLOCK_BYTES = (1 << 20, 1 << 24, 1 << 28, (1 << 31) - 1)
+"""Bytes of CSV text that pyarrow reads at once: its default, and more where a row takes more, up to its limit."""
+
+
+def _read_blocks(source: Path | bytes, options: Mapping[str, Any]) -> Any:
+    """Read CSV text in the smallest blocks that hold its longest row."""
+    from pyarrow import ArrowInvalid, BufferReader, csv
+
+    for size in BLOCK_BYTES:
+        read = csv.ReadOptions(block_size=size)
+        try:
+            return csv.read_csv(BufferReader(source) if isinstance(source, bytes) else source, read, **options)
+        except ArrowInvalid as error:
+            if "straddl" not in str(error):
+                raise
+    raise ArrowInvalid("a row takes more than 2 GiB; maybe a quotation mark is not closed")
 
 
 def _read_bytes(path: Path) -> bytes:

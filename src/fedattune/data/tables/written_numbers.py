@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ...core.errors import DataError
+from ...core.options import format_value
 from ..types import Array
 
 DecimalSign = Literal[".", ","]
@@ -279,6 +280,8 @@ def to_numbers(
         cell = _read_cell(wrong)
         if cell is not None and unit is not None and _unify_unit(cell.unit) not in (_unify_unit(unit), ""):
             why = f"which has the unit {cell.unit!r}, while {f'{unit!r} is' if unit else 'none is'} expected"
-        raise DataError(f"{where} is text with {wrong!r} in data row {cells.index(wrong) + 1}, {why}; {advice}")
+        raise DataError(
+            f"{where} is text with {format_value(wrong)} in data row {cells.index(wrong) + 1}, {why}; {advice}"
+        )
     values = numbers.values if numbers is not None else {}
     return np.array([np.nan if text is None else values[text] for text in cells], dtype=np.float64)
