@@ -42,6 +42,28 @@ def test_a_node_that_was_offline_comes_back(name: str, ragged: Federation, tmp_p
     assert all(client.trained is not None for client in result.clients)
 
 
+def test_a_node_whose_key_was_removed_is_not_called_offline(ragged: Federation, tmp_path: Path) -> None:
+    class Removing(InProcessGrid):
+        def get_node_ids(self) -> Any:
+            begun = any((tmp_path / "run").rglob("000001.safetensors"))
+            return [node for node in super().get_node_ids() if not (begun and node in (100, SPOILT))]
+
+    asked = []
+
+    def list_removed() -> frozenset[int]:
+        asked.append(len(asked))
+        return frozenset({SPOILT})
+
+    (result,) = run_deployed(
+        ragged, tmp_path, algorithms="fedavg", make_grid=Removing, rounds=3, cohort=1.0, list_removed=list_removed
+    )
+    reasons = {client: why for _, client, why in result.store.faults()}
+    offline, removed = "node 'node-0' was offline", "node 'node-1' was removed"
+    assert reasons == dict.fromkeys((0, 3), offline) | dict.fromkeys((1, 2, 4), removed)
+    assert f"round 3: {removed}" in read_log(tmp_path)
+    assert asked == [0]  # every few seconds at most
+
+
 @pytest.mark.parametrize(("name", "missed"), [("fedmcsa", 1), ("fedrep", 0)])
 def test_a_node_that_lost_its_disk_starts_again(name: str, missed: int, ragged: Federation, tmp_path: Path) -> None:
     """It is named; where it was taken to hold what it was sent, it misses a round, and is sent that again."""

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,10 @@ def test_a_run_outlives_new_certificates_and_new_keys(tmp_path: Path) -> None:
         trial.start_node(1)
         assert trial.scripts.pop("rotation").finish(60).code == 0
         after = trial.call("nodes.sh")
-        ids = [{line.split()[1]: line.split()[0] for line in text.splitlines()} for text in (before, after)]
+        ids = [
+            {line.split()[1]: line.split()[0] for line in text.splitlines() if "removed" not in line}
+            for text in (before, after)
+        ]
         assert ids[0]["node-0"] == ids[1]["node-0"]
         assert ids[0]["node-1"] != ids[1]["node-1"]
         ended = first.finish(200)
@@ -279,3 +283,22 @@ def test_secure_sums_survive_a_killed_node(tmp_path: Path) -> None:
         left = {one["kind"] for one in log.read() if one["direction"] == "out"}
         assert left == {"hello", *(f"secure-{step}" for step in STEPS)}
         assert not list((trial.folder / f"state/node-{node}").rglob("secure-session.json"))
+
+
+def test_a_node_that_is_removed_during_a_run_is_named_so_everywhere(tmp_path: Path) -> None:
+    with Trial(tmp_path / "trial", 3, algorithms="fedavg", rounds=30, eval_every=30) as trial:
+        run = trial.start_run(**{"run-folder": "runs/other"})
+        trial.until("runs/other/fedavg/seed-0/checkpoints/000002.safetensors")
+        trial.call("nodes.sh", "remove", "node-2")
+        ended = run.finish(200)
+        assert ended.completed, ended.output
+        assert f"results: {trial.folder}/runs/other\n" in ended.output
+        said = subprocess.run(
+            [trial.folder / "register.sh"], env=trial.env, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert said.returncode == 1
+        assert said.stdout.split("\n") == ["node-0 is registered", "node-1 is registered", ""]
+        assert "node-2 is not registered: its key was removed, and the server never takes a removed key" in said.stderr
+        assert "run ./certificates.sh key N" in said.stderr
+    faults = Result.load(trial.folder / "runs/other/fedavg/seed-0").store.faults()
+    assert {why for r, _, why in faults if r == 30} == {"node 'node-2' was removed"}

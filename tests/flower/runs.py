@@ -28,6 +28,7 @@ def run_deployed(
     groups: Sequence[Sequence[int]] = GROUPS,
     log_format: str = "text",
     own: Sequence[Mapping[str, Any]] = (),
+    list_removed: Any = frozenset,
     **config: Any,
 ) -> list[Result]:
     """Run a deployment over nodes in this process, each with its data in files of its own; return the results."""
@@ -60,7 +61,7 @@ def run_deployed(
     log: list[str] = []
     try:
         # In JSON, the server and the nodes print.
-        return run_server(grid, run_config, custom, log.append if log_format == "text" else None)
+        return run_server(grid, run_config, custom, log.append if log_format == "text" else None, list_removed)
     finally:
         (folder / "log.txt").write_text("\n".join(log))
 

@@ -144,7 +144,7 @@ def check(space: Namespace, _: Sequence[str]) -> int:
 
 
 def print_nodes(space: Namespace, _: Sequence[str]) -> int:
-    """Print the registered nodes."""
+    """Print the registered nodes, and those that were removed."""
     from ..deploy.operate.kit import list_nodes
 
     nodes = list_nodes(_find_folder(space))
@@ -152,7 +152,7 @@ def print_nodes(space: Namespace, _: Sequence[str]) -> int:
         raise RunError("no node is registered; run ./register.sh")
     for node in nodes:
         since = f"{node.since:%Y-%m-%d %H:%M:%S %Z}".strip() if node.since else "unknown"
-        print(f"{node.id:<20}  {node.name or '-':<20}  {node.status:<10}  since {since}")
+        print(f"{node.id:<20}  {node.name or '-':<20}  {node.status:<10}  since {since}  {node.fingerprint}")
     return 0
 
 

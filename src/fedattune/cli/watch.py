@@ -204,7 +204,7 @@ def _describe_nodes(nodes: "Sequence[NodeStatus]") -> list[str]:
         return []
     faults: dict[str, list[str]] = {}
     for node in nodes:
-        fault = node.fault if node.is_online else "offline"
+        fault = node.fault if node.is_online or node.fault == "removed" else "offline"
         if fault:
             faults.setdefault(fault, []).append(node.name)
     parts = [f"{sum(node.is_online for node in nodes)} of {len(nodes)} online"]

@@ -5,6 +5,7 @@ from typing import Literal
 
 FaultKind = Literal[
     "offline",  # no connection to the node
+    "removed",  # the server's operators removed the node's key
     "late",  # the reply did not come in time
     "failed",  # the node reported an error of its own
     "lost_state",  # the node no longer has a state that the server expects it to have

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -93,8 +94,10 @@ class NodeGrid:
         options: DeploymentOptions,
         log: Callable[[str], None],
         watch: Callable[[set[int]], None] = lambda _: None,
+        list_removed: Callable[[], Set[int]] = frozenset,
     ) -> None:
         self._grid, self._options, self.log, self._watch = grid, options, log, watch
+        self._list_removed, self._removed, self._asked = list_removed, frozenset[int](), -math.inf
         self._looked = 0.0
 
     def online(self) -> set[int]:
@@ -103,6 +106,12 @@ class NodeGrid:
         self._watch(numbers)
         self._looked = time.monotonic()
         return numbers
+
+    def is_removed(self, number: int) -> bool:
+        """Tell whether a node's key was removed, as far as the SuperLink says; it is asked every few seconds only."""
+        if number not in self._removed and time.monotonic() > self._asked + ONLINE_EVERY_S:
+            self._removed, self._asked = self._list_removed(), time.monotonic()
+        return number in self._removed
 
     def wait(self, is_enough: Callable[[set[int]], bool], purpose: str) -> set[int]:
         """Wait until enough nodes are online, and return their numbers; the text of an error starts with `purpose`."""

@@ -72,7 +72,7 @@ def check_kit(folder: Path) -> list[Finding]:
     certificates = folder / "certificates"
     advice = "make room: models and the SuperLink's database grow"
     try:
-        statuses = [node.status for node in list_nodes(folder)]
+        statuses = [node.status for node in list_nodes(folder) if node.status != "removed"]
     except RunError:
         statuses = None
     keys, n_registered = folder / "keys", len(statuses or ())

@@ -3,10 +3,12 @@
 The scripts find every file beside themselves, so the folder can be moved and copied. Programs come from PATH.
 """
 
+import base64
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +61,7 @@ def write_kit(
         nodes: one configuration per node. The node's client reads it as `context.node_config`.
         proxy_port: port of the proxy, without the control API, for nodes on other machines.
         node_port: node `n` talks to its own client processes at `node_port + n`, on loopback.
-        results: the server's folder of results, relative to `folder`, to name it to the user.
+        results: the server's folder of results, relative to `folder`; services may write there.
     """
     if not nodes:
         raise ConfigError("a deployment needs at least one node")
@@ -81,7 +83,6 @@ def write_kit(
         "proxy_port": proxy_port,
         "node_port": node_port,
         "name": name,
-        "results": results,
         "results_top": _find_top(results),
         "server_app": server_app,
         "client_app": client_app,
@@ -189,12 +190,16 @@ def find_run_config(app: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 class KnownNode(NamedTuple):
-    """A registered node: Flower's number, its name if it has one, and its status since a time that may not be known."""
+    """A node of the SuperLink: Flower's number, its name if it has one, and its status since a time, if that is known.
+
+    The status is registered, online, offline or removed. The fingerprint is that of its key, as `ssh-keygen -l` shows it.
+    """
 
     id: int
     name: str
     status: str
     since: datetime | None
+    fingerprint: str
 
 
 def read_port(folder: Path) -> int:
@@ -207,25 +212,21 @@ def read_port(folder: Path) -> int:
     return int(text)
 
 
-def list_nodes(folder: Path) -> list[KnownNode]:
-    """List the registered nodes of a deployment, or raise `RunError` if its SuperLink does not answer."""
+@contextmanager
+def _open_control(folder: Path) -> Iterator[Any]:
+    """Open Flower's client for the SuperLink of a deployment; raise `RunError` if it does not answer."""
     import httpx
-    from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
-    from flwr.proto.control_pb2 import ListNodesRequest
     from flwr.supercore.control import ControlHttpClient
 
     address, authority = f"127.0.0.1:{read_port(folder)}", folder / "certificates" / "ca.crt"
     try:
         client = ControlHttpClient.from_server_address(
-            server_address=address,
-            insecure=False,
-            root_certificates=authority.read_bytes(),
-            interceptors=[CliClientHttpInterceptor()],
+            server_address=address, insecure=False, root_certificates=authority.read_bytes(), interceptors=[]
         )
     except OSError as error:
         raise RunError(f"{authority}: {error.strerror or error}; run ./certificates.sh first") from error
     try:
-        nodes = client.ListNodes(ListNodesRequest()).nodes_info
+        yield client
     except httpx.HTTPError as error:
         raise RunError(
             f"the SuperLink at {address} does not answer ({type(error).__name__}); start ./superlink.sh, and look "
@@ -233,11 +234,58 @@ def list_nodes(folder: Path) -> list[KnownNode]:
         ) from error
     finally:
         client.close()
-    times = {"online": "last_activated_at", "offline": "last_deactivated_at", "registered": "registered_at"}
+
+
+STATUSES = {
+    "online": ("online", "last_activated_at"),
+    "offline": ("offline", "last_deactivated_at"),
+    "registered": ("registered", "registered_at"),
+    "unregistered": ("removed", "unregistered_at"),
+}
+"""Flower's status of a node -> ours, and the field of the time since when."""
+
+
+def list_nodes(folder: Path) -> list[KnownNode]:
+    """List the nodes of a deployment, those with removed keys too; raise `RunError` if its SuperLink does not answer."""
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    with _open_control(folder) as client:
+        nodes = client.ListNodes(ListNodesRequest()).nodes_info
     known = []
     for node in nodes:
-        if node.status in times:
-            text = getattr(node, times[node.status])
+        if node.status in STATUSES:
+            status, field = STATUSES[node.status]
+            text = getattr(node, field)
             since = datetime.fromisoformat(text) if text else None
-            known.append(KnownNode(node.node_id, node.name, node.status, since))
+            known.append(KnownNode(node.node_id, node.name, status, since, _compute_fingerprint(node.public_key)))
     return sorted(known, key=lambda one: (one.name, one.id))
+
+
+def _compute_fingerprint(key: bytes) -> str:
+    """Compute the fingerprint of a public key as OpenSSH does; empty for another kind of key."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key, ssh_key_fingerprint
+
+    try:
+        digest = ssh_key_fingerprint(load_pem_public_key(key), SHA256())  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return ""
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+
+
+def list_removed(folder: Path) -> frozenset[int]:
+    """List Flower's numbers of the nodes with removed keys; none where there is no deployment or no SuperLink."""
+    try:
+        return frozenset(node.id for node in list_nodes(folder) if node.status == "removed")
+    except Exception:  # whatever Flower raises, a run goes on
+        return frozenset()
+
+
+def find_results(folder: Path, run: int) -> Path:
+    """Find the folder to which a run of a deployment writes its results: that of `--run-config`, or else of the app."""
+    from flwr.proto.control_pb2 import ListRunsRequest
+
+    with _open_control(folder) as client:
+        runs = client.ListRuns(ListRunsRequest(run_id=run)).run_dict
+    overrides = runs[run].override_config if run in runs else {}
+    return folder / overrides["run-folder"].string if "run-folder" in overrides else find_run_folder(folder)

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 STALL_FACTOR = 3.0
 """Times the allowed time of the current messages, after which a run without a finished round is stalled."""
 
-FaultLabel = Literal["offline", "late", "failed", "refused", "dropped"]
+FaultLabel = Literal["offline", "removed", "late", "failed", "refused", "dropped"]
 """Label of a fault in metrics: `refused` is of a reply, `dropped` of the upload of one client."""
 
 LABELS: Mapping[FaultKind, FaultLabel] = {
-    "offline": "offline", "late": "late", "failed": "failed", "lost_state": "failed", "refused": "refused"
+    "offline": "offline", "removed": "removed", "late": "late", "failed": "failed", "lost_state": "failed",
+    "refused": "refused",
 }  # fmt: skip
 """Kind of a node's fault -> its label; faults of other kinds are of single uploads."""
 

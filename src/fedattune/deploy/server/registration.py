@@ -310,6 +310,10 @@ class NodeRegistry:
         """Return the indexes in `nodes` of the nodes with some of Flower's numbers, without asking new ones."""
         return {self._index[number] for number in numbers & self._index.keys()}
 
+    def is_removed(self, grid: NodeGrid, i: int) -> bool:
+        """Tell whether the key with which node `i` was here last was removed."""
+        return any(grid.is_removed(number) for number, index in self._index.items() if index == i)
+
     def locate(self, grid: NodeGrid) -> dict[int, int]:
         """Find the nodes that are online: index in `nodes` -> Flower's number; wait if none is."""
         numbers = self._locate(grid, grid.online())

@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from ...training.loop import RoundLoop
 from ..config import DeploymentPlan, Scalar
 from ..grid import NodeGrid
 from ..logs import log_errors, make_server_log
+from ..operate.kit import list_removed
 from ..node.node import build_initial_model, hash_model
 from ..secagg.transport import SecureTransport
 from .backend import NodeBackend, NodeTransport
@@ -44,6 +45,7 @@ def run_server(
     run_config: Mapping[str, Scalar],
     custom_algorithms: Mapping[str, Algorithm] | None = None,
     log: Log | None = None,
+    list_removed: Callable[[], Set[int]] = frozenset,
 ) -> list[Result]:
     """Run every method of the configuration with every seed over the nodes of a grid.
 
@@ -52,6 +54,7 @@ def run_server(
 
     Args:
         log: called with a sentence for the user; by default it prints lines in the format of `log-format`.
+        list_removed: lists Flower's numbers of the nodes whose keys were removed, which the grid does not tell.
 
     Returns:
         The results of all runs that finished.
@@ -69,7 +72,8 @@ def run_server(
         ):
             if (folder / FEDERATION_FILE).exists():
                 open_requests(folder)
-            server = _Server(plan, folder, NodeGrid(grid, plan.deployment, log, monitor.record_online), monitor)
+            node_grid = NodeGrid(grid, plan.deployment, log, monitor.record_online, list_removed)
+            server = _Server(plan, folder, node_grid, monitor)
             results = list(server.run())
             monitor.end_runs()
             request = server.request
@@ -281,7 +285,7 @@ def make_server_app(custom_algorithms: Mapping[str, Algorithm] | None = None) ->
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            run_server(grid, context.run_config, custom_algorithms)
+            run_server(grid, context.run_config, custom_algorithms, list_removed=partial(list_removed, Path()))
         except FedAttuneError as error:
             # Flower reports an exception as the run's status. It takes SystemExit for a process that died.
             print(make_printable(f"fedattune: error: {error}"), flush=True)

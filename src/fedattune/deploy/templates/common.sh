@@ -22,6 +22,17 @@ fail() {
     exit 1
 }
 
+# The status of the public key in a file at the server, such as online or removed; empty if the server does not know it.
+status_of_key() {
+    fingerprint=$(python3 -c 'import base64, hashlib, sys
+key = base64.b64decode(open(sys.argv[1]).read().split()[1])
+print("SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("="))' "$1")
+    fedattune deploy nodes . | awk -v key="$fingerprint" '$NF == key { print $3 }'
+}
+
+removed="was removed, and the server never takes a removed key again. The node's operator makes a new one: remove the files of \
+the old key there, run ./certificates.sh key N, and send keys/node-N.pub. It takes the place of the old file here"
+
 # Ctrl-C and `kill %1` signal a whole group of processes. Flower's programs end properly at the first signal, but the second one
 # cuts them off, and the server refuses such a node for a minute. So they run in a group of their own, and get one signal.
 apart='import os, sys; os.setsid(); os.execvp(sys.argv[1], sys.argv[1:])'

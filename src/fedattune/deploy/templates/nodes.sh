@@ -1,6 +1,6 @@
 #!/bin/sh
 # The nodes of this federation, also while a run goes on:
-#   ./nodes.sh                     list them: id, name, status, since when
+#   ./nodes.sh                     list them: id, name, status, since when, and key
 #   ./nodes.sh add KEY NAME        register the public key in the file KEY; a run of one method takes the node in
 #   ./nodes.sh remove NAME         the server refuses the node from now on, and rounds go on without it
 #   ./nodes.sh rotate NAME KEY     register a new key, wait for the node to come with it, then remove the old key
@@ -11,7 +11,7 @@ usage="usage: ./nodes.sh [add KEY NAME | remove NAME | rotate NAME KEY]"
 
 # The ids of all nodes with a name, one per line.
 ids_of() {
-    fedattune deploy nodes . | awk -v name="$1" '$2 == name { print $1 }'
+    fedattune deploy nodes . | awk -v name="$1" '$2 == name && $3 != "removed" { print $1 }'
 }
 
 status_of() {
@@ -23,7 +23,14 @@ register() {
         *[!A-Za-z0-9._-]* | "") fail "the name $2 has other characters than letters, digits, ., _ and -" ;;
     esac
     test -e "$1" || fail "no file $1; the node's operator makes it by ./certificates.sh key N"
-    ./flwr.sh supernode register "$1" --name "$2" || fail "the key in $1 was not registered as $2"
+    answer=$(./flwr.sh supernode register "$1" --name "$2" 2>&1) && return
+    case $answer in
+        *"already in use"*)
+            answer="it is registered already"
+            [ "$(status_of_key "$1")" != removed ] || answer="it $removed"
+            ;;
+    esac
+    fail "the key in $1 was not registered as $2: $answer"
 }
 
 remove() {
@@ -45,7 +52,7 @@ case ${1-list} in
         ids=$(ids_of "$2")
         test -n "$ids" || fail "no node $2; ./nodes.sh lists them"
         remove "$ids"
-        echo "$2 is removed; also remove its file in keys/, because ./register.sh would register it again"
+        echo "$2 is removed, and its key for ever; also remove its file in keys/"
         ;;
     rotate)
         [ $# -eq 3 ] || fail "$usage"

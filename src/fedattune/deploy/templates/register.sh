@@ -5,17 +5,27 @@ cd "$(dirname "$0")"
 . ./common.sh
 
 tries=30
+code=0
 for key in keys/*.pub; do
     test -e "$key" || fail "no public key in keys/"
     name=$(basename "$key" .pub)
+    status=registered
     while ! answer=$(./flwr.sh supernode register "$key" --name "$name" 2>&1); do
         case $answer in
-            *"already in use"*) break ;; # it was registered before
+            *"already in use"*) status=$(status_of_key "$key") ;; # it was registered before
+            *) status= ;;
         esac
+        [ -z "$status" ] || break
         # The SuperLink may still be starting.
         tries=$((tries - 1))
         [ "$tries" -gt 0 ] || fail "$name was not registered; is ./superlink.sh running? $answer"
         sleep 1
     done
-    echo "$name is registered"
+    if [ "$status" = removed ]; then
+        echo "$0: $name is not registered: its key $removed" >&2
+        code=1
+    else
+        echo "$name is registered"
+    fi
 done
+exit "$code"

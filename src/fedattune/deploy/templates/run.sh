@@ -57,4 +57,8 @@ if [ "$status" != finished:completed ]; then
 print("fedattune: the run failed:", json.load(sys.stdin)["runs"][0]["status-details"])' >&2 || :
     exit 1
 fi
-echo "results: $PWD/{{ results }}"
+results=$(python3 -c 'import sys
+from pathlib import Path
+from fedattune.deploy.operate.kit import find_results
+print(find_results(Path(sys.argv[1]), int(sys.argv[2])))' "$PWD" "$run")
+echo "results: $results"
