@@ -71,7 +71,8 @@ def trial_data(kit: Path) -> None:
     ("spoil", "name", "text"),
     [
         (replace('"fedavg"', '"fedavgg"'), "configuration", "did you mean 'fedavg'"),
-        (replace("flwr==1.41.0", "flwr==1.0.0"), "Flower", "the app needs 1.0.0; pip install flwr==1.0.0"),
+        (replace("flwr>=1.40,<1.43", "flwr==1.0.0"), "app", "the app needs ==1.0.0; pip install 'flwr==1.0.0', or"),
+        (replace("flwr>=1.40,<1.43", "click"), "app", "it names no version of Flower; write flwr>=1.40,<1.43 into app"),
         (other_certificates("ca.crt"), "chain", "no authority in ca.crt signed server.pem"),
         (other_certificates("server.key"), "server key", "server.key is of another certificate"),
         (lambda kit: (kit / "certificates/ca.crt").write_text("x"), "certificates", "replace the file"),

@@ -294,7 +294,7 @@ def test_a_node_that_is_removed_during_a_run_is_named_so_everywhere(tmp_path: Pa
         assert ended.completed, ended.output
         assert f"results: {trial.folder}/runs/other\n" in ended.output
         said = subprocess.run(
-            [trial.folder / "register.sh"], env=trial.env, capture_output=True, text=True, check=False, timeout=60
+            [trial.folder / "register.sh"], env=trial.env, capture_output=True, text=True, check=False, timeout=200
         )
         assert said.returncode == 1
         assert said.stdout.split("\n") == ["node-0 is registered", "node-1 is registered", ""]

@@ -3,6 +3,7 @@
 import importlib.metadata
 import ssl
 import threading
+import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,7 +21,9 @@ from data.nodes import csv, rows
 from fedattune import ConfigError
 from fedattune.core.checks import Finding
 from fedattune.data import Schema
+from fedattune.deploy import FLOWER_VERSIONS
 from fedattune.deploy.operate import check as deploy_check
+from fedattune.deploy.operate import programs
 from fedattune.deploy.operate.check import check_node
 from flower.certificates import write_certificate
 
@@ -231,4 +234,12 @@ def test_the_accepted_skew_is_flowers() -> None:
 
 def test_another_version_of_flower(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "1.30.0")
-    assert "version 1.30.0, expected ==1.41.0 -> install flwr==1.41.0" in only(check(node))
+    found = "Flower: Flower 1.30.0 is installed, expected >=1.40,<1.43; pip install 'flwr>=1.40,<1.43'"
+    assert only(check(node)).startswith(found)
+    with pytest.raises(ConfigError, match=r"Flower 1\.30\.0 is installed"):
+        programs.main("flower-supernode", [])
+
+
+def test_the_package_asks_for_the_versions_that_are_checked() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"flwr{FLOWER_VERSIONS}" in project["optional-dependencies"]["flower"]

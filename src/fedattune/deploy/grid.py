@@ -5,7 +5,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,7 @@ class NodeGrid:
         options: DeploymentOptions,
         log: Callable[[str], None],
         watch: Callable[[set[int]], None] = lambda _: None,
-        list_removed: Callable[[], Set[int]] = frozenset,
+        list_removed: Callable[[], frozenset[int]] = frozenset,
     ) -> None:
         self._grid, self._options, self.log, self._watch = grid, options, log, watch
         self._list_removed, self._removed, self._asked = list_removed, frozenset[int](), -math.inf

@@ -31,6 +31,7 @@ from ...core.errors import ConfigError, FedAttuneError, RunError, summarize_erro
 from ...data import Schema
 from ...data.node import find_node_problems
 from ...experiments.config import Experiment
+from .. import FLOWER_VERSIONS, check_flower_version
 from ..config import DeploymentPlan
 from ..node.files import find_base, find_state, read_node_file
 from ..node.policy import OTHER_KEYS, NodePolicy
@@ -313,16 +314,19 @@ def _check_superlink(folder: Path, statuses: list[str] | None) -> Iterator[Findi
 
 
 def _check_pin(app: dict[str, Any]) -> Iterator[Finding]:
+    from packaging.specifiers import SpecifierSet
+
+    yield from _check_flower()
     project = app.get("project")
     needed = project.get("dependencies") if isinstance(project, dict) else None
     pins = [str(one) for one in needed] if isinstance(needed, list) else []
-    pinned = next((found[1] for one in pins if (found := re.fullmatch(r"flwr==([\w.]+)", one))), "")
+    pin = next((found[1] for one in pins if (found := re.fullmatch(r"flwr([=<>!~][=<>!~\w.*, ]+)", one))), "")
     installed = importlib.metadata.version("flwr")
-    if installed == pinned:
-        yield ok("Flower", installed)
-    else:
-        advice = f"pip install flwr=={pinned}" if pinned else f"write flwr=={installed} into {APP_FILE}"
-        yield broken("Flower", f"installed is {installed}, the app needs {pinned or 'no version'}", advice)
+    if not pin:
+        yield broken("app", "it names no version of Flower", f"write flwr{FLOWER_VERSIONS} into {APP_FILE}")
+    elif installed not in SpecifierSet(pin):
+        says = f"installed is Flower {installed}, the app needs {pin}"
+        yield broken("app", says, f"pip install 'flwr{pin}', or write flwr{FLOWER_VERSIONS} into {APP_FILE}")
 
 
 def _check_file_times(folder: Path) -> Iterator[Finding]:
@@ -338,16 +342,17 @@ def _check_file_times(folder: Path) -> Iterator[Finding]:
 
 
 def _check_versions() -> Iterator[Finding]:
-    from packaging.requirements import Requirement
-
     yield ok("FedAttune", f"version {__version__}; the server may be one minor version apart")
-    version = importlib.metadata.version("flwr")
-    for wanted in map(Requirement, importlib.metadata.requires("fedattune") or ()):
-        if wanted.name == "flwr" and version not in wanted.specifier:
-            found = f"version {version}, expected {wanted.specifier}"
-            yield broken("Flower", found, f"install flwr{wanted.specifier}")
-            return
-    yield ok("Flower", f"version {version}")
+    yield from _check_flower()
+
+
+def _check_flower() -> Iterator[Finding]:
+    try:
+        check_flower_version()
+    except ConfigError as error:
+        yield broken("Flower", str(error))
+    else:
+        yield ok("Flower", f"version {importlib.metadata.version('flwr')}")
 
 
 def _check_policy(config: Mapping[str, Any], run: Mapping[str, Any], base: Path) -> Iterator[Finding]:
@@ -408,7 +413,6 @@ def _check_data(
 def _check_key(file: Path) -> Iterator[Finding]:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 
     make = "make one: ./certificates.sh key N, and send the file .pub to the server's operators"
     try:
@@ -420,9 +424,8 @@ def _check_key(file: Path) -> Iterator[Finding]:
         found = f"{file} is no private key without a password in OpenSSH's format ({type(error).__name__})"
         yield broken("key", found, make)
         return
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not uses_nist_ec_curve(key.public_key()):
-        kind = key.curve.name if isinstance(key, ec.EllipticCurvePrivateKey) else type(key).__name__
-        found = f"{file} is a key of the kind {kind}, expected one on a NIST curve such as P-384"
+    if not isinstance(key, ec.EllipticCurvePrivateKey):  # in OpenSSH's format, all of these are on NIST curves
+        found = f"{file} is a key of the kind {type(key).__name__}, expected one on a NIST curve such as P-384"
         yield broken("key", found, make)
         return
     if found := _find_open_mode(file):

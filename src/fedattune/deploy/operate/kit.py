@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ..._version import __version__
 from ...core.errors import ConfigError, RunError
 from ...core.io import write_text
+from .. import FLOWER_VERSIONS
 from ..config import DeploymentOptions, Scalar
 
 MONITORING = "monitoring"
@@ -87,6 +88,7 @@ def write_kit(
         "server_app": server_app,
         "client_app": client_app,
         "version": __version__,
+        "flower": FLOWER_VERSIONS,
         "roster": next((node["roster"] for node in nodes if "roster" in node), ""),
         "metrics_port": config.get("metrics-port", DeploymentOptions.model_fields["metrics_port"].default),
     }
@@ -192,7 +194,7 @@ def find_run_config(app: Mapping[str, Any], file: Path) -> dict[str, Any]:
 class KnownNode(NamedTuple):
     """A node of the SuperLink: Flower's number, its name if it has one, and its status since a time, if that is known.
 
-    The status is registered, online, offline or removed. The fingerprint is that of its key, as `ssh-keygen -l` shows it.
+    The status is registered, online, offline or removed. The fingerprint of its key is that of `ssh-keygen -l`.
     """
 
     id: int
@@ -246,7 +248,7 @@ STATUSES = {
 
 
 def list_nodes(folder: Path) -> list[KnownNode]:
-    """List the nodes of a deployment, those with removed keys too; raise `RunError` if its SuperLink does not answer."""
+    """List the nodes of a deployment, with those that were removed; without its SuperLink, raise `RunError`."""
     from flwr.proto.control_pb2 import ListNodesRequest
 
     with _open_control(folder) as client:

@@ -3,7 +3,7 @@
 In Flower, a node asks for work every three seconds and starts a process for each message, which imports PyTorch again.
 Here the same code runs: only its pauses are shorter, and the process is a fork. A fork ends after its message, so it
 returns all its memory. A server waits three minutes for the rest of an upload; here it waits one. Flower has no setting
-for any of these; the names that this module replaces are of the version of Flower that `fedattune[flower]` installs.
+for any of these; the names that this module replaces are those of `FLOWER_VERSIONS`, and other versions are refused.
 
     python -m fedattune.deploy.operate.programs flower-supernode ARGUMENTS
 
@@ -34,6 +34,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from ...core.errors import ConfigError
+from .. import check_flower_version
 
 KEPT_LINES = 40
 
@@ -125,6 +126,7 @@ UPLOAD_TTL_S = 60
 
 def main(command: str, arguments: Sequence[str]) -> Any:
     """Run one of Flower's commands in this process."""
+    check_flower_version()
     sys.argv = [command, *arguments]
     if command == "flower-superlink":
         _shorten_uploads()

@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from ...training.loop import RoundLoop
 from ..config import DeploymentPlan, Scalar
 from ..grid import NodeGrid
 from ..logs import log_errors, make_server_log
-from ..operate.kit import list_removed
 from ..node.node import build_initial_model, hash_model
+from ..operate.kit import list_removed
 from ..secagg.transport import SecureTransport
 from .backend import NodeBackend, NodeTransport
 from .control import ControlRequest, open_requests, read_request, write_request
@@ -45,7 +45,7 @@ def run_server(
     run_config: Mapping[str, Scalar],
     custom_algorithms: Mapping[str, Algorithm] | None = None,
     log: Log | None = None,
-    list_removed: Callable[[], Set[int]] = frozenset,
+    list_removed: Callable[[], frozenset[int]] = frozenset,
 ) -> list[Result]:
     """Run every method of the configuration with every seed over the nodes of a grid.
 

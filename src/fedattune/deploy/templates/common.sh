@@ -22,12 +22,13 @@ fail() {
     exit 1
 }
 
-# The status of the public key in a file at the server, such as online or removed; empty if the server does not know it.
+# The status of the public key in a file, such as online or removed, in the list of `fedattune deploy nodes`; empty if it
+# is not there: status_of_key KEY LIST
 status_of_key() {
     fingerprint=$(python3 -c 'import base64, hashlib, sys
 key = base64.b64decode(open(sys.argv[1]).read().split()[1])
 print("SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("="))' "$1")
-    fedattune deploy nodes . | awk -v key="$fingerprint" '$NF == key { print $3 }'
+    printf '%s\n' "$2" | awk -v key="$fingerprint" '$NF == key { print $3 }'
 }
 
 removed="was removed, and the server never takes a removed key again. The node's operator makes a new one: remove the files of \

@@ -27,7 +27,7 @@ register() {
     case $answer in
         *"already in use"*)
             answer="it is registered already"
-            [ "$(status_of_key "$1")" != removed ] || answer="it $removed"
+            [ "$(status_of_key "$1" "$(fedattune deploy nodes .)")" != removed ] || answer="it $removed"
             ;;
     esac
     fail "the key in $1 was not registered as $2: $answer"

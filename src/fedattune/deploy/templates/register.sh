@@ -6,13 +6,17 @@ cd "$(dirname "$0")"
 
 tries=30
 code=0
+nodes=
 for key in keys/*.pub; do
     test -e "$key" || fail "no public key in keys/"
     name=$(basename "$key" .pub)
     status=registered
     while ! answer=$(./flwr.sh supernode register "$key" --name "$name" 2>&1); do
         case $answer in
-            *"already in use"*) status=$(status_of_key "$key") ;; # it was registered before
+            *"already in use"*) # it was registered before
+                [ -n "$nodes" ] || nodes=$(fedattune deploy nodes .) || :
+                status=$(status_of_key "$key" "$nodes")
+                ;;
             *) status= ;;
         esac
         [ -z "$status" ] || break
