@@ -42,5 +42,7 @@ def test_files_for_spreadsheets_hold_no_formulas() -> None:
     predictions = Predictions(classes, np.array([[0.9, 0.1], [0.2, 0.8]]), None, ())
     rows = list(csv.reader(io.StringIO(predictions.to_csv())))
     assert [row[1] for row in rows] == ["prediction", "'=HYPERLINK(1)", "-7"]
+    numbers = Predictions((), np.zeros((4, 0)), None, (), np.array([-0.5, 1e-7, -np.inf, np.nan]))
+    assert numbers.to_csv() == "row,prediction\n1,-0.5\n2,1e-07\n3,-inf\n4,nan\n"
     table = pa.table({"client": ["@x", "b"], "gain": [-0.5, 1.0]})
     assert formats.csv(SimpleNamespace(to_table=lambda clients: table), None) == "client,gain\n'@x,-0.5\nb,1.0\n"

@@ -102,6 +102,8 @@ def test_differences_are_paired_by_seed() -> None:
     ]
     assert describe_range(found) == "+2.00 ±2.48 (two) to +5.00 ±2.48 (one)"
     head, line, _ = to_csv("made-up", [found]).splitlines()
+    formula = found._replace(claim=found.claim.model_copy(update={"text": "=HYPERLINK(1)"}))
+    assert to_csv("@made-up", [formula]).splitlines()[1].startswith("'@made-up,'=HYPERLINK(1),")
     assert head == ",".join(CLAIM_COLUMNS)
     assert line == (
         "made-up,Averaging is better.,holds partly (1 of 2 comparisons),one,FedAvg,Local,0.0,5.000,2.516,7.484,3"

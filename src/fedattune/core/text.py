@@ -6,7 +6,10 @@ Refused: rich's own `Text`, which drops five control characters and passes the e
 is about HTML.
 """
 
+import csv
+import io
 import re
+from collections.abc import Iterable
 
 CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # the escape character among them; not the tab and the new line
@@ -16,7 +19,7 @@ CONTROLS = re.compile(
 FORMULA_STARTS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 """First characters for which a spreadsheet takes a cell as a formula, by OWASP's list on CSV injection."""
 
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|inf)")
 
 
 def make_printable(text: str) -> str:
@@ -46,3 +49,10 @@ def guard_cell(value: object) -> object:
     if not isinstance(value, str) or not value.startswith(FORMULA_STARTS) or NUMBER.fullmatch(value):
         return value
     return f"'{value}"
+
+
+def format_csv(rows: Iterable[Iterable[object]]) -> str:
+    """Return the text of a CSV file, with every cell guarded."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(map(guard_cell, row) for row in rows)
+    return text.getvalue()

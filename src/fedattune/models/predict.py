@@ -1,7 +1,5 @@
 """Predict new rows with a client's model: a file of the model and a table are enough."""
 
-import csv
-import io
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +13,7 @@ from ..core.errors import ConfigError, DataError, RunError, summarize_error
 from ..core.io import replace_atomically
 from ..core.metrics import compute_metrics
 from ..core.task import limit_samples
-from ..core.text import guard_cell
+from ..core.text import format_csv
 from ..data import Schema
 from ..data.federated import gather
 from ..data.tables.new_rows import read_rows
@@ -113,19 +111,12 @@ class Predictions:
 
     def to_csv(self) -> str:
         """Return the content of `save` as CSV; classes that a spreadsheet would run get an apostrophe."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(self._header)
         if self.values is not None:
-            writer.writerows(enumerate(self.values.astype(str).tolist(), 1))
-            return out.getvalue()
+            return format_csv([self._header, *enumerate(self.values.astype(str).tolist(), 1)])
         # The shortest decimals that give the same number.
         decimals = self.probabilities.astype(str).tolist()
-        writer.writerows(
-            [row, guard_cell(label), *values]
-            for row, (label, values) in enumerate(zip(self.labels, decimals, strict=True), 1)
-        )
-        return out.getvalue()
+        rows = enumerate(zip(self.labels, decimals, strict=True), 1)
+        return format_csv([self._header, *([row, label, *values] for row, (label, values) in rows)])
 
     @property
     def _header(self) -> list[str]:

@@ -1,7 +1,5 @@
 """Answers to a paper's claims: differences between rows, paired by seed, with their intervals over the seeds."""
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
+from ..core.text import format_csv
 from .outcome import StudyResults
 from .study import Cell, Claim, Study
 
@@ -176,15 +175,13 @@ def describe_range(answer: Answer) -> str:
 
 def to_csv(study: str, answers: Sequence[Answer]) -> str:
     """Render one CSV line per claim and comparison."""
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(CLAIM_COLUMNS)
+    lines: list[Sequence[object]] = [CLAIM_COLUMNS]
     for answer in answers:
         for one in answer.comparisons:
             numbers = one.difference or ()
-            lines.writerow(
+            lines.append(
                 [study, answer.claim.text, answer.text, one.better.column, one.better.row, one.than.row, one.by]
                 + (["" if math.isnan(number) else f"{number:.3f}" for number in numbers] or [""] * 3)
                 + [len(one.seeds)]
             )
-    return text.getvalue()
+    return format_csv(lines)

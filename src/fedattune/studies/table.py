@@ -1,7 +1,5 @@
 """The results of a study as Markdown, as files, and on a terminal: our numbers beside the paper's."""
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +8,7 @@ import numpy as np
 
 from ..analysis.output.tables import make_table, print_whole
 from ..core.io import write_text
+from ..core.text import format_csv
 from .claims import answer_claims, describe_marks, format_answers
 from .claims import to_csv as claims_to_csv
 from .figures import can_draw, draw, summarize_mixing
@@ -263,9 +262,7 @@ def write_results(results: StudyResults) -> None:
 def to_csv(results: StudyResults) -> str:
     """Render one CSV line per cell and seed; cells that count as not run have a note in place of accuracies."""
     study, records = results.study, results.records
-    text = io.StringIO()
-    lines = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
-    lines.writeheader()
+    lines: list[Sequence[object]] = [CSV_COLUMNS]
     for cell, one in results.outcomes.items():
         paper, paper_std = study.paper_value(cell)
         for run in one.runs:
@@ -278,26 +275,25 @@ def to_csv(results: StudyResults) -> str:
                     numbers[point] = reduce_curve(point_curve, study.measure)
             numbers |= {f"last_{k}": 100 * curve[f"acc_{k}"][-1] for k in ("pooled", "uniform", "worst10")}
             numbers = {} if one.not_run else numbers
-            lines.writerow(
-                {
-                    "study": study.name,
-                    "column": cell.column,
-                    "row": cell.row,
-                    "algorithm": study.source_row(cell).algorithm,
-                    "point": one.point,
-                    "seed": facts["experiment"]["seed"],
-                    "rounds": one.extent.rounds,
-                    "mixed_precision": one.extent.mixed_precision,
-                    "paper": paper,
-                    "paper_std": paper_std,
-                    **{name: f"{number:.3f}" for name, number in numbers.items()},
-                    **{name: facts[name] for name in ("seconds", "local_steps", "bytes_up", "bytes_down")},
-                    "choice": format_options(one.choice, " "),
-                    "run": run,
-                    "note": one.not_run,
-                }
-            )
-    return text.getvalue()
+            line = {
+                "study": study.name,
+                "column": cell.column,
+                "row": cell.row,
+                "algorithm": study.source_row(cell).algorithm,
+                "point": one.point,
+                "seed": facts["experiment"]["seed"],
+                "rounds": one.extent.rounds,
+                "mixed_precision": one.extent.mixed_precision,
+                "paper": paper,
+                "paper_std": paper_std,
+                **{name: f"{number:.3f}" for name, number in numbers.items()},
+                **{name: facts[name] for name in ("seconds", "local_steps", "bytes_up", "bytes_down")},
+                "choice": format_options(one.choice, " "),
+                "run": run,
+                "note": one.not_run,
+            }
+            lines.append([line.get(name, "") for name in CSV_COLUMNS])
+    return format_csv(lines)
 
 
 def print_results(results: StudyResults, n_cells: int, console: "Console") -> None:

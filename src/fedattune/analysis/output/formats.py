@@ -1,6 +1,5 @@
 """Formats of the table of runs, each by one function and one registration: text, LaTeX, Markdown, CSV, Parquet."""
 
-import csv as csv_writer
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from ...core.errors import ConfigError, did_you_mean
 from ...core.metrics import METRICS
 from ...core.own_code import check_new_name, is_reference, load_registered
-from ...core.text import guard_cell
+from ...core.text import format_csv
 from ..compare import MethodRow
 from .tables import Columns, make_console, pick_columns, print_methods, select_columns, write_legend
 
@@ -183,11 +182,9 @@ def select_table_columns(table: "pa.Table", names: str | None) -> "pa.Table":
 def csv(runs: "Runs", columns: str | None, *, clients: bool = False) -> str:
     """Write one row per method, seed and split, or per client of each, as CSV; text is guarded against spreadsheets."""
     table = select_table_columns(runs.to_table(clients=clients), columns)
-    text = io.StringIO()  # not PyArrow's writer, which quotes every text
-    writer = csv_writer.writer(text, lineterminator="\n")
-    writer.writerow(table.column_names)
-    writer.writerows(zip(*(map(guard_cell, column.to_pylist()) for column in table.columns), strict=True))
-    return text.getvalue()
+    # Not PyArrow's writer, which quotes every text.
+    columns_of_cells = (column.to_pylist() for column in table.columns)
+    return format_csv([table.column_names, *zip(*columns_of_cells, strict=True)])
 
 
 @register_format(".parquet", has_clients=True, is_binary=True)
