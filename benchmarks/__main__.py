@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from . import cases, cost, grid, machine, privacy, privacy_attacks, robustness, screening, show, verdict
+from . import cases, cost, false_alarms, grid, machine, privacy, privacy_attacks, robustness, screening, show, verdict
 from .measure import Case, Figures, Setting, Skip
 
 DOCS = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -19,6 +19,7 @@ DOCS = Path(__file__).parent.parent / "docs" / "performance.md"
 TABLES: dict[str, Callable[[Sequence[str]], int]] = {
     "cases": cases.main,
     "cost": cost.main,
+    "false-alarms": false_alarms.main,
     "grid": grid.main,
     "minorities": grid.run_minorities,
     "privacy": privacy.main,

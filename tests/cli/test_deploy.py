@@ -53,7 +53,8 @@ def test_a_trial_runs_as_written(cli: Cli, work: Path, monkeypatch: pytest.Monke
     assert "steps" not in config(work / "d")
     results = run_in_process(work / "d", monkeypatch, nodes)
     monkeypatch.chdir(work)
-    done = cli("compare", *options, "--out", "c", "--quiet")
+    defence = ("--screening", "groups", "--accept", "harmless")  # the default of deployments
+    done = cli("compare", *options, *defence, "--out", "c", "--quiet")
     assert done.code == 0, done.err
     runs = json.loads((work / "c" / "result.json").read_text())["runs"]
     for result, run in zip(results, runs, strict=True):

@@ -112,7 +112,8 @@ def children_of(parent: int) -> Iterable[int]:
 
 
 def simulated(method: str, federation: Federation, **settings: Any) -> Result:
-    return fit(federation, method, "dnn", model_options={"hidden": 6}, **(RUN | settings))
+    defence = {"screening": "groups", "accept": "harmless"}  # the default of deployments
+    return fit(federation, method, "dnn", model_options={"hidden": 6}, **(RUN | defence | settings))
 
 
 def same_run(expected: Result, got: Result) -> None:

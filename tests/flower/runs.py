@@ -79,14 +79,14 @@ def run_secure(federation: Federation, folder: Path, *, rules: Mapping[str, Any]
 
 
 def run_simulated(name: str, federation: Federation, options: Mapping[str, Any] = {}, **settings: Any) -> Result:
-    """Run the same method in the simulator; nodes keep the models of the last round."""
+    """Run the same method in the simulator, as nodes do: the models of the last round, and the defence."""
     return fit(
         federation,
         name,
         "dnn",
         options=options,
         model_options={"hidden": 6},
-        **(RUN | {"early_stopping": "off"} | settings),
+        **(RUN | {"early_stopping": "off", "screening": "groups", "accept": "harmless"} | settings),
     )
 
 

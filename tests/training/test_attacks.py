@@ -16,7 +16,7 @@ from fedattune.core.settings import Settings
 from fedattune.data.types import TargetScale
 from fedattune.training.sampling import sample_eval_ids
 from fedattune.training.uploads.adversary import check_attack, sample_attackers
-from fedattune.training.uploads.attacks import ATTACKS, View, compute_z_max
+from fedattune.training.uploads.attacks import ATTACKS, View, compute_z_max, parse_attack
 from fedattune.training.uploads.poisoning import Rows, flip_labels, poison_rows, shift_labels, stamp_trigger
 from federations import make_federation, many
 from remote_runs import Here, same_numbers, trained
@@ -42,7 +42,13 @@ def make_view(strength: float = 0.0) -> View:
         victim=1,
         strength=strength,
         rng=np.random.default_rng(0),
+        run_rng=np.random.default_rng(0),
     )
+
+
+MIN_MAX = (-3 + 84**0.5) / 5
+"""Factor of "Min-Max": the updates (2, 4) and (6, 2) are 20^0.5 apart, with the mean (4, 3) and deviation (2, 1). The
+squared distance of mean - g (2, 1) from (6, 2) is (-2 - 2 g)^2 + (1 - g)^2 = 5 + 6 g + 5 g^2, which is 20 at this g."""
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,11 @@ def make_view(strength: float = 0.0) -> View:
         ("alie", 1.5, 6 - 1.5 * 2, 5.0),  # mean 6, deviation 2; mean 5, deviation 0
         ("ipm", 0.5, 1 - 0.5 * 4, 1 - 0.5 * 3),  # mean updates (2 + 6) / 2 and (4 + 2) / 2
         ("free_rider", 0.0, 1.0, 1.0),
+        # Updates (2, 4) and (6, 2) have norms 20^0.5 and 40^0.5; the lower one is the median. Their mean is (4, 3).
+        ("against_mean", 1.0, 1 - 20**0.5 * 4 / 5, 1 - 20**0.5 * 3 / 5),
+        ("head_against_mean", 1.0, 1 + 4, 1 - 2),  # 20 = 4^2 + 2^2
+        ("min_max", 0.0, 1 + 4 - 2 * MIN_MAX, 1 + 3 - MIN_MAX),
+        ("mimic", 0.0, 1 + 6, 1 + 2),  # the stream of the run draws the second client
     ],
 )
 def test_uploads_by_hand(attack: str, strength: float, body: float, head: float) -> None:
@@ -64,6 +75,46 @@ def test_uploads_by_hand(attack: str, strength: float, body: float, head: float)
     assert corrupt
     uploads = corrupt(make_view(strength))
     assert (uploads["0.weight"].item(), uploads["1.weight"].item()) == pytest.approx((body, head))
+
+
+@pytest.mark.parametrize("attack", ["drift", "steer"])
+def test_a_direction_stays(attack: str) -> None:
+    """The norm is twice the lower median 20^0.5; another round draws other noise, but no other direction."""
+    corrupt = ATTACKS[attack].corrupt
+    assert corrupt
+    uploads = [torch.cat([*corrupt(make_view(2.0)._replace(rng=np.random.default_rng(r))).values()]) for r in range(2)]
+    assert (uploads[0] - 1).norm().item() == pytest.approx(2 * 20**0.5)
+    assert torch.equal(*uploads)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rounds"),
+    [("", [1, 2, 3, 4, 5, 6]), ("@4", [5, 6]), ("@-2", [5, 6]), ("@/2", [2, 4, 6]), ("@/4", [4])],
+)
+def test_when_attackers_attack(schedule: str, rounds: list[int]) -> None:
+    chosen = parse_attack(f"ipm:2{schedule}")
+    assert (chosen.name, chosen.strength) == ("ipm", 2.0)
+    assert [r for r in range(1, 7) if chosen.acts_in(r, 6)] == rounds
+
+
+@pytest.mark.parametrize("text", ["ipm@", "ipm@0", "ipm@1.5", "ipm@/0", "ipm@x", "ipm:2@//2"])
+def test_a_wrong_schedule_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="honest for 20 rounds"):
+        parse_attack(text)
+
+
+def test_poisoned_rows_have_no_schedule() -> None:
+    with pytest.raises(ConfigError, match="label_flip poisons rows before the first round"):
+        parse_attack("label_flip@20")
+
+
+def test_honest_until_the_schedule_begins(equal: Federation) -> None:
+    """Until then, the run is the run without an attack."""
+    attacked = fit(equal, "fedavg", attack="negated_model@2", attackers=2, rounds=3, screening="off", accept="always")
+    plain = fit(equal, "fedavg", attack="free_rider@3", attackers=2, rounds=3, screening="off", accept="always")
+    losses = [[row["received"]["loss_uniform"] for row in run.history] for run in (attacked, plain)]
+    assert losses[0][:2] == losses[1][:2]
+    assert losses[0][2] != losses[1][2]
 
 
 def test_noise_has_the_norm_of_the_model() -> None:

@@ -136,9 +136,9 @@ SCREENINGS = ["auto", "on", "groups", "off"]
     ("method", "attack", "active"),
     [
         ("fedavg", None, ["on"]),
-        ("fedavg", "label_flip", ["auto", "on"]),
-        ("igfl_s", "label_flip", ["auto", "on"]),
-        ("pfedla", "label_flip", ["auto", "on"]),
+        ("fedavg", "label_flip", ["on"]),
+        ("igfl_s", "label_flip", ["on"]),
+        ("pfedla", "label_flip", ["on"]),
         ("fedmcsa", "label_flip", []),
     ],
 )
@@ -156,7 +156,7 @@ def test_when_labels_are_compared(
 @pytest.mark.parametrize("attack", ["label_flip", "label_shift", "label_flip_count"])
 def test_liars_cost_one_model_nothing(attack: str, digits: Federation) -> None:
     """Without this rule, FedAvg loses 7 points to flipped labels and 28 with a false count."""
-    more: dict[str, Any] = {"rounds": 25, "lr": 0.05, "eval_every": 25}
+    more: dict[str, Any] = {"rounds": 25, "lr": 0.05, "eval_every": 25, "screening": "on", "accept": "always"}
     attacked = fedattune.fit(digits, "fedavg", "dnn", attack=attack, attackers=4, **more)
     honest = fedattune.fit(digits, "fedavg", "dnn", **more)
     ids = {client.id for client in attacked.clients}
@@ -170,7 +170,8 @@ def test_liars_cost_one_model_nothing(attack: str, digits: Federation) -> None:
 @pytest.mark.parametrize("method", ["pfedla", "heurpfedla"])
 def test_who_is_set_apart_shares_with_nobody(method: str, digits: Federation) -> None:
     """So a group of honest clients with labels of their own, who cannot be told from liars, loses nothing."""
-    run = fedattune.fit(digits, method, "dnn", rounds=12, lr=0.05, attack="label_flip", attackers=4)
+    attacked: dict[str, Any] = {"attack": "label_flip", "attackers": 4, "screening": "on", "accept": "always"}
+    run = fedattune.fit(digits, method, "dnn", rounds=12, lr=0.05, **attacked)
     apart = run.reports["screening"]["quarantined"]
     assert set(apart) == set(run.facts["attack"]["attackers"].values())
     assert not run.store.faults()  # their uploads are stored: they are what these clients receive
@@ -181,7 +182,7 @@ def test_who_is_set_apart_shares_with_nobody(method: str, digits: Federation) ->
             alone = torch.eye(20)[one].numpy()
             assert matrix[one] == pytest.approx(alone)
             assert matrix[:, one] == pytest.approx(alone)
-    honest = fedattune.fit(digits, method, "dnn", rounds=12, lr=0.05)
+    honest = fedattune.fit(digits, method, "dnn", rounds=12, lr=0.05, screening="on")
     ids = {client.id for client in run.clients}
     values = [getattr(c, honest.evaluation_point) for c in honest.clients if c.id in ids]
     assert run.metrics["acc_uniform"] > np.mean(values) - 0.03
@@ -196,7 +197,7 @@ def test_honest_clients_are_not_refused(partition: str, model: str) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedla"])
 def test_a_resumed_run_does_as_the_whole_run_does(method: str, digits: Federation, tmp_path: Any) -> None:
-    more: dict[str, Any] = {"rounds": 9, "lr": 0.05, "attack": "label_flip", "attackers": 4}
+    more: dict[str, Any] = {"rounds": 9, "lr": 0.05, "attack": "label_flip", "attackers": 4, "screening": "on"}
     whole = fedattune.fit(digits, method, "dnn", **more)
     seen = iter([False] * 5 + [True])
     fedattune.fit(

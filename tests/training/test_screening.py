@@ -19,7 +19,7 @@ from fedattune.core.params import Params
 from fedattune.core.payload import Payload
 from fedattune.runs.context import RunContext
 from fedattune.server import Average
-from fedattune.training.uploads.screening import MAX_CLAIMED_WEIGHT, Screening, ScreenState
+from fedattune.training.uploads.screening import CLIP, MAX_CLAIMED_WEIGHT, Screening, ScreenState
 from fedattune.training.uploads.step import PastRounds, RoundUploads, StepContext, dump_state, load_state
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -91,7 +91,7 @@ def test_honest_uploads_pass_unchanged() -> None:
         screened = screen(r, reply)
         assert screened.upload is reply.upload
         assert screened.n is N
-    assert max(screen.state.evidence.values()) < 0
+    assert not screen.state.evidence
 
 
 LIES = {
@@ -113,29 +113,88 @@ def test_a_lie_is_refused_in_the_first_round(lie: str) -> None:
     assert len(reply.n) == len(reply.upload.params["head.weight"]) == CLIENTS - 1
 
 
-def test_one_opposite_round_is_forgiven_and_several_are_not() -> None:
-    lie = change(make_reply(), 5, lambda w, s: s - (w - s))
+def test_every_layer_is_clipped_to_the_usual_norm() -> None:
+    """No single client moves a layer by more than 1.5 median norms; what is smaller stays bit for bit."""
+    reply = change(make_reply(), 3, lambda w, s: s + 4 * (w - s), ("head.weight",))
+    screened = make_screen()(1, reply)
+    assert not screened.rejected
+    norms = {
+        name: (screened.upload.params[name] - reply.sent.params[name]).flatten(1).norm(dim=1)
+        for name in ("body.weight", "head.weight")
+    }
+    head = (reply.upload.params["head.weight"] - reply.sent.params["head.weight"]).flatten(1)
+    assert norms["head.weight"][3].item() == pytest.approx(CLIP * head.norm(dim=1).median().item(), rel=1e-4)
+    cosine = torch.cosine_similarity(
+        (screened.upload.params["head.weight"] - reply.sent.params["head.weight"])[3].flatten(), head[3], dim=0
+    )
+    assert cosine.item() == pytest.approx(1, abs=1e-5)
+    others = [row for row in range(CLIENTS) if row != 3]
+    assert torch.equal(screened.upload.params["head.weight"][others], reply.upload.params["head.weight"][others])
+    assert screened.upload.params["body.weight"] is reply.upload.params["body.weight"]
+
+
+def test_a_median_of_two_clips_nobody() -> None:
+    reply = change(make_reply(), 1, lambda w, s: s + 4 * (w - s))
+    rows = torch.arange(2)
+    two = replace(
+        reply, ids=rows, sent=reply.sent.rows(rows), upload=reply.upload.rows(rows), buffers=Params(), n=N[:2]
+    )
+    assert make_screen()(1, two).upload is two.upload
+
+
+def harm(screen: Screen, culprits: list[int], refusing: list[int], r: int = 1) -> RoundUploads:
+    """Let `culprits` send updates against the others in one round, and `refusing` clients point back in the next."""
+    reply = make_reply(r)
+    for row in culprits:
+        reply = change(reply, row, lambda w, s: s - (w - s))
+    screen(r, reply)
+    return screen(r + 1, replace(make_reply(r), refused=frozenset(refusing)))
+
+
+def test_who_led_to_what_most_refuse_is_rejected_and_stays_out() -> None:
     screen = make_screen()
-    assert not screen(1, lie).rejected
-    assert screen.state.evidence[5] > 0
-    screen(2, make_reply(2))
-    assert screen.state.evidence[5] < 0  # honest rounds count for the client
+    screened = harm(screen, [5, 6], [*range(5), 7, 8, 9])
+    assert list(screened.rejected) == [5, 6]
+    assert "most clients refused" in screened.rejected[5].detail
+    assert list(screen(3, make_reply(3)).rejected) == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("culprits", "refusing"),
+    [
+        ([5, 6], [0, 1, 2, 3, 4, 7]),  # half is no majority
+        ([], list(range(12))),  # nobody stands out
+        ([1, 3, 5, 7, 9], list(range(12))),  # too many do
+    ],
+)
+def test_nobody_is_blamed(culprits: list[int], refusing: list[int]) -> None:
+    screened = harm(make_screen(), culprits, refusing)
+    assert not screened.rejected
+
+
+def test_false_refusals_frame_nobody() -> None:
+    """Five of twelve clients that refuse all the time are no majority, whatever they upload."""
     screen = make_screen()
-    faults = [screen(r, lie).rejected for r in range(1, 13)]
-    assert not faults[0]
-    assert list(faults[-1]) == [5]
-    assert "round after round" in faults[-1][5].detail
+    for r in range(1, 20):
+        reply = make_reply(r)
+        for row in range(5):
+            reply = change(reply, row, lambda w, s: s - (w - s))
+        assert not screen(r, replace(reply, refused=frozenset(range(5)))).rejected
 
 
 def test_the_state_goes_through_a_checkpoint() -> None:
-    screen, lie = make_screen(), change(make_reply(), 5, lambda w, s: s - (w - s))
-    for r in range(1, 3):
-        screen(r, lie)
-    screen.state.rejected[5] = Counter({"uploaded nonsense": 2})
-    values, tensors = dump_state(screen, screen.state)
-    assert not tensors
-    assert load_state(ScreenState(), json.loads(json.dumps(values)), Params()) == screen.state
-    assert screen.state.evidence
+    screen = make_screen()
+    harm(screen, [5], list(range(10)))
+    screen.state.rejected[4] = Counter({"uploaded nonsense": 2})
+    stored = dump_state(screen.step, screen.state)
+    tensors = Params({k: v for k, v in stored.tensors.items() if isinstance(v, torch.Tensor)})
+    loaded = load_state(ScreenState(), json.loads(json.dumps(stored.values)), tensors)
+    assert torch.equal(loaded.last_updates, screen.state.last_updates)
+    rest = {"last_updates": torch.zeros(0)}
+    assert replace(loaded, **rest).__dict__.keys() == screen.state.__dict__.keys()
+    for name in screen.state.__dict__.keys() - rest.keys():
+        assert getattr(loaded, name) == getattr(screen.state, name)
+    assert loaded.evidence[5] > 0
 
 
 def test_claimed_counts_are_cut_and_known_counts_are_not() -> None:
@@ -166,12 +225,14 @@ def test_claimed_counts_are_cut_and_known_counts_are_not() -> None:
     ],
 )
 def test_no_honest_upload_is_refused(name: str, cohort: float, digits: Federation) -> None:
+    """The default of deployments costs nobody: clipping and refusals change little, and nobody is blamed."""
+    more: dict[str, Any] = {"rounds": 12, "lr": 0.05, "eval_every": 12, "cohort": cohort}
     runs = [
-        fedattune.fit(digits, name, "dnn", rounds=12, lr=0.05, eval_every=12, screening=screening, cohort=cohort)
-        for screening in ("on", "off")
+        fedattune.fit(digits, name, "dnn", screening=screening, accept=accept, **more)
+        for screening, accept in (("on", "harmless"), ("off", "always"))
     ]
     assert not runs[0].store.faults()
-    assert runs[0].metrics == runs[1].metrics
+    assert runs[0].metrics["acc_uniform"] > runs[1].metrics["acc_uniform"] - 0.02
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,13 @@ class ControlVariateWrapper(ServerWrapper[ControlState]):
             state = change(state, own=state["own"].put_rows(ids, state["own"].rows(ids) + dc))
         return change(state, c=state["c"] + dc.map(_sum) / int(state["N"]))
 
+    def add_clients(self, state: ControlState, n_new: int) -> ControlState:
+        state = super().add_clients(state, n_new)
+        if not self.keeps_own:
+            return state
+        own = state["own"].map(lambda a: torch.cat([a, a.new_zeros(n_new, *a.shape[1:])]))
+        return change(state, own=own, counts=torch.cat([state["counts"], state["counts"].new_ones(n_new)]))
+
     def prepare_discards(self) -> Self:
         return replace(super().prepare_discards(), keeps_own=True)
 

@@ -32,6 +32,9 @@ RUN: dict[str, Any] = {"cohort": 1.0, "rounds": 3, "eval_every": 2}
 WEIGHT_ERROR = 1e-5
 """A mean is rounded to 2^-25, some 3e-8; three rounds of training make a hundred times of it at most."""
 
+UNDEFENDED: dict[str, Any] = {"screening": "off", "accept": "always"}
+"""A plain run that is compared: under secure aggregation, nobody looks at single uploads, nor at who refuses."""
+
 NORMED = {"model": "flower.models:normed"}
 
 
@@ -68,7 +71,7 @@ def test_the_numbers_are_those_of_a_plain_run(
 ) -> None:
     config = {**RUN, **config, "algorithms": name}
     (secure,) = run_secure(ragged, tmp_path / "secure", **config)
-    (plain,) = run_deployed(ragged, tmp_path / "plain", **config)
+    (plain,) = run_deployed(ragged, tmp_path / "plain", **UNDEFENDED, **config)
     same_models(load_models(tmp_path / "plain", name), load_models(tmp_path / "secure", name))
     for r, point in ((2, "received"), (2, "trained"), (3, "received")):
         assert pool(secure, point, r) == pytest.approx(pool(plain, point, r), abs=1e-4)
@@ -128,7 +131,7 @@ def test_a_node_that_is_lost_at_any_step(step: str, ragged: Federation, tmp_path
     (secure,) = run_secure(ragged, tmp_path / "secure", lost=is_lost, **config)
     told = "the scores of round 2 are without the clients of node 'node-4'"
     assert any(told in note for note in secure.notes) == (step in STEPS[:3])
-    (plain,) = run_deployed(ragged, tmp_path / "plain", lost=is_lost_plain, **config)
+    (plain,) = run_deployed(ragged, tmp_path / "plain", **UNDEFENDED, lost=is_lost_plain, **config)
     same_models(load_models(tmp_path / "plain", "fedavg"), load_models(tmp_path / "secure", "fedavg"))
     faults = [(r, client) for r, client, _ in secure.store.faults()]
     assert faults == [(r, client) for r, client, _ in plain.store.faults()]
@@ -150,7 +153,7 @@ def test_below_the_threshold_the_round_is_skipped(step: str, ragged: Federation,
     assert sum("no sum, and nothing is revealed" in line for line in read_log(tmp_path / "secure")) == 1
     # As if nobody had answered in this round.
     away = lambda _, message: read_head(message).get("round") == 2  # noqa: E731
-    run_deployed(ragged, tmp_path / "plain", lost=away, **config)
+    run_deployed(ragged, tmp_path / "plain", **UNDEFENDED, lost=away, **config)
     same_models(load_models(tmp_path / "plain", "fedavg"), load_models(tmp_path / "secure", "fedavg"))
 
 

@@ -155,8 +155,10 @@ class Screening(UploadStep[ScreenState]):
         faults = dict.fromkeys((~is_finite).nonzero().flatten().tolist(), NOT_FINITE)
         if layers:
             factors = self._allow_longer(state, uploads)
-            self._check_norms(state, uploads.ids, layers, is_finite, factors, faults)
-            check_layers(layers, is_finite, faults)
+            # Who refused went on from another model: norms and parts say nothing, and clipping bounds the upload.
+            is_judged = is_finite & ~torch.isin(uploads.ids, uploads.ids.new_tensor(sorted(uploads.refused)))
+            self._check_norms(state, uploads.ids, layers, is_judged, factors, faults)
+            check_layers(layers, is_judged, faults)
             if self._sends_models:
                 check_harm(state, uploads, layers, faults)
             if self._labels:
@@ -213,13 +215,13 @@ class Screening(UploadStep[ScreenState]):
         state: ScreenState,
         ids: Tensor,
         layers: Mapping[str, LayerMeasures],
-        is_finite: Tensor,
+        is_judged: Tensor,
         factors: Tensor,
         faults: dict[int, Fault],
     ) -> None:
         """Reject updates with a norm far above the usual one, for as long a training."""
         norms = torch.stack([one.squares for one in layers.values()]).sum(0).sqrt() / factors
-        known = norms[is_finite]
+        known = norms[is_judged]
         median = float(known.median()) if len(known) > 2 else 0.0
         # Medians fall, as most clients have learnt all that they can; the others' norms stay as before.
         usual = torch.full_like(norms, max(state.usual, median))
@@ -227,13 +229,13 @@ class Screening(UploadStep[ScreenState]):
         if len(known) >= MIN_CLIENTS:
             usual[suspects] = max(SUSPECT_FLOOR * state.usual, median)
         max_ratio = self._context.max_norm_ratio
-        is_large = (usual > 0) & (norms > max_ratio * usual)
+        is_large = is_judged & (usual > 0) & (norms > max_ratio * usual)
         for row in is_large.nonzero().flatten().tolist():
             state.suspects.add(int(ids[row]))
             faults.setdefault(
                 row, Fault("norm", f"uploaded an update whose norm is more than {max_ratio:g} times the usual norm")
             )
-        if accepted := [norm for row, norm in enumerate(norms.tolist()) if row not in faults]:
+        if accepted := norms[is_judged & ~is_large].tolist():
             state.usual = max(state.usual, statistics.median_low(accepted))
 
     def report(self, state: ScreenState, past: PastRounds, context: StepContext) -> Report:
@@ -320,31 +322,32 @@ def clip_layers(
     """Clip every layer of the updates to CLIP median norms of the `rows`, times a client's factor (C,)."""
     if len(rows) < MIN_CLIPPED:
         return uploads
-    params, sent = dict(uploads.upload.params), uploads.sent.params
+    params, sent, is_clipped = dict(uploads.upload.params), uploads.sent.params, False
     for one in layers.values():
         norms = one.squares.sqrt() / factors
         shrink = (CLIP * norms[rows].median() / norms.clamp_min(1e-30)).clamp_max(1)
         large = [row for row in rows if shrink[row] < 1]
+        is_clipped |= bool(large)
         for name in one.names if large else ():
             value, before = params[name].clone(), sent[name][large]
             factor = shrink[large].to(value.dtype).view(-1, *[1] * (value.dim() - 1))
             value[large] = before + factor * (value[large] - before)
             params[name] = value
-    return replace(uploads, upload=uploads.upload._replace(params=Params(params)))
+    return replace(uploads, upload=uploads.upload._replace(params=Params(params))) if is_clipped else uploads
 
 
-def check_layers(layers: Mapping[str, LayerMeasures], is_finite: Tensor, faults: dict[int, Fault]) -> None:
+def check_layers(layers: Mapping[str, LayerMeasures], is_judged: Tensor, faults: dict[int, Fault]) -> None:
     """Reject uploads with a layer that was reversed, erased or blown up, by the share that it keeps of the sent one."""
-    if int(is_finite.sum()) < MIN_CLIENTS:
+    if int(is_judged.sum()) < MIN_CLIENTS:
         return
     for layer, one in layers.items():
         # A layer whose norm is below its update's says nothing: no part of it need remain.
-        if bool(one.squares[is_finite].median() <= one.sent_squares[is_finite].median()):
-            known = one.shares[is_finite]
+        if bool(one.squares[is_judged].median() <= one.sent_squares[is_judged].median()):
+            known = one.shares[is_judged]
             median = known.median()
             gaps = (one.shares - median).abs()
-            max_gap = max(MIN_PART_GAP, MAX_DEVIATIONS * 1.4826 * float(gaps[is_finite].median()))
-            for row in (gaps > max_gap).nonzero().flatten().tolist():
+            max_gap = max(MIN_PART_GAP, MAX_DEVIATIONS * 1.4826 * float(gaps[is_judged].median()))
+            for row in (is_judged & (gaps > max_gap)).nonzero().flatten().tolist():
                 faults.setdefault(
                     row, Fault("layer", f"uploaded a model whose part {layer} was reversed, erased or blown up")
                 )
