@@ -27,7 +27,12 @@ from fedattune.training.uploads.adversary import sample_attackers
 from fedattune.training.uploads.attacks import ATTACKS
 from fedattune.training.uploads.robust import is_mixing
 
-METHODS = ("local", "fedavg", "ditto", "pfedla", "fedmcsa", "heurfedamp", "fedamp", "fedfomo")
+METHODS = ("local", "fedavg", "ditto", "pfedla", "scaffold", "attune", "fedmcsa", "fedrep")
+VARIANTS = (
+    "scaled_model:0.3", "against_mean:1", "against_mean@20", "against_mean@/2", "against_mean@-2", "head_against_mean:1",
+    "head_against_mean@20", "steer:3",
+)  # fmt: skip
+"""Attacks of other strengths and schedules that the table has beside the defaults."""
 NONE = "none"
 
 SETTINGS: dict[str, Any] = {"rounds": 50, "lr": 0.05, "early_stopping": "off", "eval_every": 50}
@@ -37,18 +42,23 @@ before an attack took hold."""
 TRUSTED_CLIENTS = 4
 """Honest clients that the server trusts under the rule `trust`."""
 
+NOTHING: dict[str, Any] = {"screening": "off", "accept": "always"}
+
 RULES: dict[str, dict[str, Any]] = {
-    "nothing": {"screening": "off"},
-    "screening": {},
-    "max_weight 1": {"screening": "off", "max_weight": 1.0},
-    "accept better": {"screening": "off", "accept": "better"},
-    "median": {"screening": "off", "robust": "median"},
-    "trimmed_mean": {"screening": "off", "robust": "trimmed_mean"},
-    "geometric_median": {"screening": "off", "robust": "geometric_median"},
-    "multi_krum": {"screening": "off", "robust": "multi_krum"},
-    "trust": {"screening": "off", "robust": "trust"},
-    "rows": {"screening": "off", "robust": "rows"},
-    "max_share 0.1": {"screening": "off", "max_share": 0.1},
+    "nothing": NOTHING,
+    "default": {"screening": "groups", "accept": "harmless"},
+    "screening groups": NOTHING | {"screening": "groups"},
+    "screening on": NOTHING | {"screening": "on"},
+    "accept harmless": NOTHING | {"accept": "harmless"},
+    "accept better": NOTHING | {"accept": "better"},
+    "max_weight 1": NOTHING | {"max_weight": 1.0},
+    "median": NOTHING | {"robust": "median"},
+    "trimmed_mean": NOTHING | {"robust": "trimmed_mean"},
+    "geometric_median": NOTHING | {"robust": "geometric_median"},
+    "multi_krum": NOTHING | {"robust": "multi_krum"},
+    "trust": NOTHING | {"robust": "trust"},
+    "rows": NOTHING | {"robust": "rows"},
+    "max_share 0.1": NOTHING | {"max_share": 0.1},
 }
 """rule -> settings with which it acts alone."""
 
@@ -66,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--algorithms", default=",".join(METHODS), help="methods, the columns (default: %(default)s)")
-    add("--attacks", default=",".join((NONE, *ATTACKS)), help="attacks, the rows (default: all)")
+    add("--attacks", default=",".join((NONE, *ATTACKS, *VARIANTS)), help="attacks, the rows (default: all)")
     add("--attackers", type=int, default=4, help="number of attackers (default: %(default)s)")
     add("--clients", type=int, default=20, help="number of clients (default: %(default)s)")
     add("--data", default="digits", help="data (default: %(default)s)")

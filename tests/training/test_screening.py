@@ -50,6 +50,7 @@ CONTEXT = cast(StepContext, None)
 
 def make_screen(**settings: Any) -> Screen:
     are_claims = settings.pop("are_claims", True)
+    settings = {"accept": "harmless"} | settings
     algorithm = SimpleNamespace(client=SGD(), server=Average())
     federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)], classes=("a", "b", "c", "d"))
     task = SimpleNamespace(params={"body.weight": torch.zeros(30, 20), "head.weight": torch.zeros(4, 30)})
@@ -240,7 +241,9 @@ def test_no_honest_upload_is_refused(name: str, cohort: float, digits: Federatio
     [
         ("fedavg", "negated_model"),
         ("ditto", "gaussian"),
-        ("fedmcsa", "negated_update"),
+        ("fedmcsa", "negated_model"),
+        ("pfedla", "against_mean"),
+        ("ditto", "against_mean@/2"),
         ("fedfomo", "victim_head"),
         ("mocha", "negated_model"),  # which sends no model to compare uploads with
     ],

@@ -42,6 +42,7 @@ from ...core.faults import Fault
 from ...core.params import Params
 from ...server.products import flatten
 from ...server.wrapper import ServerWrapper
+from ..clients.acceptance import find_policy
 from .labels import LabelCheck, find_last_layers
 from .layer_measures import LayerMeasures, measure_layers, sample_updates
 from .step import PastRounds, Report, RoundUploads, StepContext, UploadStep
@@ -64,8 +65,8 @@ MIN_PART_GAP, MAX_DEVIATIONS = 0.5, 8.0
 """Gap of an outlier among the kept shares, and the same in median absolute deviations."""
 
 MIN_REFUSING, TOLERATED, MAX_EVIDENCE, MAX_BLAMED = 0.5, 0.25, 0.2, 0.4
-"""Share of a round's clients that must refuse for somebody to be blamed; blame of honest clients; sum above which a
-client is rejected; share of clients above TOLERATED, from which on nobody stands out."""
+"""Share of a round's clients, and more than two, that must refuse for somebody to be blamed; blame of honest clients;
+sum above which a client is rejected; share of clients above TOLERATED, from which on nobody stands out."""
 
 MAX_CLAIMED_WEIGHT = 3.0
 """Largest ratio of a claimed sample count to the median, unless the user says another."""
@@ -134,6 +135,8 @@ class Screening(UploadStep[ScreenState]):
         self._max_count = max_weight * max(1.0, float(run.n_train.double().median()))
         self._is_on = self.mode != "off" and context.sees_uploads
         self._sends_models = run.algorithm.server.traits.sends_models
+        # A refusal of what is merely worse than the own model is no sign of harm.
+        self._blames = self._sends_models and find_policy(run.settings) == "harmless"
         self._can_quarantine = ServerWrapper(run.algorithm.server).can_quarantine
         has_labels = self._is_on and self.mode == "on" and (context.has_one_model or self._can_quarantine)
         layers = find_last_layers(run.task, len(run.federation.classes)) if has_labels else []
@@ -159,7 +162,7 @@ class Screening(UploadStep[ScreenState]):
             is_judged = is_finite & ~torch.isin(uploads.ids, uploads.ids.new_tensor(sorted(uploads.refused)))
             self._check_norms(state, uploads.ids, layers, is_judged, factors, faults)
             check_layers(layers, is_judged, faults)
-            if self._sends_models:
+            if self._blames:
                 check_harm(state, uploads, layers, faults)
             if self._labels:
                 uploads = self._check_labels(self._labels, state, uploads, faults)
@@ -299,7 +302,7 @@ def check_harm(
     upload, sent = uploads.upload.params, uploads.sent.params
     known = [row for row in range(len(clients)) if row not in faults]
     refusing = [row for row in known if clients[row] in uploads.refused]
-    if state.last_ids and len(refusing) > MIN_REFUSING * len(known):
+    if state.last_ids and len(refusing) > max(2, MIN_REFUSING * len(known)):
         back = sample_updates(upload.rows(to_rows(refusing)), sent.rows(to_rows(refusing)), state.sample_seed)
         # Attackers may refuse too: their norms must not count.
         direction = torch.nn.functional.normalize(back, dim=1).median(0, keepdim=True).values
