@@ -29,8 +29,8 @@ from fedattune.training.uploads.robust import is_mixing
 
 METHODS = ("local", "fedavg", "ditto", "pfedla", "scaffold", "attune", "fedmcsa", "fedrep")
 VARIANTS = (
-    "scaled_model:0.3", "against_mean:1", "against_mean@20", "against_mean@/2", "against_mean@-2", "head_against_mean:1",
-    "head_against_mean@20", "steer:3",
+    "scaled_model:0.3", "against_mean:1", "against_mean@20", "against_mean@/2", "against_mean@-2",
+    "head_against_mean:1", "head_against_mean@20", "steer:3",
 )  # fmt: skip
 """Attacks of other strengths and schedules that the table has beside the defaults."""
 NONE = "none"

@@ -14,6 +14,7 @@ from cli_helpers import Done
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune.data import Schema
+from fedattune.deploy.config import list_node_rules
 from fedattune.deploy.node.client_app import make_client_app
 from fedattune.deploy.server.server_app import run_server
 from flower.in_process import InProcessGrid
@@ -135,6 +136,7 @@ def test_secure_aggregation_runs_as_written(cli: Cli, work: Path, monkeypatch: p
         "name": "node-1", "data": "data/node-1", "key": "keys/node-1", "roster": "nodes/roster.pub",
         "secure-aggregation": "required", "min-participants": 3,
     }  # fmt: skip
+    assert [list_node_rules({"secure-aggregation": True, "nodes": n}, 0)["min-participants"] for n in (5, 10)] == [4, 7]
     for file in ("compose.yaml", "systemd/fedattune-node@.service", "README.md"):
         assert "nodes/roster.pub" in (work / "d" / file).read_text(), file
     checked = cli("node", "check", "d/nodes/1.toml")

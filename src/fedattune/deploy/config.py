@@ -18,6 +18,7 @@ from ..experiments.config import Experiment
 from ..experiments.load import assign_options, expand_names, list_model_options, parse_set
 from ..models import complete_options
 from .logs import LogFormat
+from .secagg import LEAST_THRESHOLD, count_threshold
 from .secagg.methods import check_run
 
 NODE_OPTIONS = {
@@ -214,4 +215,7 @@ def list_node_rules(run_config: Mapping[str, Scalar], node: int) -> dict[str, Sc
     """List the rules that a run needs in the configuration of a node, whose operator can make them stricter."""
     if not run_config.get("secure-aggregation"):
         return {}
-    return {"key": f"keys/node-{node}", "roster": ROSTER, "secure-aggregation": "required", "min-participants": 3}
+    # So many that the server gains nothing by a session of a few nodes, most of which collude with it.
+    least = count_threshold(LEAST_THRESHOLD, int(run_config["nodes"]))
+    rules: dict[str, Scalar] = {"key": f"keys/node-{node}", "roster": ROSTER, "secure-aggregation": "required"}
+    return {**rules, "min-participants": least}

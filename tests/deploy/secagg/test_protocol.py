@@ -25,6 +25,7 @@ from fedattune.deploy.secagg import (
     TamperedShareError,
     TooFewParticipantsError,
     UnknownKeyError,
+    count_threshold,
     keys,
 )
 from fedattune.deploy.secagg.ring import Fixed, expand_mask
@@ -36,7 +37,6 @@ from fedattune.deploy.secagg.session import (
     Session,
     SessionPart,
     SumRules,
-    count_threshold,
     count_tolerated,
     expand_own_mask,
     hash_share,

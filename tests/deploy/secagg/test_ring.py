@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason="a real federation needs Flower, and pycryptodome comes with it")
 
-from fedattune.deploy.secagg import ClipRangeError
+from fedattune.deploy.secagg import ClipRangeError, count_threshold
 from fedattune.deploy.secagg.ring import dequantize, find_weight_limit, quantize, quantize_loss
-from fedattune.deploy.secagg.session import count_threshold
 
 
 @given(st.lists(st.floats(-16, 16), min_size=1, max_size=20), st.integers(8, 30))

@@ -6,6 +6,8 @@ the protocol without a network; `runtime.py` and `transport.py` put its two side
 that leaves a session tells the server only the name of the error's class, one of those here.
 """
 
+import math
+
 from ...core.errors import RunError
 
 MIN_NODES, MAX_NODES = 3, 49
@@ -65,3 +67,8 @@ class ImpossibleSumError(SecureAggregationError):
 
 class AlreadySummedError(SecureAggregationError):
     """The node has taken part in a sum of this round: two sums over other nodes would tell their difference."""
+
+
+def count_threshold(share: float, n: int) -> int:
+    """Return the number t of nodes whose shares are enough: more than `share` of n, and more than two thirds."""
+    return min(n, max(2 * n // 3, math.floor(share * n)) + 1)

@@ -9,7 +9,7 @@ from ...core.checks import NODE_CHECKS, Finding, broken, note
 from ...core.errors import ConfigError
 from ...core.settings import Settings
 from ...training.uploads.pipeline import list_single_upload_options
-from . import MAX_NODES, MIN_NODES
+from . import MAX_NODES, MIN_NODES, count_threshold
 
 if TYPE_CHECKING:
     from ..node.policy import NodePolicy
@@ -68,7 +68,7 @@ def check_secure_node(policy: "NodePolicy", base: Path, run: Mapping[str, Any]) 
         run: configuration of the deployment's run; empty if there is no copy of the app.
     """
     from . import keys
-    from .session import count_threshold, count_tolerated
+    from .session import count_tolerated
 
     name, is_required = "secure aggregation", policy.secure_aggregation == "required"
     is_asked = bool(run.get("secure-aggregation"))

@@ -1,7 +1,6 @@
 """Sessions of secure aggregation as pure functions, without a network: the agreement, the node, and the server."""
 
 import json
-import math
 import os
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +21,7 @@ from . import (
     TamperedShareError,
     TooFewParticipantsError,
     UnknownKeyError,
+    count_threshold,
     keys,
 )
 from .ring import Fixed, Ring, expand_mask
@@ -186,11 +186,6 @@ def hash_share(session: Session, what: str, owner: str, holder: str, share: byte
 def commit(session: Session, id_: str, seed: bytes) -> str:
     """Return the commitment of a node to the seed of its own mask."""
     return keys.hash_text(b"seed", session.digest.encode(), id_.encode(), seed)
-
-
-def count_threshold(share: float, n: int) -> int:
-    """Return the number t of nodes whose shares are enough: more than `share` of n, and more than two thirds."""
-    return min(n, max(2 * n // 3, math.floor(share * n)) + 1)
 
 
 def count_tolerated(share: float, n: int, min_nodes: int) -> int:
