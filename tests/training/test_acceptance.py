@@ -1,5 +1,6 @@
 """Clients that accept better models only: what they refuse, and what they go on with."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,11 @@ import torch
 
 from conformance.table import CASES, KINDS
 from conformance.test_conformance import fit
-from fedattune import Federation, Result
+from fedattune import Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
+from fedattune.training.clients.acceptance import MAX_ROWS, find_policy, sample_rows, update_decision
 from federations import make_federation
 from remote_runs import Here, same_numbers, trained
 
@@ -98,3 +100,80 @@ def test_mocha_goes_on_with_a_tie_to_the_own_model() -> None:
     own = Params(w=torch.tensor([3.0]))
     replaced = rule.substitute(sent, own)
     assert (replaced.params["w"] + 0.5 * own["w"]).item() == 0.0
+
+
+def decide(before: dict[str, float], offered: float, own: float = 0.0) -> dict[str, float]:
+    """Decide on one client's payload; the best model is given by its loss."""
+    values = {"refused": 0.0, "quality": 0.0, "stalled": 0.0, "ever": 0.0} | before
+    values["quality"] = 1 / (1 + before["best"]) if "best" in before else 0.0
+    values.pop("best", None)
+    params = Params({k: torch.tensor([v]) for k, v in values.items()})
+    new = update_decision(params, torch.tensor([offered]), lambda: torch.tensor([own]))
+    return {k: v.item() for k, v in new.items()}
+
+
+@pytest.mark.parametrize(
+    ("before", "offered", "own", "refused"),
+    [
+        ({}, 2.4, 2.3, 0),
+        ({}, 3.2, 2.3, 1),  # the first offer is compared with the initial model
+        ({"best": 1.0}, 1.39, 0.0, 0),
+        ({"best": 1.0}, 1.41, 0.0, 1),  # above 1.3 of the best and 0.1
+        ({"best": 1.0}, math.nan, 0.0, 1),
+        ({"best": 1.0, "stalled": 1}, 0.99, 0.2, 0),
+        ({"best": 1.0, "stalled": 2}, 0.99, 0.2, 1),  # three rounds without progress, and far above the own model
+        ({"best": 1.0, "stalled": 2}, 0.94, 0.2, 0),  # 6% are progress
+        ({"best": 1.0, "stalled": 2}, 0.99, 0.7, 0),  # the own model is not clearly better
+    ],
+)
+def test_what_is_harmful(before: dict[str, float], offered: float, own: float, refused: int) -> None:
+    assert decide(before, offered, own)["refused"] == refused
+
+
+def test_what_a_client_remembers() -> None:
+    better = decide({"best": 1.0, "stalled": 2}, 0.5)
+    assert (1 / better["quality"] - 1, better["stalled"], better["ever"]) == (pytest.approx(0.5), 0, 0)
+    worse = decide({"best": 1.0}, 2.0)
+    assert (1 / worse["quality"] - 1, worse["stalled"], worse["ever"]) == (pytest.approx(1.0), 1, 1)
+    again = decide({"best": 1.0, "ever": 1.0}, 0.5)
+    assert (again["refused"], again["ever"]) == (0, 1)
+
+
+def test_the_default_is_for_where_a_client_may_be_malicious() -> None:
+    assert find_policy(Settings()) is None
+    assert find_policy(Settings(attack="ipm")) == "harmless"
+    assert find_policy(Settings(attack="ipm", accept="always")) is None
+    private: dict[str, Any] = {"dp_client_noise": 1.0, "dp_client_clip": 1.0}
+    assert find_policy(Settings(attack="ipm", **private)) is None
+
+
+def test_rows_on_which_models_are_compared() -> None:
+    data = make_federation([40, 300, 6])
+    rows = sample_rows(data, takes_training=True)
+    assert rows.sizes("validation").tolist() == [
+        40 - len(data.part("test")[0]),
+        MAX_ROWS,
+        6 - len(data.part("test")[2]),
+    ]
+    assert set(data.part("validation")[1]) <= set(rows.part("validation")[1])
+    assert not set(rows.part("validation")[1]) & set(data.part("test")[1])
+    assert torch.equal(sample_rows(data, takes_training=False).sizes("validation"), data.sizes("validation"))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedala", "pfedla", "scaffold"])
+def test_engines_refuse_harm_alike(name: str, judging: Federation) -> None:
+    attacked: dict[str, Any] = {"attack": "gaussian:100@2", "attackers": 2, "rounds": 5}
+    more = {"accept": "harmless", "screening": "off", "options": BY_NAME[name].same}
+    one, other = (fit(judging, name, **more, **attacked, engine=engine) for engine in ("sequential", "vectorized"))
+    same_models(one, other, 1e-7)
+    assert one.facts["refusals"] == other.facts["refusals"]
+    assert {r for r, _ in one.facts["refusals"]["rounds"]} >= {4}  # what came of the attack in round 3
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedmcsa"])
+def test_remote_clients_refuse_harm_alike(name: str, judging: Federation) -> None:
+    settings: dict[str, Any] = {"attack": "gaussian:100@1", "attackers": 2}
+    runs = [trained(BY_NAME[name], judging, backend, **settings) for backend in (None, Here)]
+    same_numbers(*runs)
+    assert runs[0].facts["refusals"] == runs[1].facts["refusals"]
+    assert runs[0].reports == runs[1].reports

@@ -90,7 +90,7 @@ def test_honest_uploads_pass_unchanged() -> None:
     screen, reply = make_screen(), make_reply()
     for r in range(1, 20):
         screened = screen(r, reply)
-        assert screened.upload is reply.upload
+        assert all(screened.upload.params[name] is value for name, value in reply.upload.params.items())
         assert screened.n is N
     assert not screen.state.evidence
 
@@ -141,6 +141,35 @@ def test_a_median_of_two_clips_nobody() -> None:
         reply, ids=rows, sent=reply.sent.rows(rows), upload=reply.upload.rows(rows), buffers=Params(), n=N[:2]
     )
     assert make_screen()(1, two).upload is two.upload
+
+
+def test_extras_and_statistics_are_limited_too() -> None:
+    reply = make_reply()
+    dc = (reply.upload.params - reply.sent.params).map(torch.clone)
+    statistics = torch.randn(CLIENTS, 4)
+    statistics[3], dc["head.weight"][3] = -1e3, 100.0
+    reply = replace(
+        reply,
+        upload=reply.upload._replace(extra={"dc": dc, "affinity": Params(a=torch.full((CLIENTS, 2), 1e6))}),
+        buffers=Params({"running_mean": statistics, "num_batches_tracked": torch.arange(CLIENTS)}),
+    )
+    screened = make_screen()(1, reply)
+    norms = screened.upload.extra["dc"]["head.weight"].flatten(1).norm(dim=1)
+    assert norms[3].item() == pytest.approx(CLIP * dc["head.weight"].flatten(1).norm(dim=1).median().item(), rel=1e-4)
+    assert float(screened.buffers["running_mean"].abs().max()) < 30
+    others = [row for row in range(CLIENTS) if row != 3]
+    assert torch.equal(screened.buffers["running_mean"][others], statistics[others])
+    assert torch.equal(screened.buffers["num_batches_tracked"], torch.arange(CLIENTS))
+    assert screened.upload.extra["affinity"] is reply.upload.extra["affinity"]  # no model: only checked to be finite
+
+
+def test_a_new_cohort_blames_nobody() -> None:
+    """What clients refuse that were away for a round may have come of older rounds."""
+    screen, reply = make_screen(), make_reply()
+    reply = change(change(reply, 5, lambda w, s: s - (w - s)), 6, lambda w, s: s - (w - s))
+    first = torch.arange(3, 12)
+    screen(1, replace(reply, ids=first, sent=reply.sent.rows(first), upload=reply.upload.rows(first), n=N[:9]))
+    assert not screen(2, replace(make_reply(2), refused=frozenset(range(12)))).rejected
 
 
 def harm(screen: Screen, culprits: list[int], refusing: list[int], r: int = 1) -> RoundUploads:
@@ -263,7 +292,7 @@ def test_liars_cost_honest_clients_little(name: str, attack: str, digits: Federa
 
 
 def test_a_resumed_run_refuses_as_the_whole_run_does(digits: Federation, tmp_path: Path) -> None:
-    more: dict[str, Any] = {"rounds": 8, "lr": 0.05, "attack": "negated_update", "attackers": 4}
+    more: dict[str, Any] = {"rounds": 8, "lr": 0.05, "attack": "against_mean@2", "attackers": 4}
     whole = fedattune.fit(digits, "pfedla", "dnn", **more)
     seen = iter([False, False, True])
     fedattune.fit(

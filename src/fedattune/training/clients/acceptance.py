@@ -43,7 +43,7 @@ ModelRule = Callable[[Payload, LocalState, Tensor], Params]
 
 OWN, DECISION = "last_upload", "decision"
 """Entries of the local state: the model of the last upload, and `refused` (1.0 if the last payload was), with the
-memory of `harmless`: `likelihood` exp(-l(best)), rounds that `stalled`, and whether the client `ever` refused."""
+memory of `harmless`: `quality` 1 / (1 + l(best)), rounds that `stalled`, and whether the client `ever` refused."""
 
 RATIO, GAP = 1.3, 0.1
 """Loss above which a model is clearly worse than another: RATIO times the other's, and GAP (nats, or squared
@@ -70,7 +70,7 @@ class Accepting(ClientWrapper):
     policy: Literal["better", "harmless"]
 
     def init_local_state(self, w0: Params) -> LocalState:
-        names = ("refused", "likelihood", "stalled", "ever") if self.policy == "harmless" else ("refused",)
+        names = ("refused", "quality", "stalled", "ever") if self.policy == "harmless" else ("refused",)
         none = next(iter(w0.values())).new_zeros(())
         decision = Params({name: none.clone() for name in names})
         return {**self.inner.init_local_state(w0), OWN: w0, DECISION: decision}
@@ -163,7 +163,7 @@ class Judge:
             decision = Params(refused=_is_above(*losses).to(before["refused"]))
         else:
             measure = partial(_measure, self.sample_engine, ids, buffers=inputs.buffers)
-            decision = _update_decision(before, measure(offered), lambda: measure(own))
+            decision = update_decision(before, measure(offered), lambda: measure(own))
         return _replace_decisions(inputs, decision.map(lambda new, old: torch.where(inputs.fresh, new, old), before))
 
     def choose_models(self, rule: ModelRule, ids: Tensor, inputs: ClientInputs) -> Params:
@@ -207,19 +207,21 @@ def _align(flags: Tensor, stack: Tensor) -> Tensor:
     return flags.view(-1, *[1] * (stack.dim() - 1))
 
 
-def _update_decision(before: Params, offered: Tensor, measure_own: Callable[[], Tensor]) -> Params:
+def update_decision(before: Params, offered: Tensor, measure_own: Callable[[], Tensor]) -> Params:
     """Return the decision of `harmless` on offered models, by their losses."""
-    best = -before["likelihood"].double().log()
+    best = 1 / before["quality"].double() - 1
+    if (is_first := best.isinf()).any():  # the own model is then the initial one
+        best = torch.where(is_first, measure_own(), best)
     is_harmful = _is_above(offered, RATIO * best + GAP)
     is_better = offered < (1 - PROGRESS) * best
     stalled = torch.where(is_better, torch.zeros_like(best), before["stalled"] + 1)
     if (is_stalled := stalled >= STALLED).any():
         is_harmful |= is_stalled & _is_above(offered, RATIO * measure_own() + GAP)
     # The best is that of the last progress, so that slow progress counts too.
-    likelihood = torch.where(is_better & ~is_harmful, (-offered).exp(), before["likelihood"].double())
+    best = torch.where((is_better | is_first) & ~is_harmful, offered, best)
     new = {
         "refused": is_harmful,
-        "likelihood": likelihood,
+        "quality": 1 / (1 + best),
         "stalled": stalled,
         "ever": is_harmful | (before["ever"] > 0),
     }

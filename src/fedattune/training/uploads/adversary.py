@@ -126,12 +126,13 @@ class Attack(UploadStep[None]):
         attack, strength, n = self._chosen.attack, self._chosen.strength, uploads.n
         if attack.claims_samples:
             n = torch.where(is_attacker, torch.full_like(n, int(strength)), n)
-        upload = uploads.upload
-        if attack.corrupt is not None and upload.params:
-            upload = self._corrupt_upload(attack.corrupt, uploads, is_attacker)
-        return state, replace(uploads, upload=upload, n=n)
+        if attack.claims_refusal:
+            uploads = replace(uploads, refused=uploads.refused | {*uploads.ids[is_attacker].tolist()})
+        if attack.corrupt is not None and uploads.upload.params:
+            uploads = self._corrupt_upload(attack.corrupt, uploads, is_attacker)
+        return state, replace(uploads, n=n)
 
-    def _corrupt_upload(self, corrupt: ModelAttack, reply: RoundUploads, is_attacker: Tensor) -> Payload:
+    def _corrupt_upload(self, corrupt: ModelAttack, reply: RoundUploads, is_attacker: Tensor) -> RoundUploads:
         attackers = is_attacker.nonzero().flatten()
         others = (~is_attacker).nonzero().flatten()
         others = others if len(others) else attackers
@@ -148,9 +149,14 @@ class Attack(UploadStep[None]):
             return uploads.map(torch.clone).put_rows(attackers, corrupt(view))
 
         params, extra = reply.upload
+        if (target := self._chosen.attack.target) == "statistics":
+            buffers = Params({k: v for k, v in reply.buffers.items() if v.is_floating_point()})
+            return replace(
+                reply, buffers=Params({**reply.buffers, **change(buffers.zeros(), buffers)}) if buffers else Params()
+            )
         received = Params({k: reply.sent.params.get(k, torch.zeros_like(v)) for k, v in params.items()})
         changed = {k: change(v.zeros(), v) if v.keys() == params.keys() else v for k, v in extra.items()}
-        return Payload(change(received, params), changed)
+        return replace(reply, upload=Payload(params if target == "extras" else change(received, params), changed))
 
     def _find_head(self, uploads: Mapping[str, Tensor]) -> frozenset[str]:
         """Return the shared tensors of the classifier; of the last shared layer if the classifier stays home."""

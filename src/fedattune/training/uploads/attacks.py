@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -211,6 +211,28 @@ def mimic(view: View) -> Params:
     return view.received + update.repeat(view.n_attackers)
 
 
+def oppose_in_layers(view: View) -> Params:
+    """Upload r - s times the direction of the mean honest update in each layer, s = `strength` median norms of it."""
+    updates = view.honest - view.honest_received
+    changed: dict[str, Tensor] = {}
+    for layer in dict.fromkeys(map(find_layer, updates)):
+        part = updates.only([name for name in updates if find_layer(name) == layer])
+        usual = view.strength * _measure_norms(part).median()
+        changed |= _set_norm(part.map(lambda v: v.mean(0)), usual)
+    return view.received - Params(changed).repeat(view.n_attackers)
+
+
+def shrink_towards_zero(view: View) -> Params:
+    """Upload r (1 - s / ||r||), s = `strength` median norms of honest updates: forget what was learnt."""
+    scale = view.strength * view.usual_norm / _measure_norms(view.received).clamp_min(1e-12)
+    return view.received.map(lambda v: v - v * scale.to(v).view(-1, *[1] * (v.dim() - 1)))
+
+
+def shift(view: View) -> Params:
+    """Upload the honest values plus `strength`."""
+    return view.trained.map(lambda v: v + view.strength)
+
+
 def ride_free(view: View) -> Params:
     """Upload what was received, and normal noise with `strength` times its norm (Fraboni et al., AISTATS 2021)."""
     return view.received + _draw_noise(view, view.received) if view.strength else view.received.map(torch.clone)
@@ -227,6 +249,9 @@ class Attack:
         strength: default of the number behind the colon; None if the attack takes none.
         meaning: what that number is.
         claims_samples: whether attackers claim `strength` training samples.
+        claims_refusal: whether attackers claim that they refused what they were sent.
+        target: what `corrupt` changes: the model with the extras that have its tensors, these extras alone, or the
+            averaged BatchNorm statistics.
     """
 
     summary: str
@@ -235,6 +260,8 @@ class Attack:
     strength: float | None = None
     meaning: str = ""
     claims_samples: bool = False
+    claims_refusal: bool = False
+    target: Literal["model", "extras", "statistics"] = "model"
 
 
 ATTACKS: dict[str, Attack] = {
@@ -269,6 +296,29 @@ ATTACKS: dict[str, Attack] = {
     ),
     "min_max": Attack("send the honest mean, shifted as far as two honest updates are apart (Min-Max)", stay_within),
     "mimic": Attack("all send one honest client's update (Mimic)", mimic),
+    "false_refusal": Attack(
+        "claim to refuse what they are sent, and send updates against the honest mean",
+        oppose_in_layers,
+        strength=1.0,
+        meaning="norm of each layer in the usual one",
+        claims_refusal=True,
+    ),
+    "shrink": Attack(
+        "send the received model, moved towards zero",
+        shrink_towards_zero,
+        strength=1.5,
+        meaning="norm in the usual one",
+    ),
+    "shifted_extras": Attack(
+        "send an honest model with shifted extras", shift, strength=1.0, meaning="shift", target="extras"
+    ),
+    "shifted_statistics": Attack(
+        "send an honest model with shifted BatchNorm statistics",
+        shift,
+        strength=1000.0,
+        meaning="shift",
+        target="statistics",
+    ),
     "label_flip": Attack("train on labels C-1-y", poison=flip_labels),
     "label_shift": Attack("train on labels y+1", poison=shift_labels),
     "label_flip_count": Attack(

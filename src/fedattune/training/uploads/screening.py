@@ -1,8 +1,9 @@
 """Screen the uploads of a round before the server uses them: one mechanism for simulations and deployments.
 
-First, influence is bounded: every layer of an update is clipped to CLIP times the median norm of the round's, so that
-f of C uploads move an average by at most CLIP f / C median norms, whatever they contain; attackers can move the median
-only among the honest norms, for as long as they are fewer than half. Clipping to a radius that the uploads give is the
+First, influence is bounded: every layer of an update, and of an extra with the model's tensors, is clipped to CLIP
+times the median norm of the round's, so that f of C uploads move an average by at most CLIP f / C median norms,
+whatever they contain. Attackers move the median only among the honest norms, for as long as they are fewer than half.
+Averaged statistics are limited value by value. Clipping to a radius that the uploads give is the
 idea of centered clipping (Karimireddy et al., ICML 2021, arXiv:2012.10333); the centre is the model that was sent.
 Robust aggregation bounds more, and costs 5 to 30 points where clients have unlike data (docs/robustness.md).
 
@@ -15,9 +16,9 @@ Second, five rules reject an upload. None of them looks at one client alone: wha
                 median absolute deviations; the share <theta_l, sent_l> / ||sent_l||^2 is near 1 in honest training,
                 near 0 for noise, and negative for a reversed layer
     harm        most clients refuse what they are sent (module `acceptance`), and the client's last update had led
-                there: blame_k = -cos(u_k, d), u_k its update of the round before, d the mean update of those who
-                refused, which train from their own models and so point back. The sum over such rounds of blame_k -
-                TOLERATED, never below 0, exceeds MAX_EVIDENCE; who is rejected for it stays out
+                there: blame_k = -cos(u_k, d), u_k its update of the round before, d the median, value by value, of the
+                normalized updates of those who refused: they train from their own models, and so point back. The sum
+                of blame_k - TOLERATED over such rounds, never below 0, exceeds MAX_EVIDENCE. It stays for good
     labels      the client's classes look like other classes of the others (module `labels`), and the server makes one
                 model, or can quarantine clients
 
@@ -36,10 +37,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
 
 from ...core.errors import list_some
 from ...core.faults import Fault
 from ...core.params import Params
+from ...core.payload import Payload
 from ...server.products import flatten
 from ...server.wrapper import ServerWrapper
 from ..clients.acceptance import find_policy
@@ -59,14 +62,17 @@ CLIP, MIN_CLIPPED = 1.5, 3
 is lost without an attack; at 1, FedAvg on digits loses 5 points."""
 
 MIN_CLIENTS = 8
-"""Uploads of a round that the rule on parts needs."""
+"""Uploads of a round that the rules on parts and harm need."""
 
 MIN_PART_GAP, MAX_DEVIATIONS = 0.5, 8.0
 """Gap of an outlier among the kept shares, and the same in median absolute deviations."""
 
 MIN_REFUSING, TOLERATED, MAX_EVIDENCE, MAX_BLAMED = 0.5, 0.25, 0.2, 0.4
-"""Share of a round's clients, and more than two, that must refuse for somebody to be blamed; blame of honest clients;
-sum above which a client is rejected; share of clients above TOLERATED, from which on nobody stands out."""
+"""Share of a round's clients that must refuse for somebody to be blamed; blame of honest clients; sum above which a
+client is rejected; share of clients above TOLERATED, from which on nobody stands out."""
+
+MIN_REPEATED = 0.8
+"""Share of a round's clients that were in the round before, for somebody to be blamed."""
 
 MAX_CLAIMED_WEIGHT = 3.0
 """Largest ratio of a claimed sample count to the median, unless the user says another."""
@@ -171,7 +177,7 @@ class Screening(UploadStep[ScreenState]):
             state.rejected.setdefault(clients[row], Counter())[fault.detail] += 1
         if layers and self._sends_models:
             accepted = [row for row in range(len(clients)) if row not in faults]
-            uploads = clip_layers(uploads, layers, accepted, factors)
+            uploads = clip_uploads(uploads, layers, accepted, factors)
         return state, uploads.reject(faults)
 
     def _check_labels(
@@ -302,41 +308,75 @@ def check_harm(
     upload, sent = uploads.upload.params, uploads.sent.params
     known = [row for row in range(len(clients)) if row not in faults]
     refusing = [row for row in known if clients[row] in uploads.refused]
-    if state.last_ids and len(refusing) > max(2, MIN_REFUSING * len(known)):
+    # What a new cohort refuses may have come of older rounds.
+    took_part = len({*clients} & {*state.last_ids}) >= MIN_REPEATED * len(clients)
+    if took_part and len(known) >= MIN_CLIENTS and len(refusing) > MIN_REFUSING * len(known):
         back = sample_updates(upload.rows(to_rows(refusing)), sent.rows(to_rows(refusing)), state.sample_seed)
-        # Attackers may refuse too: their norms must not count.
-        direction = torch.nn.functional.normalize(back, dim=1).median(0, keepdim=True).values
-        blame = -torch.nn.functional.cosine_similarity(state.last_updates, direction, eps=1e-30)
-        blamed = blame > TOLERATED
-        if float(blamed.double().mean()) <= MAX_BLAMED:
+        # Attackers may refuse too: neither their norms nor a minority of them decide.
+        direction = normalize(back, dim=1).median(0, keepdim=True).values
+        blame = -cosine_similarity(state.last_updates, direction, eps=1e-30)
+        if float((blame > TOLERATED).double().mean()) <= MAX_BLAMED:
             for client, value in zip(state.last_ids, blame.tolist(), strict=True):
                 state.evidence[client] = max(0.0, state.evidence.get(client, 0.0) + value - TOLERATED)
     faults |= {row: HARMFUL for row in known if state.evidence.get(clients[row], 0.0) > MAX_EVIDENCE}
     known = [row for row in known if row not in faults]
     # Nobody knows the sampled values before all uploads are in.
-    state.sample_seed = hash(tuple(one.squares.sum().item() for one in layers.values())) % 2**31
+    squares = torch.stack([one.squares for one in layers.values()]).sum(0)
+    state.sample_seed = hash(tuple(squares[known].tolist())) % 2**31
     state.last_ids = [clients[row] for row in known]
     state.last_updates = sample_updates(upload.rows(to_rows(known)), sent.rows(to_rows(known)), state.sample_seed)
 
 
-def clip_layers(
+def clip_uploads(
     uploads: RoundUploads, layers: Mapping[str, LayerMeasures], rows: list[int], factors: Tensor
 ) -> RoundUploads:
-    """Clip every layer of the updates to CLIP median norms of the `rows`, times a client's factor (C,)."""
+    """Clip the uploads of `rows`, and keep what is small as it is.
+
+    Layers of updates, and of extras with the model's tensors, are clipped to CLIP median norms of the `rows`, times a
+    client's factor (C,); averaged statistics value by value to MAX_DEVIATIONS median absolute deviations.
+    """
     if len(rows) < MIN_CLIPPED:
         return uploads
-    params, sent, is_clipped = dict(uploads.upload.params), uploads.sent.params, False
-    for one in layers.values():
-        norms = one.squares.sqrt() / factors
-        shrink = (CLIP * norms[rows].median() / norms.clamp_min(1e-30)).clamp_max(1)
+    (params, extra), sent = uploads.upload, uploads.sent.params
+    names = {layer: one.names for layer, one in layers.items()}
+    updates = {layer: one.squares.sqrt() / factors for layer, one in layers.items()}
+    new = {"": _clip_layers(params, sent, names, updates, rows)}
+    for key, part in extra.items():
+        if part.keys() == params.keys():
+            squares = {layer: _sum_squares(part.only(some)) for layer, some in names.items()}
+            new[key] = _clip_layers(part, Params(), names, {k: v.sqrt() for k, v in squares.items()}, rows)
+    clipped = Payload(new.pop(""), {**extra, **new})
+    return replace(uploads, upload=clipped, buffers=uploads.buffers.map(lambda v: _limit_values(v, rows)))
+
+
+def _clip_layers(
+    stack: Params, sent: Params, layers: Mapping[str, list[str]], norms: Mapping[str, Tensor], rows: list[int]
+) -> Params:
+    """Clip each layer of a stack (C, ...) around what was `sent`, or around zero."""
+    changed = dict(stack)
+    for layer, names in layers.items():
+        shrink = (CLIP * norms[layer][rows].median() / norms[layer].clamp_min(1e-30)).clamp_max(1)
         large = [row for row in rows if shrink[row] < 1]
-        is_clipped |= bool(large)
-        for name in one.names if large else ():
-            value, before = params[name].clone(), sent[name][large]
+        for name in names if large else ():
+            value = stack[name].clone()
+            before = sent[name][large] if name in sent else torch.zeros_like(value[large])
             factor = shrink[large].to(value.dtype).view(-1, *[1] * (value.dim() - 1))
             value[large] = before + factor * (value[large] - before)
-            params[name] = value
-    return replace(uploads, upload=uploads.upload._replace(params=Params(params))) if is_clipped else uploads
+            changed[name] = value
+    return Params(changed)
+
+
+def _sum_squares(rows: Params) -> Tensor:
+    return torch.stack([flatten(v).double().square().sum(1) for v in rows.values()]).sum(0)
+
+
+def _limit_values(value: Tensor, rows: list[int]) -> Tensor:
+    """Limit statistics (C, ...) to MAX_DEVIATIONS median absolute deviations around the median of `rows`."""
+    if not value.is_floating_point():
+        return value
+    median = value[rows].median(0).values
+    width = MAX_DEVIATIONS * 1.4826 * (value[rows] - median).abs().median(0).values
+    return value.clamp(median - width, median + width)
 
 
 def check_layers(layers: Mapping[str, LayerMeasures], is_judged: Tensor, faults: dict[int, Fault]) -> None:
