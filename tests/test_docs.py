@@ -215,7 +215,6 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--first-split",
         "--variant",
         "--against",
-        "--permuted",
         "--newest",
         "--logdir",  # of TensorBoard
         "--head",  # of Ray

@@ -263,7 +263,8 @@ class Refusals:
     """
 
     def __init__(self, context: RunContext) -> None:
-        self.context, self.is_on = context, find_policy(context.settings) is not None
+        self.context, self.policy = context, find_policy(context.settings)
+        self.is_on = self.policy is not None
         self.clients = torch.zeros(context.n_clients if self.is_on else 0, dtype=torch.int64)
         self.rounds: list[tuple[int, int]] = []
         self.n_trained = 0
@@ -300,8 +301,10 @@ class Refusals:
         if not self.is_on or not self.context.has_shared_parameters:
             return []
         share = int(self.clients.sum()) / max(1, self.n_trained)
-        notes = [f"{name}: clients refused {100 * share:.0f}% of the models that they were sent (--accept better)"]
+        notes = [
+            f"{name}: clients refused {100 * share:.0f}% of the models that they were sent (--accept {self.policy})"
+        ]
         n_without = int((self.context.federation.sizes("validation") == 0).sum())
-        if n_without:
+        if n_without and self.policy == "better":
             notes.append(f"{n_without} clients have no validation rows and accept everything (--accept better)")
         return notes

@@ -12,7 +12,7 @@ Second, five rules reject an upload. None of them looks at one client alone: wha
     finite      a value is not a number, or infinite
     norm        the norm of the update is above `max_norm_ratio` times the largest median of a round so far; of a client
                 that was rejected for it before, times the median of the round, or SUSPECT_FLOOR times the largest
-    part        a layer keeps another share of the sent layer than the median client by MIN_PART_GAP and MAX_DEVIATIONS
+    layer       a layer keeps another share of the sent layer than the median client by MIN_PART_GAP and MAX_DEVIATIONS
                 median absolute deviations; the share <theta_l, sent_l> / ||sent_l||^2 is near 1 in honest training,
                 near 0 for noise, and negative for a reversed layer
     harm        most clients refuse what they are sent (module `acceptance`), and the client's last update had led
