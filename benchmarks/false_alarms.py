@@ -20,6 +20,7 @@ import fedattune
 from fedattune.core.errors import FedAttuneError
 from fedattune.data import Federation
 from fedattune.data.client_index import ClientIndex, RaggedIndex
+from fedattune.training.uploads import screening
 
 METHODS = ("fedavg", "ditto", "pfedla", "scaffold", "attune", "fedmcsa", "fedrep")
 SETTINGS: dict[str, Any] = {"rounds": 50, "lr": 0.05, "early_stopping": "off", "eval_every": 50}
@@ -138,7 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--federations", default=";".join(FEDERATIONS), help="with ; between (default: all)")
     parser.add_argument("--algorithms", default=",".join(METHODS), help="methods, the columns (default: %(default)s)")
     parser.add_argument("--splits", type=int, default=1, help="partitions with other seeds (default: %(default)s)")
+    parser.add_argument("--clip", type=float, default=screening.CLIP, help="usual norms (default: %(default)s)")
     given = parser.parse_args(arguments)
+    screening.CLIP = given.clip
     methods, names = given.algorithms.split(","), given.federations.split(";")
     if unknown := [name for name in names if name not in FEDERATIONS]:
         raise SystemExit(f"federations: none is called {unknown[0]!r}; expected some of: {'; '.join(FEDERATIONS)}")

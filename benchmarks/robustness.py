@@ -23,6 +23,7 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.core.algorithm import find_needed_sums
 from fedattune.core.errors import ConfigError, DivergedError, FedAttuneError
 from fedattune.core.settings import Settings
+from fedattune.training.uploads import screening
 from fedattune.training.uploads.adversary import sample_attackers
 from fedattune.training.uploads.attacks import ATTACKS
 from fedattune.training.uploads.robust import is_mixing
@@ -85,6 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--splits", type=int, default=3, help="partitions with other seeds (default: %(default)s)")
     add("--first-split", type=int, default=0, help="seed of the first partition (default: %(default)s)")
     add("--rules", help=f"rules that act alone, the rows, or all: {', '.join(RULES)}")
+    add("--clip", type=float, default=screening.CLIP, help="usual norms of a clipped layer (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the numbers of all splits to FILE")
     return parser
 
@@ -204,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     given, others = make_parser().parse_known_args(arguments)
     settings = read_settings(others)
+    screening.CLIP = given.clip
     started = time.perf_counter()
     cells: Any
     try:

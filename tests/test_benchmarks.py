@@ -15,7 +15,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import ablate, compiler, in_jax, privacy, problems, robustness, show
+from benchmarks import ablate, compiler, false_alarms, in_jax, privacy, problems, robustness, show
 from benchmarks.__main__ import all_cases, select_cases
 from benchmarks.measure import Figures, Setting, Target
 
@@ -166,3 +166,22 @@ def test_the_study_of_the_verdict_runs(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["verdict", "--quick"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0] for line in lines if "|" in line][1:] == [*RULES, LOOKED]
+
+
+def test_false_alarms_are_counted_by_federation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(false_alarms, "SETTINGS", false_alarms.SETTINGS | {"rounds": 2, "eval_every": 2})
+    assert false_alarms.main(["--federations", "inverted;skew", "--algorithms", "fedavg"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| inverted", "| its group", "| skew"]
+    assert all(line.count("(0)") == (i != 1) for i, line in enumerate(lines[2:]))
+    with pytest.raises(SystemExit, match="none is called 'x'"):
+        false_alarms.main(["--federations", "x"])
+
+
+@pytest.mark.parametrize("name", list(false_alarms.FEDERATIONS))
+def test_every_federation_without_attackers_can_be_made(name: str) -> None:
+    data, group, _ = false_alarms.load(name, 0)
+    assert (data.n_clients, len(group)) == (20, false_alarms.FEDERATIONS[name][3])
+    assert int(data.sizes("train").min()) > 1
