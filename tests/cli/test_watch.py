@@ -240,4 +240,4 @@ def test_a_comparison_is_watched_on_a_real_terminal_to_its_end(start: Any, work:
     # After the live table: the table of the comparison, styled and wrapped at the terminal's width.
     final = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.rpartition("\x1b[?25h")[2]).split())
     assert re.search(r"method accuracy % .* local \d+\.\d\d .* fedavg \d+\.\d\d ", final)
-    assert "> local: clients better than alone" in final
+    assert "> local: clients better than under local" in final
