@@ -213,6 +213,8 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--attacks",
         "--rules",
         "--first-split",
+        "--clip",
+        "--federations",
         "--variant",
         "--against",
         "--newest",
