@@ -46,7 +46,7 @@ def make_updates(holdings: list[dict[int, int]], seed: int = 0) -> Tensor:
 
 
 HONEST = [{0: 0, 1: 1}, {1: 1, 2: 2}, {2: 2, 3: 3}, {3: 3, 0: 0}] * 3
-LIAR = {0: 3, 1: 2}
+ATTACKER = {0: 3, 1: 2}
 
 
 def test_rows_are_split_into_what_is_held_and_what_it_looks_like() -> None:
@@ -61,8 +61,8 @@ def test_rows_are_split_into_what_is_held_and_what_it_looks_like() -> None:
     assert rest == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_liar_is_far_below_zero_and_spoils_nobody() -> None:
-    scores = score_labels(make_updates([*HONEST, LIAR, LIAR]))
+def test_an_attacker_is_far_below_zero_and_spoils_nobody() -> None:
+    scores = score_labels(make_updates([*HONEST, ATTACKER, ATTACKER]))
     assert scores is not None
     assert float(scores[:12].min()) > 0.5
     assert float(scores[12:].max()) < -1
@@ -89,7 +89,7 @@ def check(
 
 
 def test_a_round_is_forgiven_and_several_are_not() -> None:
-    holdings = [*HONEST, LIAR]
+    holdings = [*HONEST, ATTACKER]
     assert check(1, holdings)[1] == []
     found, refused = check(4, holdings)
     assert refused == [12]
@@ -154,7 +154,7 @@ def test_when_labels_are_compared(
 
 
 @pytest.mark.parametrize("attack", ["label_flip", "label_shift", "label_flip_count"])
-def test_liars_cost_one_model_nothing(attack: str, digits: Federation) -> None:
+def test_attackers_cost_one_model_nothing(attack: str, digits: Federation) -> None:
     """Without this rule, FedAvg loses 7 points to flipped labels and 28 with a false count."""
     more: dict[str, Any] = {"rounds": 25, "lr": 0.05, "eval_every": 25, "screening": "on", "accept": "always"}
     attacked = fedattune.fit(digits, "fedavg", "dnn", attack=attack, attackers=4, **more)
@@ -169,7 +169,7 @@ def test_liars_cost_one_model_nothing(attack: str, digits: Federation) -> None:
 
 @pytest.mark.parametrize("method", ["pfedla", "heurpfedla"])
 def test_who_is_set_apart_shares_with_nobody(method: str, digits: Federation) -> None:
-    """So a group of honest clients with labels of their own, who cannot be told from liars, loses nothing."""
+    """So a group of honest clients with labels of their own, who cannot be told from attackers, loses nothing."""
     attacked: dict[str, Any] = {"attack": "label_flip", "attackers": 4, "screening": "on", "accept": "always"}
     run = fedattune.fit(digits, method, "dnn", rounds=12, lr=0.05, **attacked)
     apart = run.reports["screening"]["quarantined"]

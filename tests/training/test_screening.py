@@ -277,7 +277,7 @@ def test_no_honest_upload_is_refused(name: str, cohort: float, digits: Federatio
         ("mocha", "negated_model"),  # which sends no model to compare uploads with
     ],
 )
-def test_liars_cost_honest_clients_little(name: str, attack: str, digits: Federation) -> None:
+def test_attackers_cost_honest_clients_little(name: str, attack: str, digits: Federation) -> None:
     """The target is 2 points after 50 rounds; 15 rounds are noisier, and without screening 10 to 80 are lost."""
     more: dict[str, Any] = {"rounds": 15, "lr": 0.05, "eval_every": 5}
     attacked = fedattune.fit(digits, name, "dnn", attack=attack, attackers=4, **more)

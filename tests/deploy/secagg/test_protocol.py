@@ -439,13 +439,13 @@ def test_a_key_of_low_order_is_refused() -> None:
 # What the server refuses.
 
 
-def unmask_all_but(play: Play, who: Iterable[int], liars: Mapping[int, str]) -> None:
-    """Take off the masks; of each liar, the server finds what the text says."""
+def unmask_all_but(play: Play, who: Iterable[int], malicious: Mapping[int, str]) -> None:
+    """Take off the masks; of each malicious node, the server finds what the text says."""
     for i in who:
-        if i not in liars:
+        if i not in malicious:
             play.unmask([i])
             continue
-        with pytest.raises(SessionMismatchError, match=liars[i]):
+        with pytest.raises(SessionMismatchError, match=malicious[i]):
             play.unmask([i])
 
 
@@ -464,7 +464,7 @@ def test_wrong_shares_are_found_and_the_others_open_the_sum() -> None:
     text = r"gave a wrong share of the seed of node-\d, and 4 more: it departs from the protocol"
     unmask_all_but(play, range(5), {3: text})
     np.testing.assert_array_equal(play.server.finish(), sum(numbers.values()))
-    assert not play.server.liars
+    assert not play.server.findings
 
 
 def test_one_wrong_share_of_many_costs_that_share_only() -> None:
@@ -529,8 +529,8 @@ def test_a_node_whose_signed_shares_do_not_fit_each_other() -> None:
     play.unmask(range(5))
     # Other choices of four shares do fit; whose shares they are is certain, as each one is signed.
     np.testing.assert_array_equal(play.server.finish(), sum(numbers.values()))
-    (liar,) = play.server.liars
-    assert liar == "node-2 signed shares of its seed that do not fit each other: it departs from the protocol"
+    (finding,) = play.server.findings
+    assert finding == "node-2 signed shares of its seed that do not fit each other: it departs from the protocol"
 
 
 def test_signed_shares_of_which_too_few_fit() -> None:

@@ -14,7 +14,7 @@ MIN_NODES, MAX_NODES = 3, 49
 """Nodes of a federation with secure aggregation; each node makes a share for every other one."""
 
 LEAST_THRESHOLD = 2 / 3
-"""Least share of a session's nodes of which more must help to take off masks.
+"""Minimum share of a session's nodes of which more must help to take off masks.
 
 A lying server that has nodes sign two lists of survivors opens a node's upload from 2t - n colluding nodes on (Bonawitz
 et al., CCS 2017). With t > 2n/3, these are more than a third of the nodes.

@@ -462,7 +462,7 @@ class ServerSession:
         masked: id -> the masked numbers of each node of round 2.
         unfit: receiver -> senders whose shares do not fit what they signed, as the receiver says.
         signatures: id -> signature over the survivors.
-        liars: what was found of nodes that depart from the protocol without harm to the sum.
+        findings: what was found of nodes that depart from the protocol without harm to the sum.
     """
 
     session: Session
@@ -473,7 +473,7 @@ class ServerSession:
     masked: dict[str, Ring] = field(default_factory=dict)
     unfit: dict[str, set[str]] = field(default_factory=dict)
     signatures: dict[str, str] = field(default_factory=dict)
-    liars: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
     _shares: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)  # kind and owner -> number -> share
     _pairs: dict[tuple[str, str], bytes] = field(default_factory=dict)  # dropped node and survivor -> key of their mask
 
@@ -523,7 +523,7 @@ class ServerSession:
         """Leave out nodes until nobody says of another one that its shares do not fit; return id -> why.
 
         Of two such nodes at least one departs from the protocol. Who is in most conflicts goes first, and of two nodes
-        the sender; so one liar costs its own numbers, or those of one other node.
+        the sender; so a malicious node costs its own numbers, or those of one other node.
         """
         left_out: dict[str, str] = {}
         while pairs := [
@@ -609,7 +609,7 @@ class ServerSession:
             raise TooFewParticipantsError(f"{n} nodes gave their shares, and {needed} are needed to take off the masks")
         seed = self._join("seed", id_, lambda secret: commit(self.session, id_, secret) == commitment)
         if seed is None:
-            raise SecureAggregationError(self.liars[-1])
+            raise SecureAggregationError(self.findings[-1])
         return seed
 
     def _find_pair_keys(self, dropped: str) -> dict[str, bytes]:
@@ -638,7 +638,7 @@ class ServerSession:
             if fits(secret := keys.join_shares({number: shares[number] for number in numbers})):
                 return secret
             if not tried:  # these are the shares that the owner signed
-                self.liars.append(
+                self.findings.append(
                     f"{self.members[owner].name} signed shares of its {what} that do not fit each other: it departs "
                     "from the protocol"
                 )

@@ -110,7 +110,7 @@ class SessionExchange:
             return None
         self.survivors = survivors
         found = [replace(self.faults[i], node=self._members[i].name) for i in sorted(self.faults.keys() & survivors)]
-        self.remarks = [*self._server.liars, *(str(fault) for fault in found if fault.kind == "refused")]
+        self.remarks = [*self._server.findings, *(str(fault) for fault in found if fault.kind == "refused")]
         self.faults = {i: fault for i, fault in self.faults.items() if i not in survivors}
         return total
 
@@ -259,8 +259,8 @@ class SecureTransport(NodeTransport):
             try:
                 self._check_sums(session, total, exchange.survivors, groups)
             except ImpossibleSumError as error:
-                self.note(f"round {r}: the sum is refused: {error}")
-                total, rest = None, Fault("refused", f"took part in a sum that is refused: {error}")
+                self.note(f"round {r}: the sum is rejected: {error}")
+                total, rest = None, Fault("refused", f"took part in a sum that is rejected: {error}")
                 faults = {i: faults.get(i, rest) for i in asked}
         summed = exchange.survivors - faults.keys()
         faults = {i: self.report(r, i, fault) for i, fault in sorted(faults.items())}

@@ -14,7 +14,7 @@ client; or the start that the rule makes of the payload by a look at data. With 
 
 To `better`, a corrupted model is like one that is worse because it is an average of unlike clients, so most methods
 are close to training alone. `harmless` leaves the averages of honest clients: their loss falls from round to round,
-though it is above that of the own model (docs/robustness.md has the measurement). A client that has refused once
+though it is above that of the own model. A client that has refused once
 takes no corrections by other clients any more, as nobody knows what is in them. BatchNorm statistics are not judged.
 """
 
@@ -47,8 +47,8 @@ memory of `harmless`: `quality` 1 / (1 + l(best)), rounds that `stalled`, and wh
 
 RATIO, GAP = 1.3, 0.1
 """Loss above which a model is clearly worse than another: RATIO times the other's, and GAP (nats, or squared
-deviations of a standardized number). Without an attack, the loss of 20 clients of digits (IID, shards, Dirichlet 0.1)
-was at most 1.07 times the best so far; one round of an attack makes it 1.5 to 3 times."""
+deviations of a standardized number). Without an attack, the loss of what clients are sent falls nearly every round, and
+one round of an attack raises it by half or more."""
 
 PROGRESS, STALLED = 0.05, 3
 """Share by which the best loss must fall, in so many rounds, for a model that is worse than the own one."""

@@ -294,7 +294,9 @@ ATTACKS: dict[str, Attack] = {
     "steer": Attack(
         "turn the honest mean to a direction that stays", steer, strength=1.0, meaning="norm in the usual one"
     ),
-    "min_max": Attack("send the honest mean, shifted as far as two honest updates are apart (Min-Max)", stay_within),
+    "min_max": Attack(
+        "send the honest mean, shifted by the largest distance between honest updates (Min-Max)", stay_within
+    ),
     "mimic": Attack("all send one honest client's update (Mimic)", mimic),
     "false_refusal": Attack(
         "claim to refuse what they are sent, and send updates against the honest mean",

@@ -142,7 +142,7 @@ class Screening(UploadStep[ScreenState]):
         self._is_on = self.mode != "off" and context.sees_uploads
         self._sends_models = run.algorithm.server.traits.sends_models
         # A refusal of what is merely worse than the own model is no sign of harm.
-        self._blames = self._sends_models and find_policy(run.settings) == "harmless"
+        self._blames = find_policy(run.settings) == "harmless"
         self._can_quarantine = ServerWrapper(run.algorithm.server).can_quarantine
         has_labels = self._is_on and self.mode == "on" and (context.has_one_model or self._can_quarantine)
         layers = find_last_layers(run.task, len(run.federation.classes)) if has_labels else []
@@ -168,14 +168,15 @@ class Screening(UploadStep[ScreenState]):
             is_judged = is_finite & ~torch.isin(uploads.ids, uploads.ids.new_tensor(sorted(uploads.refused)))
             self._check_norms(state, uploads.ids, layers, is_judged, factors, faults)
             check_layers(layers, is_judged, faults)
-            if self._blames:
+            starts_from_sent = self._sends_models and uploads.upload.params.keys() <= uploads.sent.params.keys()
+            if self._blames and starts_from_sent:
                 check_harm(state, uploads, layers, faults)
             if self._labels:
                 uploads = self._check_labels(self._labels, state, uploads, faults)
         clients = uploads.ids.tolist()
         for row, fault in faults.items():
             state.rejected.setdefault(clients[row], Counter())[fault.detail] += 1
-        if layers and self._sends_models:
+        if layers and starts_from_sent:
             accepted = [row for row in range(len(clients)) if row not in faults]
             uploads = clip_uploads(uploads, layers, accepted, factors)
         return state, uploads.reject(faults)
@@ -304,14 +305,14 @@ def check_harm(
     state: ScreenState, uploads: RoundUploads, layers: Mapping[str, LayerMeasures], faults: dict[int, Fault]
 ) -> None:
     """Blame clients for what most clients refuse, and remember the round's updates."""
-    clients, to_rows = uploads.ids.tolist(), uploads.ids.new_tensor
+    clients = uploads.ids.tolist()
     upload, sent = uploads.upload.params, uploads.sent.params
     known = [row for row in range(len(clients)) if row not in faults]
     refusing = [row for row in known if clients[row] in uploads.refused]
     # What a new cohort refuses may have come of older rounds.
     took_part = len({*clients} & {*state.last_ids}) >= MIN_REPEATED * len(clients)
     if took_part and len(known) >= MIN_CLIENTS and len(refusing) > MIN_REFUSING * len(known):
-        back = sample_updates(upload.rows(to_rows(refusing)), sent.rows(to_rows(refusing)), state.sample_seed)
+        back = sample_updates(upload, sent, state.sample_seed)[refusing]
         # Attackers may refuse too: neither their norms nor a minority of them decide.
         direction = normalize(back, dim=1).median(0, keepdim=True).values
         blame = -cosine_similarity(state.last_updates, direction, eps=1e-30)
@@ -324,7 +325,7 @@ def check_harm(
     squares = torch.stack([one.squares for one in layers.values()]).sum(0)
     state.sample_seed = hash(tuple(squares[known].tolist())) % 2**31
     state.last_ids = [clients[row] for row in known]
-    state.last_updates = sample_updates(upload.rows(to_rows(known)), sent.rows(to_rows(known)), state.sample_seed)
+    state.last_updates = sample_updates(upload, sent, state.sample_seed)[known]
 
 
 def clip_uploads(

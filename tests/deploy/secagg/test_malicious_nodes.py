@@ -24,7 +24,7 @@ from fedattune.training.backends.message import WorkerMessage
 from flower.runs import read_log, run_secure
 
 FIVE = ([0, 3], [1], [2], [4], [5])
-"""Clients of five nodes, of which four are enough for a sum; node-4 is the liar."""
+"""Clients of five nodes, of which four are enough for a sum; node-4 is malicious."""
 
 RUN: dict[str, Any] = {"cohort": 1.0, "rounds": 2, "eval_every": 2, "algorithms": "fedavg", "groups": FIVE}
 
@@ -32,12 +32,12 @@ SIZES = [10, 20, 30]
 TENSORS = {"params/w": torch.zeros(2), "params/b": torch.zeros(1)}
 
 
-def find_liar(folder: Path) -> str:
+def find_malicious(folder: Path) -> str:
     """Return the id of node-4."""
     return next(id_ for id_, one in keys.read_roster(folder / "keys/roster.pub").items() if one.name == "node-4")
 
 
-def run_with_liar(ragged: Federation, folder: Path) -> Result:
+def run_with_malicious_node(ragged: Federation, folder: Path) -> Result:
     (result,) = run_secure(ragged, folder, **RUN)
     return result
 
@@ -50,7 +50,7 @@ def lie_by(change: Callable[[Fixed], None], folder: Path) -> Callable[[NodeSessi
     honest = NodeSession.hide
 
     def hide(self: NodeSession, numbers: Fixed, me: str) -> Any:
-        if me == find_liar(folder) and self.session.round == 1:
+        if me == find_malicious(folder) and self.session.round == 1:
             change(numbers)
         return honest(self, numbers, me)
 
@@ -72,15 +72,15 @@ def make_few(numbers: Fixed) -> None:
         (make_few, "the number of training samples is -?[0-9]+ in the sum, expected "),
     ],
 )
-def test_a_sum_that_is_impossible_is_refused(
+def test_a_sum_that_is_impossible_is_rejected(
     change: Callable[[Fixed], None], text: str, ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NodeSession, "hide", lie_by(change, tmp_path))
-    result = run_with_liar(ragged, tmp_path)
+    result = run_with_malicious_node(ragged, tmp_path)
     faults = result.store.faults()
     assert {(r, client) for r, client, _ in faults} == {(1, client) for client in range(6)}
     assert all("a sum does not tell which" in why for _, _, why in faults)
-    (line,) = [note for note in result.notes if "round 1: the sum is refused" in note]
+    (line,) = [note for note in result.notes if "round 1: the sum is rejected" in note]
     assert re.search(text, line), line
     assert result.history[-1]["received"]["acc_uniform"] > 0  # round 2 goes on as if nobody had answered
 
@@ -92,7 +92,7 @@ def test_a_lie_within_the_clip_passes(ragged: Federation, tmp_path: Path, monkey
         numbers[len(COUNTS)] += round(1000 * sum(ragged.sizes("train").tolist()) * 2**24)
 
     monkeypatch.setattr(NodeSession, "hide", lie_by(shift, tmp_path))
-    assert not run_with_liar(ragged, tmp_path).store.faults()
+    assert not run_with_malicious_node(ragged, tmp_path).store.faults()
 
 
 # Shares that do not fit.
@@ -105,12 +105,12 @@ def test_a_node_with_wrong_shares_is_named_and_the_sum_is_opened(
 
     def reveal(self: NodeSession, signatures: object, rules: SumRules) -> Any:
         told = honest(self, signatures, rules)
-        if rules.id == find_liar(tmp_path):
+        if rules.id == find_malicious(tmp_path):
             told["seed"] = dict.fromkeys(told["seed"], keys.encode(bytes(32)))
         return told
 
     monkeypatch.setattr(NodeSession, "reveal", reveal)
-    result = run_with_liar(ragged, tmp_path)
+    result = run_with_malicious_node(ragged, tmp_path)
     assert not result.store.faults()
     named = [note for note in result.notes if "gave a wrong share of the seed of node 'node-" in note]
     assert named
@@ -124,16 +124,16 @@ def test_a_node_with_bad_encrypted_shares_is_left_out(
     honest = NodeSession._pack
 
     def pack(self: NodeSession, seed: bytes, key: bytes, receiver: str, rules: SumRules) -> Parcel:
-        liar = find_liar(tmp_path)
-        chosen = sorted(set(rules.roster) - {liar})
-        if rules.id == liar and receiver in (chosen if is_all else chosen[:1]):
+        malicious = find_malicious(tmp_path)
+        chosen = sorted(set(rules.roster) - {malicious})
+        if rules.id == malicious and receiver in (chosen if is_all else chosen[:1]):
             parcel = honest(self, seed, key, receiver, rules).model_copy(update={"text": "AAAA"})
             content = parcel.content(self.session, rules.id, receiver)
             return parcel.model_copy(update={"signature": keys.sign(rules.key, content)})
         return honest(self, seed, key, receiver, rules)
 
     monkeypatch.setattr(NodeSession, "_pack", pack)
-    result = run_with_liar(ragged, tmp_path)
+    result = run_with_malicious_node(ragged, tmp_path)
     faults = result.store.faults()
     assert {client for _, client, _ in faults} == {5}
     assert all("node 'node-4' is left out of the sum: node 'node-" in why for _, _, why in faults)
