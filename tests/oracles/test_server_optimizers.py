@@ -11,6 +11,8 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.fedavgm import HeavyBall
 from fedattune.algorithms.fedopt import AdaptiveOptimizer
 from fedattune.client import SGD
+from fedattune.core.params import Params
+from fedattune.core.payload import Payload, RoundContext
 from oracles.clients import Clients, pull, push
 from oracles.quadratic import W0, A, M, params
 
@@ -111,6 +113,23 @@ def test_vrl_sgd_is_scaffold_under_full_participation() -> None:
     one, other = clients("vrl_sgd"), clients("scaffold")
     for _ in range(8):
         assert torch.allclose(one.play(0.1, 5), other.play(0.1, 5), atol=1e-13)
+
+
+@pytest.mark.parametrize("is_uploaded", [True, False])
+@pytest.mark.parametrize("name", ["scaffold", "vrl_sgd", "igfl_c", "feddyn"])
+def test_who_is_in_no_mean_takes_plain_steps(name: str, is_uploaded: bool) -> None:
+    """A plain step of rate 0.5 on gradients of 1 goes from 3 to 2.5; what the corrections look at is not zero."""
+    rule = ALGORITHMS[name]().client
+    one = torch.ones((), dtype=torch.float64)
+    context = RoundContext(0.5, one, 2 * one, 1, is_uploaded=torch.tensor(is_uploaded))
+    start = Params(w=torch.full((1,), 3.0, dtype=torch.float64))
+    sent = Payload(start, {"c": start, "D": start})
+    state = {k: v.map(torch.ones_like) for k, v in rule.init_local_state(start).items()}
+    batch = (torch.zeros(3, 2),) * 2
+    carry = rule.begin(sent, state, torch.tensor(True), context)
+    carry = rule.step(carry, batch, lambda w, batch: w.map(torch.ones_like), context)
+    upload, _ = rule.finish(carry, sent, state, context)
+    assert (upload.params["w"].item() == 2.5) is not is_uploaded
 
 
 def test_vrl_sgd_uses_only_a_mean_that_the_client_was_in() -> None:

@@ -104,7 +104,7 @@ def test_mocha_goes_on_with_a_tie_to_the_own_model() -> None:
 
 def decide(before: dict[str, float], offered: float, own: float = 0.0) -> dict[str, float]:
     """Decide on one client's payload; the best model is given by its loss."""
-    values = {"refused": 0.0, "quality": 0.0, "stalled": 0.0, "ever": 0.0} | before
+    values = {"refused": 0.0, "quality": 0.0, "stalled": 0.0, "distrusts": 0.0} | before
     values["quality"] = 1 / (1 + before["best"]) if "best" in before else 0.0
     values.pop("best", None)
     params = Params({k: torch.tensor([v]) for k, v in values.items()})
@@ -132,11 +132,15 @@ def test_what_is_harmful(before: dict[str, float], offered: float, own: float, r
 
 def test_what_a_client_remembers() -> None:
     better = decide({"best": 1.0, "stalled": 2}, 0.5)
-    assert (1 / better["quality"] - 1, better["stalled"], better["ever"]) == (pytest.approx(0.5), 0, 0)
+    assert (1 / better["quality"] - 1, better["stalled"], better["distrusts"]) == (pytest.approx(0.5), 0, 0)
     worse = decide({"best": 1.0}, 2.0)
-    assert (1 / worse["quality"] - 1, worse["stalled"], worse["ever"]) == (pytest.approx(1.0), 1, 1)
-    again = decide({"best": 1.0, "ever": 1.0}, 0.5)
-    assert (again["refused"], again["ever"]) == (0, 1)
+    assert (1 / worse["quality"] - 1, worse["stalled"], worse["distrusts"]) == (pytest.approx(1.0), 1, 1)
+    stalled = decide({"best": 1.0, "stalled": 2}, 0.99)
+    assert (stalled["refused"], stalled["stalled"], stalled["distrusts"]) == (1, 3, 1)
+    kept = decide({"best": 1.0, "stalled": 2}, 0.99, own=2.0)  # nothing is better: the corrections may be why
+    assert (kept["refused"], kept["distrusts"]) == (0, 1)
+    again = decide({"best": 1.0, "distrusts": 1.0}, 0.5)
+    assert (again["refused"], again["distrusts"]) == (0, 1)
 
 
 def test_the_default_is_for_where_a_client_may_be_malicious() -> None:

@@ -291,6 +291,15 @@ def test_attackers_cost_honest_clients_little(name: str, attack: str, digits: Fe
     assert any("without" in note for note in attacked.notes)
 
 
+@pytest.mark.parametrize(("name", "attack"), [("scaffold", "false_refusal"), ("vrl_sgd", "steer:3")])
+def test_corrections_do_not_spoil_the_own_models(name: str, attack: str, digits: Federation) -> None:
+    """Clients that make no progress take plain steps; with corrections, these lose 22 and 12 points."""
+    more: dict[str, Any] = {"rounds": 30, "lr": 0.05, "eval_every": 30}
+    attacked = fedattune.fit(digits, name, "dnn", attack=attack, attackers=4, **more)
+    honest = fedattune.fit(digits, name, "dnn", **more)
+    assert attacked.metrics["acc_uniform"] > honest.metrics["acc_uniform"] - 0.05
+
+
 def test_a_resumed_run_refuses_as_the_whole_run_does(digits: Federation, tmp_path: Path) -> None:
     more: dict[str, Any] = {"rounds": 8, "lr": 0.05, "attack": "against_mean@2", "attackers": 4}
     whole = fedattune.fit(digits, "pfedla", "dnn", **more)

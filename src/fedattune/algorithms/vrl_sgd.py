@@ -37,7 +37,8 @@ class VarianceCorrection(Correction):
     """Gradient of VRL-SGD: g - D_i, where D_i <- D_i + (xhat - x_i) / (k lr) when the mean xhat comes back.
 
     x_i is the client's last upload, after k steps. A client that missed the round before was not in the mean, so its
-    D_i stays. With `warmup`, only the first step of the first round moves the model: k = 1.
+    D_i stays. A client whose upload is not used takes plain steps. With `warmup`, only the first step of the first
+    round moves the model: k = 1.
     """
 
     warmup: bool = False
@@ -49,7 +50,7 @@ class VarianceCorrection(Correction):
         return {"D": w0.zeros(), "x": w0, "period": Params(round=none - 1, k=none + 1)}
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
-        corrected = g - self._control(local)
+        corrected = choose(local.context.is_uploaded, g - self._control(local), g)
         if not self.warmup:
             return corrected
         # A model that moved has taken its one step.

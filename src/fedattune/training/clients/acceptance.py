@@ -14,8 +14,9 @@ client; or the start that the rule makes of the payload by a look at data. With 
 
 To `better`, a corrupted model is like one that is worse because it is an average of unlike clients, so most methods
 are close to training alone. `harmless` leaves the averages of honest clients: their loss falls from round to round,
-though it is above that of the own model. A client that has refused once
-takes no corrections by other clients any more, as nobody knows what is in them. BatchNorm statistics are not judged.
+though it is above that of the own model. Corrections by other clients (of SCAFFOLD, say) spoil the own model as well as
+the received one, and no comparison of the two finds it. So a client whose received models once harmed it, or stopped to
+improve, takes none any more. BatchNorm statistics are not judged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,7 @@ ModelRule = Callable[[Payload, LocalState, Tensor], Params]
 
 OWN, DECISION = "last_upload", "decision"
 """Entries of the local state: the model of the last upload, and `refused` (1.0 if the last payload was), with the
-memory of `harmless`: `quality` 1 / (1 + l(best)), rounds that `stalled`, and whether the client `ever` refused."""
+memory of `harmless`: `quality` 1 / (1 + l(best)), rounds that `stalled`, and whether the client `distrusts`."""
 
 RATIO, GAP = 1.3, 0.1
 """Loss above which a model is clearly worse than another: RATIO times the other's, and GAP (nats, or squared
@@ -70,7 +71,7 @@ class Accepting(ClientWrapper):
     policy: Literal["better", "harmless"]
 
     def init_local_state(self, w0: Params) -> LocalState:
-        names = ("refused", "quality", "stalled", "ever") if self.policy == "harmless" else ("refused",)
+        names = ("refused", "quality", "stalled", "distrusts") if self.policy == "harmless" else ("refused",)
         none = next(iter(w0.values())).new_zeros(())
         decision = Params({name: none.clone() for name in names})
         return {**self.inner.init_local_state(w0), OWN: w0, DECISION: decision}
@@ -126,7 +127,7 @@ def _is_refused(local_state: LocalState) -> Tensor:
 def _distrusts(local_state: LocalState) -> Tensor:
     """Return whether the client takes no corrections by other clients."""
     decision = local_state[DECISION]
-    return decision["ever" if "ever" in decision else "refused"] > 0
+    return decision["distrusts" if "distrusts" in decision else "refused"] > 0
 
 
 def _strip(local_state: LocalState) -> LocalState:
@@ -223,7 +224,7 @@ def update_decision(before: Params, offered: Tensor, measure_own: Callable[[], T
         "refused": is_harmful,
         "quality": 1 / (1 + best),
         "stalled": stalled,
-        "ever": is_harmful | (before["ever"] > 0),
+        "distrusts": is_harmful | is_stalled | (before["distrusts"] > 0),
     }
     return Params({k: v.to(before[k]) for k, v in new.items()})
 
