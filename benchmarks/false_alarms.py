@@ -140,8 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--algorithms", default=",".join(METHODS), help="methods, the columns (default: %(default)s)")
     parser.add_argument("--splits", type=int, default=1, help="partitions with other seeds (default: %(default)s)")
     parser.add_argument("--clip", type=float, default=screening.CLIP, help="usual norms (default: %(default)s)")
+    parser.add_argument(
+        "--evidence", type=float, default=screening.MAX_EVIDENCE, help="blame to reject a client (default: %(default)s)"
+    )
     given = parser.parse_args(arguments)
-    screening.CLIP = given.clip
+    screening.CLIP, screening.MAX_EVIDENCE = given.clip, given.evidence
     methods, names = given.algorithms.split(","), given.federations.split(";")
     if unknown := [name for name in names if name not in FEDERATIONS]:
         raise SystemExit(f"federations: none is called {unknown[0]!r}; expected some of: {'; '.join(FEDERATIONS)}")

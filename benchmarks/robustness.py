@@ -87,6 +87,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--first-split", type=int, default=0, help="seed of the first partition (default: %(default)s)")
     add("--rules", help=f"rules that act alone, the rows, or all: {', '.join(RULES)}")
     add("--clip", type=float, default=screening.CLIP, help="usual norms of a clipped layer (default: %(default)s)")
+    add(
+        "--evidence",
+        type=float,
+        default=screening.MAX_EVIDENCE,
+        help="blame above which a client is rejected (default: %(default)s)",
+    )
     add("--json", type=Path, metavar="FILE", help="write the numbers of all splits to FILE")
     return parser
 
@@ -206,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     given, others = make_parser().parse_known_args(arguments)
     settings = read_settings(others)
-    screening.CLIP = given.clip
+    screening.CLIP, screening.MAX_EVIDENCE = given.clip, given.evidence
     started = time.perf_counter()
     cells: Any
     try:

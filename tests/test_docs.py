@@ -214,6 +214,7 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--rules",
         "--first-split",
         "--clip",
+        "--evidence",
         "--federations",
         "--variant",
         "--against",

@@ -202,6 +202,19 @@ def test_nobody_is_blamed(culprits: list[int], refusing: list[int]) -> None:
     assert not screened.rejected
 
 
+def test_attackers_who_refuse_do_not_decide_who_is_blamed() -> None:
+    """Honest updates have a cosine of 0.2 with each other, and those of four attackers are all alike."""
+    reply = make_reply(1, agreement=0.2)
+    mean = (reply.upload.params - reply.sent.params).map(lambda v: v[:8].mean(0))
+    for row in range(8, 12):
+        for name in mean:
+            reply = change(reply, row, lambda w, s, name=name: s - mean[name] / 0.3**0.5, (name,))
+    screen = make_screen()
+    for r in (1, 2):
+        screened = screen(r, replace(reply, refused=frozenset(range(12))))
+    assert list(screened.rejected) == [8, 9, 10, 11]
+
+
 def test_false_refusals_frame_nobody() -> None:
     """Five of twelve clients that refuse all the time are no majority, whatever they upload."""
     screen = make_screen()

@@ -16,9 +16,9 @@ Second, five rules reject an upload. None of them looks at one client alone: wha
                 median absolute deviations; the share <theta_l, sent_l> / ||sent_l||^2 is near 1 in honest training,
                 near 0 for noise, and negative for a reversed layer
     harm        most clients refuse what they are sent (module `acceptance`), and the client's last update had led
-                there: blame_k = -cos(u_k, d), u_k its update of the round before, d the median, value by value, of the
-                normalized updates of those who refused: they train from their own models, and so point back. The sum
-                of blame_k - TOLERATED over such rounds, never below 0, exceeds MAX_EVIDENCE. It stays for good
+                there: blame_k = -median_i cos(u_k, v_i), u_k its update of the round before, v_i the updates of those
+                who refused: they train from their own models, and so point back. The sum of blame_k - TOLERATED over
+                such rounds, never below 0, exceeds MAX_EVIDENCE. It stays for good
     labels      the client's classes look like other classes of the others (module `labels`), and the server makes one
                 model, or can quarantine clients
 
@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, normalize
+from torch.nn.functional import normalize
 
 from ...core.errors import list_some
 from ...core.faults import Fault
@@ -313,9 +313,8 @@ def check_harm(
     took_part = len({*clients} & {*state.last_ids}) >= MIN_REPEATED * len(clients)
     if took_part and len(known) >= MIN_CLIENTS and len(refusing) > MIN_REFUSING * len(known):
         back = sample_updates(upload, sent, state.sample_seed)[refusing]
-        # Attackers may refuse too: neither their norms nor a minority of them decide.
-        direction = normalize(back, dim=1).median(0, keepdim=True).values
-        blame = -cosine_similarity(state.last_updates, direction, eps=1e-30)
+        # Attackers may refuse too. A median of cosines: one of values is mostly theirs, as honest updates are unlike.
+        blame = -(normalize(state.last_updates, dim=1) @ normalize(back, dim=1).T).median(1).values
         if float((blame > TOLERATED).double().mean()) <= MAX_BLAMED:
             for client, value in zip(state.last_ids, blame.tolist(), strict=True):
                 state.evidence[client] = max(0.0, state.evidence.get(client, 0.0) + value - TOLERATED)
