@@ -13,7 +13,7 @@ from fedattune import Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
-from fedattune.training.clients.acceptance import MAX_ROWS, find_policy, sample_rows, update_decision
+from fedattune.training.clients.acceptance import MAX_ROWS, MEMORY, find_policy, sample_rows, update_decision
 from federations import make_federation
 from remote_runs import Here, same_numbers, trained
 
@@ -104,9 +104,9 @@ def test_mocha_goes_on_with_a_tie_to_the_own_model() -> None:
 
 def decide(before: dict[str, float], offered: float, own: float = 0.0) -> dict[str, float]:
     """Decide on one client's payload; the best model is given by its loss."""
-    values = {"refused": 0.0, "quality": 0.0, "stalled": 0.0, "distrusts": 0.0} | before
-    values["quality"] = 1 / (1 + before["best"]) if "best" in before else 0.0
-    values.pop("best", None)
+    values = dict.fromkeys(("refused", *MEMORY), 0.0) | before
+    for name, loss in (("quality", "best"), ("initial", "first"), ("trial", "alone")):
+        values[name] = 1 / (1 + values.pop(loss)) if loss in before else 0.0
     params = Params({k: torch.tensor([v]) for k, v in values.items()})
     new = update_decision(params, torch.tensor([offered]), lambda: torch.tensor([own]))
     return {k: v.item() for k, v in new.items()}
@@ -141,6 +141,27 @@ def test_what_a_client_remembers() -> None:
     assert (kept["refused"], kept["distrusts"]) == (0, 1)
     again = decide({"best": 1.0, "distrusts": 1.0}, 0.5)
     assert (again["refused"], again["distrusts"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "offered", "own", "refused", "stalled"),
+    [
+        ({"best": 1.9, "stalled": 2}, 1.9, 1.8, 1, 3),  # nobody learns: alone for three rounds
+        ({"best": 0.9, "stalled": 2}, 0.9, 0.8, 0, 3),  # half of the way is enough
+        ({"best": 1.9, "stalled": 4, "alone": 1.8}, 1.9, 1.8, 1, 5),
+        ({"best": 1.9, "stalled": 5, "alone": 1.8}, 1.9, 1.75, 0, 0),  # alone, it learns no more either
+        ({"best": 1.9, "stalled": 5, "alone": 1.8}, 1.9, 1.7, 1, 3),  # it does: three rounds more
+        ({"best": 1.9, "stalled": 5, "alone": 1.2}, 1.9, 1.2, 1, 6),  # the own model is clearly better
+        ({"best": 1.9, "stalled": 4, "alone": 1.8}, 1.8, 1.8, 0, 0),  # progress
+    ],
+)
+def test_a_client_that_is_kept_from_learning_trains_alone(
+    before: dict[str, float], offered: float, own: float, refused: int, stalled: int
+) -> None:
+    after = decide({"first": 2.0, **before}, offered, own)
+    assert (after["refused"], after["stalled"]) == (refused, stalled)
+    if stalled == 3 and refused:
+        assert 1 / after["trial"] - 1 == pytest.approx(own)
 
 
 def test_the_default_is_for_where_a_client_may_be_malicious() -> None:

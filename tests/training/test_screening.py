@@ -51,7 +51,7 @@ CONTEXT = cast(StepContext, None)
 def make_screen(**settings: Any) -> Screen:
     are_claims = settings.pop("are_claims", True)
     settings = {"accept": "harmless"} | settings
-    algorithm = SimpleNamespace(client=SGD(), server=Average())
+    algorithm = SimpleNamespace(client=SGD(), server=Average(settings.pop("weighting", "samples")))
     federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)], classes=("a", "b", "c", "d"))
     task = SimpleNamespace(params={"body.weight": torch.zeros(30, 20), "head.weight": torch.zeros(4, 30)})
     run = SimpleNamespace(
@@ -302,6 +302,27 @@ def test_attackers_cost_honest_clients_little(name: str, attack: str, digits: Fe
     refused = {client for _, client, _ in attacked.store.faults()}
     assert {digits.names[i] for i in refused}.isdisjoint(ids)
     assert any("without" in note for note in attacked.notes)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfedla"])
+def test_attackers_cannot_keep_others_from_learning(name: str, digits: Federation) -> None:
+    """In slow training, everything is bad and nothing is worse than the best: without trials alone, 56 points go."""
+    more: dict[str, Any] = {"rounds": 50, "lr": 0.05, "eval_every": 50, "steps": 3}
+    attacked = fedattune.fit(digits, name, "dnn", attack="dead_units", attackers=4, **more)
+    assert attacked.metrics["acc_uniform"] > 0.75
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_who_counts_more_is_clipped_to_less(weighting: Any) -> None:
+    """Where samples weigh, three times the norm is allowed to the median client, and one norm to one of 150 samples."""
+    reply = change(change(make_reply(), 4, lambda w, s: s + 4 * (w - s)), 5, lambda w, s: s + 4 * (w - s))
+    n = N.clone()
+    n[5] = 150
+    screened = make_screen(weighting=weighting)(1, reply, n)
+    norms = (screened.upload.params - reply.sent.params)["body.weight"].flatten(1).norm(dim=1)
+    usual = norms[[0, 1, 2, 3]].median()
+    assert norms[4] / usual == pytest.approx(3.0, rel=0.1)
+    assert norms[5] / usual == pytest.approx(1.0 if weighting == "samples" else 3.0, rel=0.1)
 
 
 @pytest.mark.parametrize(("name", "attack"), [("scaffold", "false_refusal"), ("vrl_sgd", "steer:3")])

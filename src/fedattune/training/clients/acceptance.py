@@ -9,14 +9,17 @@ client; or the start that the rule makes of the payload by a look at data. With 
     better     refuse if l(offered) > l(own), over validation rows
     harmless   refuse if l(offered) > RATIO l(best) + GAP, over MAX_ROWS rows for training and validation, with the best
                offered model so far; or if l(offered) > RATIO l(own) + GAP, after STALLED rounds in which the best did
-               not become better by PROGRESS. For predictions, also if the model that the rule makes of the payload is
-               that much worse, over validation rows, than the one that it makes of the own model.
+               not become better by PROGRESS. If l(best) is then still above HIGH times the first loss, refuse for
+               STALLED rounds anyway, and for as long as the own loss falls by PROGRESS in so many rounds. For
+               predictions, also if the model that the rule makes of the payload is that much worse, over validation
+               rows, than the one that it makes of the own model.
 
 To `better`, a corrupted model is like one that is worse because it is an average of unlike clients, so most methods
 are close to training alone. `harmless` leaves the averages of honest clients: their loss falls from round to round,
-though it is above that of the own model. Corrections by other clients (of SCAFFOLD, say) spoil the own model as well as
-the received one, and no comparison of the two finds it. So a client whose received models once harmed it, or stopped to
-improve, takes none any more. BatchNorm statistics are not judged.
+though it is above that of the own model. Attackers who keep all from learning spoil own models too, as these start
+from received ones: only training alone tells. So do corrections by other clients (of SCAFFOLD, say), which no
+comparison finds: a client whose received models once harmed it, or stopped to improve, takes none any more. BatchNorm
+statistics are not judged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +46,11 @@ from ...runs.context import RunContext
 ModelRule = Callable[[Payload, LocalState, Tensor], Params]
 
 OWN, DECISION = "last_upload", "decision"
-"""Entries of the local state: the model of the last upload, and `refused` (1.0 if the last payload was), with the
-memory of `harmless`: `quality` 1 / (1 + l(best)), rounds that `stalled`, and whether the client `distrusts`."""
+"""Entries of the local state: the model of the last upload, and `refused` (1.0 if the last payload was)."""
+
+MEMORY = ("quality", "initial", "trial", "stalled", "distrusts")
+"""What `harmless` remembers beside `refused`: the best loss, that of the first offer, and the own loss when training
+alone began, as 1 / (1 + l); rounds that stalled; and whether the client takes no corrections."""
 
 RATIO, GAP = 1.3, 0.1
 """Loss above which a model is clearly worse than another: RATIO times the other's, and GAP (nats, or squared
@@ -53,6 +59,9 @@ one round of an attack raises it by half or more."""
 
 PROGRESS, STALLED = 0.05, 3
 """Share by which the best loss must fall, in so many rounds, for a model that is worse than the own one."""
+
+HIGH = 0.5
+"""Share of the initial loss above which a client tries to train alone, if received models do not become better."""
 
 MAX_ROWS = 128
 """Rows per client on which `harmless` compares models: a look at all would take as long as training."""
@@ -71,7 +80,7 @@ class Accepting(ClientWrapper):
     policy: Literal["better", "harmless"]
 
     def init_local_state(self, w0: Params) -> LocalState:
-        names = ("refused", "quality", "stalled", "distrusts") if self.policy == "harmless" else ("refused",)
+        names = ("refused", *MEMORY) if self.policy == "harmless" else ("refused",)
         none = next(iter(w0.values())).new_zeros(())
         decision = Params({name: none.clone() for name in names})
         return {**self.inner.init_local_state(w0), OWN: w0, DECISION: decision}
@@ -177,8 +186,8 @@ class Judge:
             decision = Params({**decided[DECISION], "refused": torch.full_like(decided[DECISION]["refused"], refused)})
             models.append(vmap(rule)(inputs.sent, {**decided, DECISION: decision}, inputs.fresh))
             losses.append(_measure(self.engine, ids, models[-1], inputs.buffers))
-        # Without validation rows, both are 0.
-        takes_own = _is_refused(decided) | _is_above(losses[0], RATIO * losses[1] + GAP)
+        # A refused model predicts only if it is better. Without validation rows, both losses are 0.
+        takes_own = _is_above(losses[0], RATIO * losses[1] + GAP) | (_is_refused(decided) & ~(losses[0] < losses[1]))
         return Params({k: torch.where(_align(takes_own, v), models[1][k], v) for k, v in models[0].items()})
 
     def _make_offered(self, ids: Tensor, inputs: ClientInputs) -> Params:
@@ -210,14 +219,24 @@ def _align(flags: Tensor, stack: Tensor) -> Tensor:
 
 def update_decision(before: Params, offered: Tensor, measure_own: Callable[[], Tensor]) -> Params:
     """Return the decision of `harmless` on offered models, by their losses."""
-    best = 1 / before["quality"].double() - 1
+    best = _to_loss(before["quality"])
     if (is_first := best.isinf()).any():  # the own model is then the initial one
         best = torch.where(is_first, measure_own(), best)
+    initial, before_trial = torch.where(is_first, best, _to_loss(before["initial"])), _to_loss(before["trial"])
     is_harmful = _is_above(offered, RATIO * best + GAP)
     is_better = offered < (1 - PROGRESS) * best
     stalled = torch.where(is_better, torch.zeros_like(best), before["stalled"] + 1)
     if (is_stalled := stalled >= STALLED).any():
-        is_harmful |= is_stalled & _is_above(offered, RATIO * measure_own() + GAP)
+        own = measure_own()
+        is_worse = _is_above(offered, RATIO * own + GAP)
+        tries = is_stalled & (best > HIGH * initial)
+        is_over = tries & (stalled >= 2 * STALLED)
+        learns = own < (1 - PROGRESS) * before_trial
+        fails = is_over & ~learns & ~is_worse
+        starts = tries & ((stalled == STALLED) | (is_over & learns))
+        before_trial = torch.where(starts, own, before_trial)
+        stalled = torch.where(starts, torch.full_like(stalled, STALLED), stalled.masked_fill(fails, 0))
+        is_harmful |= is_stalled & ~fails & (is_worse | tries)
     # The best is that of the last progress, so that slow progress counts too.
     best = torch.where((is_better | is_first) & ~is_harmful, offered, best)
     new = {
@@ -225,8 +244,14 @@ def update_decision(before: Params, offered: Tensor, measure_own: Callable[[], T
         "quality": 1 / (1 + best),
         "stalled": stalled,
         "distrusts": is_harmful | is_stalled | (before["distrusts"] > 0),
+        "initial": 1 / (1 + initial),
+        "trial": 1 / (1 + before_trial),
     }
     return Params({k: v.to(before[k]) for k, v in new.items()})
+
+
+def _to_loss(quality: Tensor) -> Tensor:
+    return 1 / quality.double() - 1
 
 
 def _replace_decisions(inputs: ClientInputs, decision: Params) -> ClientInputs:

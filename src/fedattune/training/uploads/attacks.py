@@ -213,13 +213,30 @@ def mimic(view: View) -> Params:
 
 def oppose_in_layers(view: View) -> Params:
     """Upload r - s times the direction of the mean honest update in each layer, s = `strength` median norms of it."""
+    return view.received + _set_layers(view, view.mean_update.map(torch.neg), view.strength).repeat(view.n_attackers)
+
+
+PASSING_NORM = 3.0
+"""Largest norm of a layer, in the median of honest updates, that clipping lets through."""
+
+
+def kill_units(view: View) -> Params:
+    """Upload r - 3 median norms in each layer: hidden layers in all values, the last against the mean honest update.
+
+    For positive inputs, ReLU units of lowered layers die: then a model learns no more, also at honest clients.
+    """
+    update = {k: -v if k in view.head else -torch.ones_like(v) for k, v in view.mean_update.items()}
+    return view.received + _set_layers(view, Params(update), PASSING_NORM).repeat(view.n_attackers)
+
+
+def _set_layers(view: View, direction: Params, norm: float) -> Params:
+    """Scale each layer of a direction to a norm, in the median norm of this layer in honest updates."""
     updates = view.honest - view.honest_received
     changed: dict[str, Tensor] = {}
     for layer in dict.fromkeys(map(find_layer, updates)):
-        part = updates.only([name for name in updates if find_layer(name) == layer])
-        usual = view.strength * _measure_norms(part).median()
-        changed |= _set_norm(part.map(lambda v: v.mean(0)), usual)
-    return view.received - Params(changed).repeat(view.n_attackers)
+        names = [name for name in updates if find_layer(name) == layer]
+        changed |= _set_norm(direction.only(names), norm * _measure_norms(updates.only(names)).median())
+    return Params(changed)
 
 
 def shrink_towards_zero(view: View) -> Params:
@@ -304,6 +321,13 @@ ATTACKS: dict[str, Attack] = {
         strength=1.0,
         meaning="norm of each layer in the usual one",
         claims_refusal=True,
+    ),
+    "dead_units": Attack(
+        "lower the weights of hidden layers, oppose the honest mean in the head, and claim a million samples",
+        kill_units,
+        strength=1e6,
+        meaning="claimed samples",
+        claims_samples=True,
     ),
     "shrink": Attack(
         "send the received model, moved towards zero",

@@ -1,11 +1,11 @@
 """Screen the uploads of a round before the server uses them: one mechanism for simulations and deployments.
 
 First, influence is bounded: every layer of an update, and of an extra with the model's tensors, is clipped to CLIP
-times the median norm of the round's, so that f of C uploads move an average by at most CLIP f / C median norms,
-whatever they contain. Attackers move the median only among the honest norms, for as long as they are fewer than half.
-Averaged statistics are limited value by value. Clipping to a radius that the uploads give is the
-idea of centered clipping (Karimireddy et al., ICML 2021, arXiv:2012.10333); the centre is the model that was sent.
-Robust aggregation bounds more, and costs 5 to 30 points where clients have unlike data (docs/robustness.md).
+times the median norm of the round's, and to less for who counts more. So f of C uploads move an average by at most
+CLIP f / C median norms, whatever they contain and claim. Attackers move the median only among the honest norms, for as
+long as they are fewer than half. Averaged statistics are limited value by value. Clipping to a radius that the uploads
+give is the idea of centered clipping (Karimireddy et al., ICML 2021, arXiv:2012.10333); the centre is the model that
+was sent. Robust aggregation bounds more, and costs 5 to 30 points where clients have unlike data (docs/robustness.md).
 
 Second, five rules reject an upload. None of them looks at one client alone: what is usual comes from the others.
 
@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from ...core.algorithm import find_needed_sums
 from ...core.errors import list_some
 from ...core.faults import Fault
 from ...core.params import Params
@@ -141,6 +142,7 @@ class Screening(UploadStep[ScreenState]):
         self._max_count = max_weight * max(1.0, float(run.n_train.double().median()))
         self._is_on = self.mode != "off" and context.sees_uploads
         self._sends_models = run.algorithm.server.traits.sends_models
+        self._weighs_samples = "samples" in (find_needed_sums(run.algorithm.server) or {}).values()
         # A refusal of what is merely worse than the own model is no sign of harm.
         self._blames = find_policy(run.settings) == "harmless"
         self._can_quarantine = ServerWrapper(run.algorithm.server).can_quarantine
@@ -178,7 +180,9 @@ class Screening(UploadStep[ScreenState]):
             state.rejected.setdefault(clients[row], Counter())[fault.detail] += 1
         if layers and starts_from_sent:
             accepted = [row for row in range(len(clients)) if row not in faults]
-            uploads = clip_uploads(uploads, layers, accepted, factors)
+            weights = (uploads.n / uploads.n.median().clamp_min(1)).clamp_min(1).double()
+            weights = weights if self._weighs_samples else torch.ones_like(weights)
+            uploads = clip_uploads(uploads, layers, accepted, factors, weights)
         return state, uploads.reject(faults)
 
     def _check_labels(
@@ -328,34 +332,41 @@ def check_harm(
 
 
 def clip_uploads(
-    uploads: RoundUploads, layers: Mapping[str, LayerMeasures], rows: list[int], factors: Tensor
+    uploads: RoundUploads, layers: Mapping[str, LayerMeasures], rows: list[int], factors: Tensor, weights: Tensor
 ) -> RoundUploads:
     """Clip the uploads of `rows`, and keep what is small as it is.
 
     Layers of updates, and of extras with the model's tensors, are clipped to CLIP median norms of the `rows`, times a
-    client's factor (C,); averaged statistics value by value to MAX_DEVIATIONS median absolute deviations.
+    client's `factors`, and divided by its `weights` in the average, both (C,) and at least 1. Averaged statistics are
+    clipped value by value to MAX_DEVIATIONS median absolute deviations.
     """
     if len(rows) < MIN_CLIPPED:
         return uploads
     (params, extra), sent = uploads.upload, uploads.sent.params
     names = {layer: one.names for layer, one in layers.items()}
     updates = {layer: one.squares.sqrt() / factors for layer, one in layers.items()}
-    new = {"": _clip_layers(params, sent, names, updates, rows)}
+    new = {"": _clip_layers(params, sent, names, updates, rows, weights)}
     for key, part in extra.items():
         if part.keys() == params.keys():
             squares = {layer: _sum_squares(part.only(some)) for layer, some in names.items()}
-            new[key] = _clip_layers(part, Params(), names, {k: v.sqrt() for k, v in squares.items()}, rows)
+            norms = {layer: one.sqrt() for layer, one in squares.items()}
+            new[key] = _clip_layers(part, Params(), names, norms, rows, torch.ones_like(weights))
     clipped = Payload(new.pop(""), {**extra, **new})
     return replace(uploads, upload=clipped, buffers=uploads.buffers.map(lambda v: _limit_values(v, rows)))
 
 
 def _clip_layers(
-    stack: Params, sent: Params, layers: Mapping[str, list[str]], norms: Mapping[str, Tensor], rows: list[int]
+    stack: Params,
+    sent: Params,
+    layers: Mapping[str, list[str]],
+    norms: Mapping[str, Tensor],
+    rows: list[int],
+    weights: Tensor,
 ) -> Params:
-    """Clip each layer of a stack (C, ...) around what was `sent`, or around zero."""
+    """Clip each layer of a stack (C, ...) around what was `sent`, or around zero; who has a weight, to less."""
     changed = dict(stack)
     for layer, names in layers.items():
-        shrink = (CLIP * norms[layer][rows].median() / norms[layer].clamp_min(1e-30)).clamp_max(1)
+        shrink = (CLIP * norms[layer][rows].median() / (weights * norms[layer]).clamp_min(1e-30)).clamp_max(1)
         large = [row for row in rows if shrink[row] < 1]
         for name in names if large else ():
             value = stack[name].clone()
