@@ -108,7 +108,8 @@ def decide(before: dict[str, float], offered: float, own: float = 0.0) -> dict[s
     for name, loss in (("quality", "best"), ("initial", "first"), ("trial", "alone")):
         values[name] = 1 / (1 + values.pop(loss)) if loss in before else 0.0
     params = Params({k: torch.tensor([v]) for k, v in values.items()})
-    new = update_decision(params, torch.tensor([offered]), lambda: torch.tensor([own]))
+    losses = torch.tensor([offered]), torch.tensor([own])
+    new = update_decision(params, losses[0], lambda: losses[1], lambda: losses)
     return {k: v.item() for k, v in new.items()}
 
 
@@ -162,6 +163,16 @@ def test_a_client_that_is_kept_from_learning_trains_alone(
     assert (after["refused"], after["stalled"]) == (refused, stalled)
     if stalled == 3 and refused:
         assert 1 / after["trial"] - 1 == pytest.approx(own)
+
+
+def test_training_rows_do_not_count_in_a_trial() -> None:
+    before = Params({name: torch.zeros(1) for name in ("refused", *MEMORY)})
+    before = Params({**before, **{k: torch.tensor([1 / 3]) for k in ("quality", "initial", "trial")}})
+    before["stalled"] = torch.tensor([5.0])
+    for held_out, refused in ((2.0, 0), (1.0, 1)):
+        losses = torch.tensor([2.0]), torch.tensor([held_out])
+        new = update_decision(before, torch.tensor([2.0]), lambda: torch.tensor([0.1]), lambda losses=losses: losses)
+        assert new["refused"].item() == refused
 
 
 def test_the_default_is_for_where_a_client_may_be_malicious() -> None:

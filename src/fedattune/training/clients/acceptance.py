@@ -10,8 +10,8 @@ client; or the start that the rule makes of the payload by a look at data. With 
     harmless   refuse if l(offered) > RATIO l(best) + GAP, over MAX_ROWS rows for training and validation, with the best
                offered model so far; or if l(offered) > RATIO l(own) + GAP, after STALLED rounds in which the best did
                not become better by PROGRESS. If l(best) is then still above HIGH times the first loss, refuse for
-               STALLED rounds anyway, and for as long as the own loss falls by PROGRESS in so many rounds. For
-               predictions, also if the model that the rule makes of the payload is that much worse, over validation
+               STALLED rounds anyway; after these only if, over validation rows, l(own) fell by PROGRESS, or l(offered)
+               is that much above it. For predictions, also if the model that the rule makes of the payload is that much worse, over validation
                rows, than the one that it makes of the own model.
 
 To `better`, a corrupted model is like one that is worse because it is an average of unlike clients, so most methods
@@ -173,7 +173,10 @@ class Judge:
             decision = Params(refused=_is_above(*losses).to(before["refused"]))
         else:
             measure = partial(_measure, self.sample_engine, ids, buffers=inputs.buffers)
-            decision = update_decision(before, measure(offered), lambda: measure(own))
+            hold_out = partial(_measure, self.engine, ids, buffers=inputs.buffers)
+            decision = update_decision(
+                before, measure(offered), lambda: measure(own), lambda: (hold_out(offered), hold_out(own))
+            )
         return _replace_decisions(inputs, decision.map(lambda new, old: torch.where(inputs.fresh, new, old), before))
 
     def choose_models(self, rule: ModelRule, ids: Tensor, inputs: ClientInputs) -> Params:
@@ -217,8 +220,10 @@ def _align(flags: Tensor, stack: Tensor) -> Tensor:
     return flags.view(-1, *[1] * (stack.dim() - 1))
 
 
-def update_decision(before: Params, offered: Tensor, measure_own: Callable[[], Tensor]) -> Params:
-    """Return the decision of `harmless` on offered models, by their losses."""
+def update_decision(
+    before: Params, offered: Tensor, measure_own: Callable[[], Tensor], hold_out: Callable[[], tuple[Tensor, Tensor]]
+) -> Params:
+    """Return the decision of `harmless` on offered models, by their losses; `hold_out` has validation losses of both."""
     best = _to_loss(before["quality"])
     if (is_first := best.isinf()).any():  # the own model is then the initial one
         best = torch.where(is_first, measure_own(), best)
@@ -227,16 +232,19 @@ def update_decision(before: Params, offered: Tensor, measure_own: Callable[[], T
     is_better = offered < (1 - PROGRESS) * best
     stalled = torch.where(is_better, torch.zeros_like(best), before["stalled"] + 1)
     if (is_stalled := stalled >= STALLED).any():
-        own = measure_own()
-        is_worse = _is_above(offered, RATIO * own + GAP)
-        tries = is_stalled & (best > HIGH * initial)
-        is_over = tries & (stalled >= 2 * STALLED)
-        learns = own < (1 - PROGRESS) * before_trial
-        fails = is_over & ~learns & ~is_worse
-        starts = tries & ((stalled == STALLED) | (is_over & learns))
-        before_trial = torch.where(starts, own, before_trial)
-        stalled = torch.where(starts, torch.full_like(stalled, STALLED), stalled.masked_fill(fails, 0))
-        is_harmful |= is_stalled & ~fails & (is_worse | tries)
+        is_worse = _is_above(offered, RATIO * measure_own() + GAP)
+        if (tries := is_stalled & (best > HIGH * initial)).any():
+            # Alone, a client learns its training rows by heart, also where labels are wrong.
+            other, own = hold_out()
+            is_worse = torch.where(tries, _is_above(other, RATIO * own + GAP), is_worse)
+            is_over = tries & (stalled >= 2 * STALLED)
+            learns = own < (1 - PROGRESS) * before_trial
+            fails = is_over & ~learns & ~is_worse
+            starts = tries & ((stalled == STALLED) | (is_over & learns))
+            before_trial = torch.where(starts, own, before_trial)
+            stalled = torch.where(starts, torch.full_like(stalled, STALLED), stalled.masked_fill(fails, 0))
+            is_worse |= tries & ~fails
+        is_harmful |= is_stalled & is_worse
     # The best is that of the last progress, so that slow progress counts too.
     best = torch.where((is_better | is_first) & ~is_harmful, offered, best)
     new = {
