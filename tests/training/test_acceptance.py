@@ -13,7 +13,7 @@ from fedattune import Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
-from fedattune.training.clients.acceptance import MAX_ROWS, MEMORY, find_policy, sample_rows, update_decision
+from fedattune.training.clients.acceptance import MAX_ROWS, MEMORY, ON_TRIAL, find_policy, sample_rows, update_decision
 from federations import make_federation
 from remote_runs import Here, same_numbers, trained
 
@@ -147,21 +147,21 @@ def test_what_a_client_remembers() -> None:
 @pytest.mark.parametrize(
     ("before", "offered", "own", "refused", "stalled"),
     [
-        ({"best": 1.9, "stalled": 2}, 1.9, 1.8, 1, 3),  # nobody learns: alone for three rounds
+        ({"best": 1.9, "stalled": 2}, 1.9, 1.8, ON_TRIAL, 3),  # nobody learns: alone for three rounds
         ({"best": 0.9, "stalled": 2}, 0.9, 0.8, 0, 3),  # half of the way is enough
-        ({"best": 1.9, "stalled": 4, "alone": 1.8}, 1.9, 1.8, 1, 5),
+        ({"best": 1.9, "stalled": 4, "alone": 1.8}, 1.9, 1.8, ON_TRIAL, 5),
         ({"best": 1.9, "stalled": 5, "alone": 1.8}, 1.9, 1.75, 0, 0),  # alone, it learns no more either
-        ({"best": 1.9, "stalled": 5, "alone": 1.8}, 1.9, 1.7, 1, 3),  # it does: three rounds more
+        ({"best": 1.9, "stalled": 5, "alone": 1.8}, 1.9, 1.7, ON_TRIAL, 3),  # it does: three rounds more
         ({"best": 1.9, "stalled": 5, "alone": 1.2}, 1.9, 1.2, 1, 6),  # the own model is clearly better
         ({"best": 1.9, "stalled": 4, "alone": 1.8}, 1.8, 1.8, 0, 0),  # progress
     ],
 )
 def test_a_client_that_is_kept_from_learning_trains_alone(
-    before: dict[str, float], offered: float, own: float, refused: int, stalled: int
+    before: dict[str, float], offered: float, own: float, refused: float, stalled: int
 ) -> None:
     after = decide({"first": 2.0, **before}, offered, own)
     assert (after["refused"], after["stalled"]) == (refused, stalled)
-    if stalled == 3 and refused:
+    if stalled == 3 and refused == ON_TRIAL:
         assert 1 / after["trial"] - 1 == pytest.approx(own)
 
 

@@ -19,7 +19,7 @@ from ...engine.batches import LocalTraining
 from ...engine.sequential import SequentialEngine
 from ...runs.context import RunContext
 from ...runs.rows import RowStack, RowStorage
-from ..clients.acceptance import DECISION, Accepting, Judge, sample_rows
+from ..clients.acceptance import DECISION, ON_TRIAL, Accepting, Judge, sample_rows
 from ..clients.evaluation import MODEL_CHUNK_BYTES, ClientModels, LocalEvaluation, PointScores
 from ..clients.record_privacy import RecordPlan
 from ..clients.state import ClientStates, KeptModels, PayloadFactory
@@ -226,7 +226,7 @@ class LocalBackend(Backend):
         if self.client_states.judge is None or not len(ids):
             return []
         is_new = fresh[is_finite.nonzero().flatten()]
-        refusals: list[int] = ids[is_new & (trained.local_state[DECISION]["refused"] > 0)].tolist()
+        refusals: list[int] = ids[is_new & (trained.local_state[DECISION]["refused"] > ON_TRIAL)].tolist()
         return refusals
 
     def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:

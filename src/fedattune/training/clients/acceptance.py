@@ -11,8 +11,8 @@ client; or the start that the rule makes of the payload by a look at data. With 
                offered model so far; or if l(offered) > RATIO l(own) + GAP, after STALLED rounds in which the best did
                not become better by PROGRESS. If l(best) is then still above HIGH times the first loss, refuse for
                STALLED rounds anyway; after these only if, over validation rows, l(own) fell by PROGRESS, or l(offered)
-               is that much above it. For predictions, also if the model that the rule makes of the payload is that much worse, over validation
-               rows, than the one that it makes of the own model.
+               is that much above it. For predictions, also if the model that the rule makes of the payload is that
+               much worse, over validation rows, than the one that it makes of the own model.
 
 To `better`, a corrupted model is like one that is worse because it is an average of unlike clients, so most methods
 are close to training alone. `harmless` leaves the averages of honest clients: their loss falls from round to round,
@@ -46,7 +46,10 @@ from ...runs.context import RunContext
 ModelRule = Callable[[Payload, LocalState, Tensor], Params]
 
 OWN, DECISION = "last_upload", "decision"
-"""Entries of the local state: the model of the last upload, and `refused` (1.0 if the last payload was)."""
+"""Entries of the local state: the model of the last upload, and `refused`: 1.0 if the last payload was."""
+
+ON_TRIAL = 0.5
+"""`refused` of a client that tries to train alone. It says nothing of others, so nobody is told, or blamed for it."""
 
 MEMORY = ("quality", "initial", "trial", "stalled", "distrusts")
 """What `harmless` remembers beside `refused`: the best loss, that of the first offer, and the own loss when training
@@ -223,7 +226,7 @@ def _align(flags: Tensor, stack: Tensor) -> Tensor:
 def update_decision(
     before: Params, offered: Tensor, measure_own: Callable[[], Tensor], hold_out: Callable[[], tuple[Tensor, Tensor]]
 ) -> Params:
-    """Return the decision of `harmless` on offered models, by their losses; `hold_out` has validation losses of both."""
+    """Return the decision of `harmless` by losses of offered models; `hold_out` measures these and the own ones."""
     best = _to_loss(before["quality"])
     if (is_first := best.isinf()).any():  # the own model is then the initial one
         best = torch.where(is_first, measure_own(), best)
@@ -231,6 +234,7 @@ def update_decision(
     is_harmful = _is_above(offered, RATIO * best + GAP)
     is_better = offered < (1 - PROGRESS) * best
     stalled = torch.where(is_better, torch.zeros_like(best), before["stalled"] + 1)
+    on_trial = torch.zeros_like(is_harmful)
     if (is_stalled := stalled >= STALLED).any():
         is_worse = _is_above(offered, RATIO * measure_own() + GAP)
         if (tries := is_stalled & (best > HIGH * initial)).any():
@@ -243,12 +247,12 @@ def update_decision(
             starts = tries & ((stalled == STALLED) | (is_over & learns))
             before_trial = torch.where(starts, own, before_trial)
             stalled = torch.where(starts, torch.full_like(stalled, STALLED), stalled.masked_fill(fails, 0))
-            is_worse |= tries & ~fails
+            on_trial = tries & ~fails & ~is_worse
         is_harmful |= is_stalled & is_worse
     # The best is that of the last progress, so that slow progress counts too.
     best = torch.where((is_better | is_first) & ~is_harmful, offered, best)
     new = {
-        "refused": is_harmful,
+        "refused": torch.where(is_harmful, 1.0, ON_TRIAL * on_trial),
         "quality": 1 / (1 + best),
         "stalled": stalled,
         "distrusts": is_harmful | is_stalled | (before["distrusts"] > 0),
