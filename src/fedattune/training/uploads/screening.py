@@ -60,7 +60,7 @@ client's updates, which shrink too, would pass again.
 
 CLIP, MIN_CLIPPED = 3.0, 3
 """Largest norm of a layer's update, in the median norm of the round, and uploads that a median needs. At 1.5, groups of
-5 of 20 clients with inverted images lose 11 to 14 points, and no attack does less harm (docs/robustness.md)."""
+5 of 20 clients with data of their own lose 2 to 3 points, and no attack does less harm (docs/robustness.md)."""
 
 MIN_CLIENTS = 8
 """Uploads of a round that the rules on parts and harm need."""
