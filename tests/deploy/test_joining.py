@@ -60,8 +60,9 @@ def test_a_node_joins_a_run(name: str, ragged: Federation, tmp_path: Path) -> No
 
 def test_a_newcomer_gets_the_global_model_and_the_others_keep_it(ragged: Federation, tmp_path: Path) -> None:
     """The evaluation after the last round without the newcomer already asks it."""
-    (joined,) = run(ragged, tmp_path / "joined", algorithms="fedavg")
-    (others,) = run(ragged, tmp_path / "others", algorithms="fedavg", groups=([0, 3], [1, 2, 4]))
+    plan = {"algorithms": "fedavg", "accept": "always"}  # else a client may predict with its own model
+    (joined,) = run(ragged, tmp_path / "joined", **plan)
+    (others,) = run(ragged, tmp_path / "others", **plan, groups=([0, 3], [1, 2, 4]))
     everybody = {r: s for r, point, s in joined.store.scores("test") if point == "global" and s.shape[1] == 6}
     alone = {r: s for r, point, s in others.store.scores("test") if point == "global"}
     first = min(everybody)
