@@ -71,7 +71,7 @@ def test_a_unit_runs_the_command_of_the_script(folder: Path, name: str, script: 
     if command[:2] == ["/bin/sh", "-c"]:  # systemd cannot add up
         text = command[2].removeprefix("exec ").replace(f"$$(({PORTS['node_port']} + 2))", "7102")
         command = shlex.split(text.replace("$$", "$"))
-    command[0] = command[0].removeprefix("/opt/fedattune/bin/")
+    command[0] = command[0].removeprefix("/usr/local/lib/fedattune/bin/")
     assert command == script_command(folder, script, kept)
     assert command[0] == "python3"
     assert command[3] in COMMANDS
@@ -111,7 +111,7 @@ def test_systemd_accepts_the_units(folder: Path, tmp_path: Path) -> None:
     units = tmp_path / "units"
     units.mkdir()
     for file in (folder / "systemd").glob("*.service"):
-        # The programs are not in /opt on this machine.
+        # The programs are not installed on this machine.
         text = re.sub(r"^(ExecStart(Pre)?=)\S+", r"\1/bin/true", file.read_text("utf-8"), flags=re.MULTILINE)
         (units / file.name.replace("@", "@2")).write_text(text, encoding="utf-8")
     files = sorted(map(str, units.iterdir()))

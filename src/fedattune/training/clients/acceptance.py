@@ -52,7 +52,7 @@ ON_TRIAL = 0.5
 """`refused` of a client that tries to train alone. It says nothing of others, so nobody is told, or blamed for it."""
 
 MEMORY = ("quality", "initial", "trial", "stalled", "distrusts")
-"""What `harmless` remembers beside `refused`: the best loss, that of the first offer, and the own loss when training
+"""Memory of `harmless`, beside `refused`: the best loss, that of the first offer, and the own loss when training
 alone began, as 1 / (1 + l); rounds that stalled; and whether the client takes no corrections."""
 
 RATIO, GAP = 1.3, 0.1
