@@ -230,7 +230,7 @@ def update_decision(
     best = _to_loss(before["quality"])
     if (is_first := best.isinf()).any():  # the own model is then the initial one
         best = torch.where(is_first, measure_own(), best)
-    initial, before_trial = torch.where(is_first, best, _to_loss(before["initial"])), _to_loss(before["trial"])
+    initial, trial = torch.where(is_first, best, _to_loss(before["initial"])), _to_loss(before["trial"])
     is_harmful = _is_above(offered, RATIO * best + GAP)
     is_better = offered < (1 - PROGRESS) * best
     stalled = torch.where(is_better, torch.zeros_like(best), before["stalled"] + 1)
@@ -242,10 +242,10 @@ def update_decision(
             other, own = hold_out()
             is_worse = torch.where(tries, _is_above(other, RATIO * own + GAP), is_worse)
             is_over = tries & (stalled >= 2 * STALLED)
-            learns = own < (1 - PROGRESS) * before_trial
+            learns = own < (1 - PROGRESS) * trial
             fails = is_over & ~learns & ~is_worse
             starts = tries & ((stalled == STALLED) | (is_over & learns))
-            before_trial = torch.where(starts, own, before_trial)
+            trial = torch.where(starts, own, trial)
             stalled = torch.where(starts, torch.full_like(stalled, STALLED), stalled.masked_fill(fails, 0))
             on_trial = tries & ~fails & ~is_worse
         is_harmful |= is_stalled & is_worse
@@ -257,7 +257,7 @@ def update_decision(
         "stalled": stalled,
         "distrusts": is_harmful | is_stalled | (before["distrusts"] > 0),
         "initial": 1 / (1 + initial),
-        "trial": 1 / (1 + before_trial),
+        "trial": 1 / (1 + trial),
     }
     return Params({k: v.to(before[k]) for k, v in new.items()})
 

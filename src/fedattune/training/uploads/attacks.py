@@ -20,6 +20,7 @@ from ...core.errors import ConfigError, did_you_mean
 from ...core.params import Params, find_layer, squared_norm
 from ...server.robust import gram
 from .poisoning import DataAttack, flip_labels, label_as_one, plant_trigger, shift_labels, swap_labels
+from .screening import CLIP
 
 
 class View(NamedTuple):
@@ -216,17 +217,13 @@ def oppose_in_layers(view: View) -> Params:
     return view.received + _set_layers(view, view.mean_update.map(torch.neg), view.strength).repeat(view.n_attackers)
 
 
-PASSING_NORM = 3.0
-"""Largest norm of a layer, in the median of honest updates, that clipping lets through."""
-
-
 def kill_units(view: View) -> Params:
-    """Upload r - 3 median norms in each layer: hidden layers in all values, the last against the mean honest update.
+    """Upload r - CLIP median norms in each layer: hidden layers in all values, the last against the mean honest update.
 
     For positive inputs, ReLU units of lowered layers die: then a model learns no more, also at honest clients.
     """
     update = {k: -v if k in view.head else -torch.ones_like(v) for k, v in view.mean_update.items()}
-    return view.received + _set_layers(view, Params(update), PASSING_NORM).repeat(view.n_attackers)
+    return view.received + _set_layers(view, Params(update), CLIP).repeat(view.n_attackers)
 
 
 def _set_layers(view: View, direction: Params, norm: float) -> Params:

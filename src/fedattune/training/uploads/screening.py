@@ -2,10 +2,11 @@
 
 First, influence is bounded: every layer of an update, and of an extra with the model's tensors, is clipped to CLIP
 times the median norm of the round's, and to less for who counts more. So f of C uploads move an average by at most
-CLIP f / C median norms, whatever they contain and claim. Attackers move the median only among the honest norms, for as
-long as they are fewer than half. Averaged statistics are limited value by value. Clipping to a radius that the uploads
-give is the idea of centered clipping (Karimireddy et al., ICML 2021, arXiv:2012.10333); the centre is the model that
-was sent. Robust aggregation bounds more, and costs 5 to 30 points where clients have unlike data (docs/robustness.md).
+CLIP f / C median norms, whatever they contain and claim; with local epochs, a claimed count allows a longer update.
+Attackers move the median only among the honest norms, for as long as they are fewer than half. Averaged statistics are
+limited value by value. Clipping to a radius that the uploads give is the idea of centered clipping (Karimireddy et al.,
+ICML 2021, arXiv:2012.10333); the centre is the model that was sent. Robust aggregation bounds more, and costs 5 to 30
+points where clients have unlike data (docs/robustness.md).
 
 Second, five rules reject an upload. None of them looks at one client alone: what is usual comes from the others.
 
@@ -180,8 +181,9 @@ class Screening(UploadStep[ScreenState]):
             state.rejected.setdefault(clients[row], Counter())[fault.detail] += 1
         if layers and starts_from_sent:
             accepted = [row for row in range(len(clients)) if row not in faults]
-            weights = (uploads.n / uploads.n.median().clamp_min(1)).clamp_min(1).double()
-            weights = weights if self._weighs_samples else torch.ones_like(weights)
+            weights = torch.ones_like(factors)
+            if self._weighs_samples:
+                weights = (uploads.n / uploads.n.median().clamp_min(1)).clamp_min(1).double()
             uploads = clip_uploads(uploads, layers, accepted, factors, weights)
         return state, uploads.reject(faults)
 
