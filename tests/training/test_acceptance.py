@@ -105,7 +105,7 @@ def test_mocha_goes_on_with_a_tie_to_the_own_model() -> None:
 def decide(before: dict[str, float], offered: float, own: float = 0.0) -> dict[str, float]:
     """Decide on one client's payload; the best model is given by its loss."""
     values = dict.fromkeys(("refused", *MEMORY), 0.0) | before
-    for name, loss in (("quality", "best"), ("initial", "first"), ("trial", "alone")):
+    for name, loss in (("quality", "best"), ("high", "high"), ("trial", "alone")):
         values[name] = 1 / (1 + values.pop(loss)) if loss in before else 0.0
     params = Params({k: torch.tensor([v]) for k, v in values.items()})
     losses = torch.tensor([offered]), torch.tensor([own])
@@ -145,34 +145,48 @@ def test_what_a_client_remembers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "offered", "own", "refused", "stalled"),
+    ("before", "offered", "own", "refused", "stalled", "distrusts", "high"),
     [
-        ({"best": 1.9, "stalled": 2}, 1.9, 1.8, ON_TRIAL, 3),  # nobody learns: alone for three rounds
-        ({"best": 0.9, "stalled": 2}, 0.9, 0.8, 0, 3),  # half of the way is enough
-        ({"best": 1.9, "stalled": 4, "alone": 1.8}, 1.9, 1.8, ON_TRIAL, 5),
-        ({"best": 1.9, "stalled": 5, "alone": 1.8}, 1.9, 1.75, 0, 0),  # alone, it learns no more either
-        ({"best": 1.9, "stalled": 5, "alone": 1.8}, 1.9, 1.7, ON_TRIAL, 3),  # it does: three rounds more
-        ({"best": 1.9, "stalled": 5, "alone": 1.2}, 1.9, 1.2, 1, 6),  # the own model is clearly better
-        ({"best": 1.9, "stalled": 4, "alone": 1.8}, 1.8, 1.8, 0, 0),  # progress
+        ({"best": 1.9, "stalled": 2}, 1.9, 1.8, ON_TRIAL, 3, 0, 1),  # nobody learns: alone for three rounds
+        ({"best": 0.9, "stalled": 2}, 0.9, 0.8, 0, 3, 1, 1),  # half of the way is enough
+        ({"best": 1.9, "stalled": 4, "alone": 1.8}, 1.9, 1.8, ON_TRIAL, 5, 0, 1),
+        ({"best": 1.9, "stalled": 5, "alone": 1.8}, 1.9, 1.75, 0, 0, 0, 1.5),  # alone, it learns no more either
+        ({"best": 1.9, "stalled": 5, "alone": 1.8}, 1.9, 1.7, ON_TRIAL, 3, 0, 1),  # it does: three rounds more
+        ({"best": 1.9, "stalled": 5, "alone": 1.2}, 1.9, 1.2, 1, 6, 1, 1),  # the own model is clearly better
+        ({"best": 1.9, "stalled": 4, "alone": 1.8}, 1.8, 1.8, 0, 0, 0, 1),  # progress
     ],
 )
 def test_a_client_that_is_kept_from_learning_trains_alone(
-    before: dict[str, float], offered: float, own: float, refused: float, stalled: int
+    before: dict[str, float], offered: float, own: float, refused: float, stalled: int, distrusts: int, high: float
 ) -> None:
-    after = decide({"first": 2.0, **before}, offered, own)
-    assert (after["refused"], after["stalled"]) == (refused, stalled)
+    after = decide({"high": 1.0, **before}, offered, own)
+    assert (after["refused"], after["stalled"], after["distrusts"]) == (refused, stalled, distrusts)
+    assert 1 / after["high"] - 1 == pytest.approx(high)
     if stalled == 3 and refused == ON_TRIAL:
         assert 1 / after["trial"] - 1 == pytest.approx(own)
 
 
 def test_training_rows_do_not_count_in_a_trial() -> None:
     before = Params({name: torch.zeros(1) for name in ("refused", *MEMORY)})
-    before = Params({**before, **{k: torch.tensor([1 / 3]) for k in ("quality", "initial", "trial")}})
+    before = Params(
+        {**before, **{k: torch.tensor([1 / (1 + v)]) for k, v in (("quality", 2), ("high", 1), ("trial", 2))}}
+    )
     before["stalled"] = torch.tensor([5.0])
     for held_out, refused in ((2.0, 0), (1.0, 1)):
         losses = torch.tensor([2.0]), torch.tensor([held_out])
         new = update_decision(before, torch.tensor([2.0]), lambda: torch.tensor([0.1]), lambda losses=losses: losses)
         assert new["refused"].item() == refused
+
+
+@pytest.mark.parametrize(("held_out", "refused"), [((0.8, 0.9), 0), ((0.9, 0.8), 1), ((0.0, 0.0), 1)])
+def test_a_client_does_not_stay_alone_because_it_knows_its_rows_by_heart(
+    held_out: tuple[float, float], refused: float
+) -> None:
+    before = Params({name: torch.zeros(1) for name in ("refused", *MEMORY)})
+    before = Params({**before, "quality": torch.tensor([0.5]), "stalled": torch.tensor([2.0])})
+    other, own = (torch.tensor([loss]) for loss in held_out)  # both are 0 without validation rows
+    new = update_decision(before, torch.tensor([0.99]), lambda: torch.tensor([0.2]), lambda: (other, own))
+    assert new["refused"].item() == refused
 
 
 def test_the_default_is_for_where_a_client_may_be_malicious() -> None:

@@ -9,17 +9,18 @@ client; or the start that the rule makes of the payload by a look at data. With 
     better     refuse if l(offered) > l(own), over validation rows
     harmless   refuse if l(offered) > RATIO l(best) + GAP, over MAX_ROWS rows for training and validation, with the best
                offered model so far; or if l(offered) > RATIO l(own) + GAP, after STALLED rounds in which the best did
-               not become better by PROGRESS. If l(best) is then still above HIGH times the first loss, refuse for
-               STALLED rounds anyway; after these only if, over validation rows, l(own) fell by PROGRESS, or l(offered)
-               is that much above it. For predictions, also if the model that the rule makes of the payload is that
-               much worse, over validation rows, than the one that it makes of the own model.
+               not become better by PROGRESS, unless it is better over validation rows. If l(best) is then still above
+               HIGH times the first loss, refuse for STALLED rounds anyway; after these only if, over validation rows,
+               l(own) fell by PROGRESS, or l(offered) is that much above it. A trial that failed raises HIGH to RAISE
+               times itself. For predictions, also if the model that the rule makes of the payload is that much worse,
+               over validation rows, than the one that it makes of the own model.
 
 To `better`, a corrupted model is like one that is worse because it is an average of unlike clients, so most methods
 are close to training alone. `harmless` leaves the averages of honest clients: their loss falls from round to round,
 though it is above that of the own model. Attackers who keep all from learning spoil own models too, as these start
 from received ones: only training alone tells. So do corrections by other clients (of SCAFFOLD, say), which no
-comparison finds: a client whose received models once harmed it, or stopped to improve, takes none any more. BatchNorm
-statistics are not judged.
+comparison finds: a client whose received models once harmed it, or stopped to improve below HIGH, takes none any more.
+BatchNorm statistics are not judged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,9 +52,9 @@ OWN, DECISION = "last_upload", "decision"
 ON_TRIAL = 0.5
 """`refused` of a client that tries to train alone. It says nothing of others, so nobody is told, or blamed for it."""
 
-MEMORY = ("quality", "initial", "trial", "stalled", "distrusts")
-"""Memory of `harmless`, beside `refused`: the best loss, that of the first offer, and the own loss when training
-alone began, as 1 / (1 + l); rounds that stalled; and whether the client takes no corrections."""
+MEMORY = ("quality", "high", "trial", "stalled", "distrusts")
+"""Memory of `harmless`, beside `refused`: the best loss, the loss above which a client trains alone, and the own loss
+when it began to, as 1 / (1 + l); rounds that stalled; and whether the client takes no corrections."""
 
 RATIO, GAP = 1.3, 0.1
 """Loss above which a model is clearly worse than another: RATIO times the other's, and GAP (nats, or squared
@@ -63,8 +64,9 @@ one round of an attack raises it by half or more."""
 PROGRESS, STALLED = 0.05, 3
 """Share by which the best loss must fall, in so many rounds, for a model that is worse than the own one."""
 
-HIGH = 0.5
-"""Share of the initial loss above which a client tries to train alone, if received models do not become better."""
+HIGH, RAISE = 0.5, 1.5
+"""Share of the initial loss above which a client tries to train alone, if received models do not become better; and
+the factor by which each failed trial raises it: where labels are noisy, the loss stays high without an attack."""
 
 MAX_ROWS = 128
 """Rows per client on which `harmless` compares models: a look at all would take as long as training."""
@@ -230,22 +232,22 @@ def update_decision(
     best = _to_loss(before["quality"])
     if (is_first := best.isinf()).any():  # the own model is then the initial one
         best = torch.where(is_first, measure_own(), best)
-    initial, trial = torch.where(is_first, best, _to_loss(before["initial"])), _to_loss(before["trial"])
+    high, trial = torch.where(is_first, HIGH * best, _to_loss(before["high"])), _to_loss(before["trial"])
     is_harmful = _is_above(offered, RATIO * best + GAP)
     is_better = offered < (1 - PROGRESS) * best
     stalled = torch.where(is_better, torch.zeros_like(best), before["stalled"] + 1)
-    on_trial = torch.zeros_like(is_harmful)
+    tries = on_trial = torch.zeros_like(is_harmful)
     if (is_stalled := stalled >= STALLED).any():
-        is_worse = _is_above(offered, RATIO * measure_own() + GAP)
-        if (tries := is_stalled & (best > HIGH * initial)).any():
+        tries, is_worse = is_stalled & (best > high), _is_above(offered, RATIO * measure_own() + GAP)
+        if (tries | (is_stalled & is_worse)).any():
             # Alone, a client learns its training rows by heart, also where labels are wrong.
             other, own = hold_out()
-            is_worse = torch.where(tries, _is_above(other, RATIO * own + GAP), is_worse)
+            is_worse = torch.where(tries, _is_above(other, RATIO * own + GAP), is_worse & ~(other < own))
             is_over = tries & (stalled >= 2 * STALLED)
             learns = own < (1 - PROGRESS) * trial
             fails = is_over & ~learns & ~is_worse
             starts = tries & ((stalled == STALLED) | (is_over & learns))
-            trial = torch.where(starts, own, trial)
+            trial, high = torch.where(starts, own, trial), torch.where(fails, RAISE * high, high)
             stalled = torch.where(starts, torch.full_like(stalled, STALLED), stalled.masked_fill(fails, 0))
             on_trial = tries & ~fails & ~is_worse
         is_harmful |= is_stalled & is_worse
@@ -255,8 +257,8 @@ def update_decision(
         "refused": torch.where(is_harmful, 1.0, ON_TRIAL * on_trial),
         "quality": 1 / (1 + best),
         "stalled": stalled,
-        "distrusts": is_harmful | is_stalled | (before["distrusts"] > 0),
-        "initial": 1 / (1 + initial),
+        "distrusts": is_harmful | (is_stalled & ~tries) | (before["distrusts"] > 0),
+        "high": 1 / (1 + high),
         "trial": 1 / (1 + trial),
     }
     return Params({k: v.to(before[k]) for k, v in new.items()})
