@@ -141,7 +141,7 @@ def _is_refused(local_state: LocalState) -> Tensor:
 def _distrusts(local_state: LocalState) -> Tensor:
     """Return whether the client takes no corrections by other clients."""
     decision = local_state[DECISION]
-    return decision["distrusts" if "distrusts" in decision else "refused"] > 0
+    return (decision["refused"] > 0) | (decision.get("distrusts", decision["refused"]) > 0)
 
 
 def _strip(local_state: LocalState) -> LocalState:
