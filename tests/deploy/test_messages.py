@@ -1,6 +1,7 @@
 """Messages that are lost, and nodes whose version of FedAttune changes: what is asked again, and what is kept."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +51,48 @@ def test_local_gets_a_second_chance_for_many_rounds(
     assert not left
     assert not result.store.faults()
     same_numbers(run_simulated("local", ragged, **settings), result)
+
+
+class Interrupted(InProcessGrid):
+    """A SuperLink that goes away at every second call. It keeps the first message that it got, under its id."""
+
+    calls = 0
+
+    def interrupt(self) -> None:
+        self.calls += 1
+        if self.calls % 2:
+            raise ConnectionError("the SuperLink goes away")
+
+    def get_node_ids(self) -> Iterable[int]:
+        self.interrupt()
+        return super().get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        first, *others = messages
+        if not first.metadata.message_id:
+            super().push_messages([first])
+        self.interrupt()
+        super().push_messages(others)
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.interrupt()
+        return super().pull_messages(message_ids)
+
+
+def test_a_superlink_that_restarts_is_called_again(ragged: Federation, tmp_path: Path) -> None:
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedmcsa", make_grid=Interrupted, round_timeout=20)
+    assert not result.store.faults()
+    same_numbers(run_simulated("fedmcsa", ragged), result)
+
+
+def test_a_superlink_that_fails_for_good_ends_the_run(ragged: Federation, tmp_path: Path) -> None:
+    class Gone(InProcessGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            raise RuntimeError("the SuperLink is gone")
+
+    with pytest.raises(RuntimeError, match="is gone"):
+        run_deployed(ragged, tmp_path, algorithms="fedmcsa", make_grid=Gone)
 
 
 def test_a_node_that_stays_away_is_waited_for_once(

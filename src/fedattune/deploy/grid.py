@@ -5,8 +5,8 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,11 +27,17 @@ CLOCK_SKEW_S = 5
 ONLINE_EVERY_S = 5.0
 """Seconds between two looks at the nodes that are online, while the server waits for replies."""
 
+CALLS = 3
+"""Calls of Flower's grid before an error ends the run."""
+
 OFFLINE_CODE = 5
 """Flower's error code for a node that went offline before it replied."""
 
 MESSAGE_TYPES = {"hello": MessageType.QUERY, "evaluate": MessageType.EVALUATE}
 """Kind of a message -> Flower's type; all others are trainings."""
+
+
+T = TypeVar("T")
 
 
 class MessageFormatError(ValueError):
@@ -102,7 +108,7 @@ class NodeGrid:
 
     def online(self) -> set[int]:
         """Return the numbers of the nodes that are online, and let the observer know them."""
-        numbers = set(self._grid.get_node_ids())
+        numbers = set(self._call(self._grid.get_node_ids))
         self._watch(numbers)
         self._looked = time.monotonic()
         return numbers
@@ -154,12 +160,12 @@ class NodeGrid:
         ]
         # A reply names its message; as its sender it may name the SuperLink. A message that is too large for the
         # SuperLink has no id, and if all of them are too large, the list is empty.
-        ids = list(self._grid.push_messages(flower_messages)) or [""] * len(flower_messages)
+        ids = self._call(self._grid.push_messages, flower_messages) or [""] * len(flower_messages)
         waiting = {id_: node for id_, node in zip(ids, messages, strict=True) if id_}
         replies: dict[int, WorkerMessage | Fault] = dict.fromkeys(messages, Fault("offline", "could not be reached"))
         while waiting:
             is_late = time.monotonic() > end  # look once more after the end: the server itself may have slept
-            for reply in list(self._grid.pull_messages(list(waiting))):
+            for reply in self._call(self._grid.pull_messages, list(waiting)):
                 if (node := waiting.pop(reply.metadata.reply_to_message_id, None)) is not None:
                     replies[node] = _read_reply(reply)
             if is_late:
@@ -171,6 +177,21 @@ class NodeGrid:
                 time.sleep(self._options.poll)
         late = Fault("late", f"sent no reply within {timeout:g} seconds")
         return replies | dict.fromkeys(waiting.values(), late)
+
+    def _call(self, call: Callable[..., Iterable[T]], *arguments: Any) -> list[T]:
+        """Call Flower's grid, and call it again if the SuperLink went away meanwhile.
+
+        Flower waits for a SuperLink that restarts, with two exceptions. It gives up if the connection broke in a TLS
+        handshake. And if the SuperLink stored an object but could not say so, it refuses the same object the second
+        time. A message that is pushed again keeps its id, so it reaches its node once.
+        """
+        for attempt in range(1, CALLS):
+            try:
+                return list(call(*arguments))
+            except Exception as error:
+                self.log(f"call {attempt} of the SuperLink failed ({type(error).__name__}: {error}); calling again")
+                time.sleep(self._options.poll)
+        return list(call(*arguments))
 
 
 def _read_reply(reply: Message) -> WorkerMessage | Fault:
