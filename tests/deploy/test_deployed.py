@@ -215,8 +215,10 @@ FAULTS = ("", "late@2", "nan@2", "shape@2,stale@3,version@4", "huge@3")
 
 def test_a_run_outlives_new_certificates_and_new_keys(tmp_path: Path) -> None:
     # A message that is on its way when the SuperLink is killed may be lost, which costs `round_timeout`.
-    options = {"algorithms": "fedrep", "rounds": 40, "eval_every": 40, "round_timeout": 15}
-    with Trial(tmp_path / "trial", 2, server_app="lossy_server:app", **options) as trial:
+    options = {"algorithms": "fedrep", "rounds": 40, "eval_every": 40, "round_timeout": 40}
+    # So that rounds are left when node 1 comes back, node 0 waits for it from round 30 on.
+    faults = (",".join(f"linger@{r}" for r in range(30, 40)), "")
+    with Trial(tmp_path / "trial", 2, server_app="lossy_server:app", faults=faults, seconds=30, **options) as trial:
         first = trial.start_run()
         trial.wait_for("round 1 of 40")
         trial.call("certificates.sh", "renew")
@@ -231,6 +233,8 @@ def test_a_run_outlives_new_certificates_and_new_keys(tmp_path: Path) -> None:
         trial.stop_node(1)
         trial.start_node(1)
         assert trial.scripts.pop("rotation").finish(60).code == 0
+        trial.wait_for("Sending: query", "node-1")
+        (trial.folder / "state/go").touch()
         after = trial.call("nodes.sh")
         ids = [
             {line.split()[1]: line.split()[0] for line in text.splitlines() if "removed" not in line}

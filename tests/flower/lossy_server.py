@@ -1,4 +1,4 @@
-"""A ServerApp that loses the answer to every tenth object that it pushes, so Flower pushes the object again."""
+"""A ServerApp that loses the answer to every twentieth object that it pushes, so Flower pushes the object again."""
 
 import itertools
 
@@ -13,7 +13,7 @@ numbers = itertools.count(1)
 
 def push(client: RuntimeHttpClient, request: PushObjectRequest) -> PushObjectResponse:
     answer = push_once(client, request)
-    return answer if next(numbers) % 10 else push_once(client, request)
+    return answer if next(numbers) % 20 else push_once(client, request)
 
 
 RuntimeHttpClient.PushObject = push
