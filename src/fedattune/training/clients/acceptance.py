@@ -19,7 +19,7 @@ To `better`, a corrupted model is like one that is worse because it is an averag
 are close to training alone. `harmless` leaves the averages of honest clients: their loss falls from round to round,
 though it is above that of the own model. Attackers who keep all from learning spoil own models too, as these start
 from received ones: only training alone tells. So do corrections by other clients (of SCAFFOLD, say), which no
-comparison finds: a client whose received models once harmed it, or stopped to improve below HIGH, takes none any more.
+comparison finds: a client whose received models once harmed it, or stopped improving below HIGH, takes no more of them.
 BatchNorm statistics are not judged.
 """
 
