@@ -101,7 +101,7 @@ def test_the_rule_of_a_node(settings: dict[str, Any]) -> None:
 def test_a_server_that_starts_again_counts_the_round_twice(ragged: Federation, tmp_path: Path) -> None:
     """The server was killed after it sent a model: clients saw this round's noise, and see it with other noise."""
 
-    class Killed(Exception):
+    class Killed(BaseException):
         pass
 
     class Grid(InProcessGrid):
