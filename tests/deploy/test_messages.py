@@ -21,6 +21,7 @@ from fedattune.core.algorithm import ServerUpdate
 from fedattune.core.params import Params
 from fedattune.core.payload import Broadcast, LocalState, Payload, ServerState
 from fedattune.core.selectors import AllParameters
+from fedattune.deploy.grid import CALLS
 from fedattune.deploy.server import backend
 from fedattune.deploy.server.backend import NodeBackend, NodeTransport
 from flower.in_process import InProcessGrid
@@ -87,12 +88,17 @@ def test_a_superlink_that_restarts_is_called_again(ragged: Federation, tmp_path:
 
 
 def test_a_superlink_that_fails_for_good_ends_the_run(ragged: Federation, tmp_path: Path) -> None:
+    calls = []
+
     class Gone(InProcessGrid):
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            calls.append(messages)
             raise RuntimeError("the SuperLink is gone")
 
     with pytest.raises(RuntimeError, match="is gone"):
         run_deployed(ragged, tmp_path, algorithms="fedmcsa", make_grid=Gone)
+    assert len(calls) == CALLS
+    assert all(messages is calls[0] for messages in calls)
 
 
 def test_a_node_that_stays_away_is_waited_for_once(

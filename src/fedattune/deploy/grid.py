@@ -28,7 +28,7 @@ ONLINE_EVERY_S = 5.0
 """Seconds between two looks at the nodes that are online, while the server waits for replies."""
 
 CALLS = 3
-"""Calls of Flower's grid before an error ends the run."""
+"""Calls of Flower's grid before an error ends the run; few, as Flower itself waits for a SuperLink that is away."""
 
 OFFLINE_CODE = 5
 """Flower's error code for a node that went offline before it replied."""
