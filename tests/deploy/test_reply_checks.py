@@ -68,6 +68,8 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
     "stale": (changed(head(round=1)), "replied for round 1, not {round}"),
     "other run": (changed(head(token="0" * 16)), "replied for token"),
     "clients": (changed(head(ids=[0, 1, 2])), "uploads for clients outside the cohort"),
+    "others": (changed(head(refused=[99])), "names clients of other nodes"),
+    "others alone": (changed(head(alone=[99])), "names clients of other nodes"),
     "steps": (changed(head(steps=-1)), "reports steps=-1"),
     "more steps": (changed(head(steps=2**70)), "reports steps=1180591620717411303424"),
     "fractions": (changed(head(diverged=[1.0])), "sent no valid list of clients"),

@@ -12,8 +12,8 @@ from fedattune.server.wrapper import ServerWrapper
 
 CLIENT = ("ClientUpdate", "Probing", "Resting", "Substituting", "StepMeasuring")
 SERVER = (
-    "ServerUpdate", "SumsOnly", "Measurable", "Joinable", "Branching", "Discardable", "Skippable", "Quarantining",
-    "TrafficCounting", "Advisory",
+    "ServerUpdate", "SumsOnly", "Measurable", "Joinable", "Branching", "Storing", "Discardable", "Skippable",
+    "Quarantining", "TrafficCounting", "Advisory",
 )  # fmt: skip
 
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from conformance.table import CASES, KINDS
 from conformance.test_conformance import fit
 from fedattune import Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
+from fedattune.algorithms.pfedla import PFedLAServer
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
 from fedattune.training.clients.acceptance import MAX_ROWS, MEMORY, ON_TRIAL, find_policy, sample_rows, update_decision
@@ -121,6 +123,8 @@ def decide(before: dict[str, float], offered: float, own: float = 0.0) -> dict[s
         ({"best": 1.0}, 1.39, 0.0, 0),
         ({"best": 1.0}, 1.41, 0.0, 1),  # above 1.3 of the best and 0.1
         ({"best": 1.0}, math.nan, 0.0, 1),
+        ({"best": 1.0}, 2.0, 1.89, 1),
+        ({"best": 1.0}, 2.0, 1.91, 0),  # the own model is hardly better: the client learns its rows by heart
         ({"best": 1.0, "stalled": 1}, 0.99, 0.2, 0),
         ({"best": 1.0, "stalled": 2}, 0.99, 0.2, 1),  # three rounds without progress, and far above the own model
         ({"best": 1.0, "stalled": 2}, 0.94, 0.2, 0),  # 6% are progress
@@ -220,7 +224,24 @@ def test_engines_refuse_harm_alike(name: str, judging: Federation) -> None:
     assert {r for r, _ in one.facts["refusals"]["rounds"]} >= {4}  # what came of the attack in round 3
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedmcsa"])
+def test_pfedla_learns_from_where_clients_started(judging: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who refused in round 4 what came of the attack in round 3 started from its own last upload; nobody before."""
+    starts, learn = [], PFedLAServer.learn
+
+    def remember(self: Any, state: Any, ids: Tensor, sent: Params, uploads: Params) -> None:
+        stored = state["theta"].rows(ids)
+        starts.append([all(torch.equal(v[row], stored[k][row]) for k, v in sent.items()) for row in range(len(ids))])
+        learn(self, state, ids, sent, uploads)
+
+    monkeypatch.setattr(PFedLAServer, "learn", remember)
+    attacked: dict[str, Any] = {"attack": "gaussian:100@2", "attackers": 2, "rounds": 4, "cohort": 6}
+    result = fit(judging, "pfedla", accept="harmless", screening="off", **attacked)
+    refusing = dict(result.facts["refusals"]["rounds"])
+    assert [sum(flags) for flags in starts[:2]] == [0, 0]
+    assert sum(starts[3]) == refusing[4] == 6
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedmcsa", "pfedla"])
 def test_remote_clients_refuse_harm_alike(name: str, judging: Federation) -> None:
     settings: dict[str, Any] = {"attack": "gaussian:100@1", "attackers": 2}
     runs = [trained(BY_NAME[name], judging, backend, **settings) for backend in (None, Here)]

@@ -163,6 +163,21 @@ def test_extras_and_statistics_are_limited_too() -> None:
     assert screened.upload.extra["affinity"] is reply.upload.extra["affinity"]  # no model: only checked to be finite
 
 
+def test_who_trained_alone_is_not_judged_by_the_length_of_its_update() -> None:
+    reply = change(make_reply(), 3, lambda w, s: s + 10 * (w - s))
+    screened = make_screen()(1, replace(reply, alone=frozenset([3])))
+    assert not screened.rejected
+    norms = (screened.upload.params - reply.sent.params)["body.weight"].flatten(1).norm(dim=1)
+    assert norms[3].item() == pytest.approx(CLIP * norms.median().item(), rel=1e-4)
+
+
+def test_nobody_is_blamed_for_who_trained_alone() -> None:
+    """A client on trial went on alone, but does not say that it was harmed."""
+    screen, reply = make_screen(), make_reply()
+    screen(1, change(reply, 5, lambda w, s: s - (w - s)))
+    assert not screen(2, replace(make_reply(), alone=frozenset(range(12)))).rejected
+
+
 def test_a_new_cohort_blames_nobody() -> None:
     """What clients refuse that were away for a round may have come of older rounds."""
     screen, reply = make_screen(), make_reply()

@@ -34,7 +34,17 @@ from pydantic import Field
 from torch import Tensor
 
 from ..client import SGD
-from ..core.algorithm import Advisory, Algorithm, Finished, LocalPlan, PerClient, ServerTraits, TrafficCounting, change
+from ..core.algorithm import (
+    Advisory,
+    Algorithm,
+    Finished,
+    LocalPlan,
+    PerClient,
+    ServerTraits,
+    Storing,
+    TrafficCounting,
+    change,
+)
 from ..core.dense import column_blocks, linear
 from ..core.options import Count, Positive
 from ..core.params import Params, as_slice
@@ -105,7 +115,7 @@ PFedLAT = TypeVar("PFedLAT", bound=PFedLAState)
 
 
 @dataclass(frozen=True)
-class PFedLAServer(QuarantineStore[PFedLAT]):
+class PFedLAServer(QuarantineStore[PFedLAT], Storing):
     """Server rule of pFedLA: sends sum_k alpha_i^l[k] theta_l[k] to client i, where alpha_i = HN_i(v_i; psi_i).
 
     HN_i has three linear layers with ReLU and a linear head per component, normalised over the K stored models. G_i,
@@ -171,6 +181,10 @@ class PFedLAServer(QuarantineStore[PFedLAT]):
     def aggregate(self, state: PFedLAT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> PFedLAT:
         self.learn(state, ids, sent.params, uploads.params)
         return super().aggregate(state, ids, sent, uploads, n)
+
+    def find_stored(self, state: PFedLAT, ids: Tensor) -> Params:
+        stored: Params = state["theta"].rows(as_slice(ids))
+        return stored
 
     def discard_uploads(self, state: PFedLAT, ids: Tensor) -> PFedLAT:
         """Put the mean of the other models in place of the uploads of clients `ids`."""

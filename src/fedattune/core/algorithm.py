@@ -217,8 +217,9 @@ class ServerTraits:
 class ServerUpdate(ABC, Generic[StateT]):
     """The server's part of a round: its state, its broadcast, and the aggregation of uploads.
 
-    Rare abilities are separate base classes: `SumsOnly`, `Measurable`, `Joinable`, `Branching`, `Discardable`,
-    `Skippable`, `Quarantining`, `TrafficCounting`, `Advisory`. `ServerWrapper` has them all, with a neutral default.
+    Rare abilities are separate base classes: `SumsOnly`, `Measurable`, `Joinable`, `Branching`, `Storing`,
+    `Discardable`, `Skippable`, `Quarantining`, `TrafficCounting`, `Advisory`. `ServerWrapper` has them all, with a
+    neutral default.
     """
 
     @property
@@ -302,6 +303,14 @@ class Branching(ABC):
 
         Updates are measured, clipped and compressed from there.
         """
+
+
+class Storing(ABC):
+    """A server rule that stores uploads, and learns from the way of each client from its start to its upload."""
+
+    @abstractmethod
+    def find_stored(self, state: Any, ids: Tensor) -> Params:
+        """Return the last uploads (C, ...) of clients `ids`: those who refused what they were sent start from there."""
 
 
 class Discardable(ABC):

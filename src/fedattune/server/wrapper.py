@@ -17,6 +17,7 @@ from ..core.algorithm import (
     ServerUpdate,
     Skippable,
     StateT,
+    Storing,
     SumsOnly,
     SumWeighting,
     TrafficCounting,
@@ -32,7 +33,16 @@ from ..core.payload import Broadcast, MixingMatrices, Payload, Traffic
 
 @dataclass(frozen=True)
 class ServerWrapper(
-    Joinable[StateT], SumsOnly, Measurable, Branching, Discardable, Skippable, Quarantining, TrafficCounting, Advisory
+    Joinable[StateT],
+    SumsOnly,
+    Measurable,
+    Branching,
+    Storing,
+    Discardable,
+    Skippable,
+    Quarantining,
+    TrafficCounting,
+    Advisory,
 ):
     """Base of rules that extend the rule `inner`; by itself, it forwards everything to `inner`.
 
@@ -82,6 +92,10 @@ class ServerWrapper(
     def find_start(self, sent: Payload, uploads: Payload) -> Params:
         """Return the models from which clients started; by default the model of their payload."""
         return self.inner.find_start(sent, uploads) if isinstance(self.inner, Branching) else sent.params
+
+    def find_stored(self, state: StateT, ids: Tensor) -> Params:
+        """Return the stored uploads of clients `ids`; nothing if `inner` stores none."""
+        return self.inner.find_stored(state, ids) if isinstance(self.inner, Storing) else Params()
 
     def prepare_discards(self) -> Self:
         return replace(self, inner=self.inner.prepare_discards()) if isinstance(self.inner, Discardable) else self

@@ -202,8 +202,9 @@ class RoundLoop:
         Return the reply without rejected uploads, and the mixing matrices behind the server's replies.
         """
         backend, server, n = self.backend, self.server, self.context.n_train[reply.ids]
+        refused, alone = frozenset(reply.refused), frozenset(reply.alone)
         received = RoundUploads(
-            r, reply.ids, reply.sent, reply.upload, reply.buffers, n, backend.statistics, frozenset(reply.refused)
+            r, reply.ids, reply.sent, reply.upload, reply.buffers, n, backend.statistics, refused, alone
         )
         uploads = self.uploads.receive(received.from_start(server.rule))
         if uploads.rejected:

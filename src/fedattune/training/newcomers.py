@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithms.local import local
-from ..core.algorithm import Algorithm, ServerTraits, ServerUpdate
+from ..core.algorithm import Algorithm, ServerTraits, ServerUpdate, Storing
 from ..core.errors import DataError, RunError
 from ..core.own_code import is_reference, make_portable
 from ..core.params import Params
@@ -31,7 +31,7 @@ from .setup import build_trained_module, init_server, make_run_context
 
 
 @dataclass(frozen=True)
-class NewcomerServer(ServerUpdate[Any]):
+class NewcomerServer(ServerUpdate[Any], Storing):
     """Serve clients that join after training; the state of the trained clients stays.
 
     Newcomers are numbered after the `n_before` clients that took part in training.
@@ -54,6 +54,9 @@ class NewcomerServer(ServerUpdate[Any]):
 
     def aggregate(self, state: Any, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> Any:
         return self.rule.aggregate_newcomers(state, ids + self.n_before, sent, uploads, n)
+
+    def find_stored(self, state: Any, ids: Tensor) -> Params:
+        return self.rule.find_stored(state, ids + self.n_before)
 
 
 def personalize(

@@ -106,7 +106,17 @@ class Server:
     def aggregate(self, uploads: RoundUploads) -> None:
         self._last = None
         with self.storage.share_cores():
-            self.state = self.rule.aggregate(self.state, uploads.ids, uploads.sent, uploads.upload, uploads.n)
+            sent = self._replace_starts(uploads)
+            self.state = self.rule.aggregate(self.state, uploads.ids, sent, uploads.upload, uploads.n)
+
+    def _replace_starts(self, uploads: RoundUploads) -> Payload:
+        """Return what clients were sent, with their last uploads in place of models from which they did not start."""
+        sent, is_alone = uploads.sent, torch.isin(uploads.ids, uploads.ids.new_tensor(sorted(uploads.alone)))
+        if not is_alone.any():
+            return sent
+        stored = self.rule.find_stored(self.state, uploads.ids)
+        starts = {k: torch.where(is_alone.view(-1, *[1] * (v.dim() - 1)), v, sent.params[k]) for k, v in stored.items()}
+        return sent._replace(params=Params({**sent.params, **starts}))
 
     def discard_uploads(self, ids: Iterable[int]) -> None:
         """Take the earlier uploads of clients `ids`, whose uploads were rejected, out of what others receive."""

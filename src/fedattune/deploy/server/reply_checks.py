@@ -84,7 +84,7 @@ def _check_upload(reply: WorkerMessage, message: WorkerMessage, upload: Payload,
         raise RefusedReplyError("uploads for clients outside the cohort")
     if not diverged_ids <= set(request["ids"]) or diverged_ids & ids:
         raise RefusedReplyError("names clients of other nodes")
-    if not _check_ids(head.get("refused", [])) <= set(request["ids"]):
+    if not all(_check_ids(head.get(key, [])) <= set(request["ids"]) for key in ("refused", "alone")):
         raise RefusedReplyError("names clients of other nodes")
     for key, maximum in (("n_trained", len(request["ids"])), ("steps", 2**53)):
         if type(head[key]) is not int or not 0 <= head[key] <= maximum:

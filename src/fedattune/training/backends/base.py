@@ -67,6 +67,7 @@ class TrainReply(NamedTuple):
         diverged: clients whose training was not finite.
         faults: why the uploads of clients are missing: they could not be reached, or were rejected.
         refused: clients that refused their payload in this round.
+        alone: clients that trained from their own models, as they refused, or are on trial.
     """
 
     ids: Tensor
@@ -78,6 +79,7 @@ class TrainReply(NamedTuple):
     diverged: Sequence[int] = ()
     faults: Mapping[int, Fault] = {}
     refused: Sequence[int] = ()
+    alone: Sequence[int] = ()
 
     @classmethod
     def merge(cls, replies: Sequence["TrainReply"]) -> "TrainReply":
@@ -94,6 +96,7 @@ class TrainReply(NamedTuple):
             [i for reply in replies for i in reply.diverged],
             {i: fault for reply in replies for i, fault in reply.faults.items()},
             [i for reply in replies for i in reply.refused],
+            [i for reply in replies for i in reply.alone],
         )
 
 

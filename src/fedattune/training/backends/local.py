@@ -198,14 +198,16 @@ class LocalBackend(Backend):
             self._trained_models.append(models)
         if len(ids):
             client_states.store_trained(ids, trained)
-        refused = self._find_refusals(ids, trained, inputs.fresh, is_finite)
+        refused, alone = self._find_refusals(ids, trained, inputs.fresh, is_finite)
         n_trained, uploading = len(ids), find_rows(ids, request.cohort, self.context.n_clients)
         if uploading is not None:
             ids, payload, trained = ids[uploading], payload.rows(uploading), trained.rows(uploading)
         upload = trained.upload._replace(params=trained.upload.params.without(client_states.personal))
         buffers = trained.buffers.only(client_states.statistics)
         uploads = self._transform(request.round, ids, payload, upload, buffers)
-        return TrainReply(ids, payload, uploads.upload, uploads.buffers, n_trained, steps, diverged, refused=refused)
+        return TrainReply(
+            ids, payload, uploads.upload, uploads.buffers, n_trained, steps, diverged, refused=refused, alone=alone
+        )
 
     def _transform(self, r: int, ids: Tensor, sent: Payload, upload: Payload, buffers: Params) -> RoundUploads:
         states = self.client_states
@@ -222,12 +224,14 @@ class LocalBackend(Backend):
                 kept.put_rows(rows, memory)
         return uploads
 
-    def _find_refusals(self, ids: Tensor, trained: ClientOutputs, fresh: Tensor, is_finite: Tensor) -> list[int]:
+    def _find_refusals(
+        self, ids: Tensor, trained: ClientOutputs, fresh: Tensor, is_finite: Tensor
+    ) -> tuple[list[int], list[int]]:
+        """Return the clients that refused a new payload, and those that trained from their own models."""
         if self.client_states.judge is None or not len(ids):
-            return []
-        is_new = fresh[is_finite.nonzero().flatten()]
-        refusals: list[int] = ids[is_new & (trained.local_state[DECISION]["refused"] > ON_TRIAL)].tolist()
-        return refusals
+            return [], []
+        is_new, refused = fresh[is_finite.nonzero().flatten()], trained.local_state[DECISION]["refused"]
+        return ids[is_new & (refused > ON_TRIAL)].tolist(), ids[refused > 0].tolist()
 
     def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:
         models, self._trained_models = self._trained_models, []

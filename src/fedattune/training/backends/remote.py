@@ -294,7 +294,7 @@ class RemoteBackend(Backend):
             sum(head["steps"] for head in heads),
             sorted(i for head in heads for i in head["diverged"]),
             faults,
-            sorted(i for head in heads for i in head.get("refused", ())),
+            *(sorted(i for head in heads for i in head.get(key, ())) for key in ("refused", "alone")),
         )
 
 

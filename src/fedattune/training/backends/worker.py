@@ -87,8 +87,8 @@ def _handle_train(backend: LocalBackend, message: WorkerMessage) -> WorkerMessag
         reply.head.update(
             ids=result.ids.tolist(), n_trained=result.n_trained, steps=result.steps, diverged=list(result.diverged)
         )
-        if result.refused:
-            reply.head["refused"] = list(result.refused)
+        if result.alone:
+            reply.head.update(refused=list(result.refused), alone=list(result.alone))
         if len(result.ids):
             reply.put("upload", result.upload)
             reply.put("buffers", result.buffers)

@@ -8,12 +8,13 @@ client; or the start that the rule makes of the payload by a look at data. With 
 
     better     refuse if l(offered) > l(own), over validation rows
     harmless   refuse if l(offered) > RATIO l(best) + GAP, over MAX_ROWS rows for training and validation, with the best
-               offered model so far; or if l(offered) > RATIO l(own) + GAP, after STALLED rounds in which the best did
-               not become better by PROGRESS, unless it is better over validation rows. If l(best) is then still above
-               HIGH times the first loss, refuse for STALLED rounds anyway; after these only if, over validation rows,
-               l(own) fell by PROGRESS, or l(offered) is that much above it. A trial that failed raises HIGH to RAISE
-               times itself. For predictions, also if the model that the rule makes of the payload is that much worse,
-               over validation rows, than the one that it makes of the own model.
+               offered model so far, and l(own) is below it by PROGRESS; or if l(offered) > RATIO l(own) + GAP, after
+               STALLED rounds in which the best did not become better by PROGRESS, unless it is better over validation
+               rows. If l(best) is then still above HIGH times the first loss, refuse for STALLED rounds anyway; after
+               these only if, over validation rows, l(own) fell by PROGRESS, or l(offered) is that much above it. A
+               trial that failed raises HIGH to RAISE times itself. For predictions, also if the model that the rule
+               makes of the payload is that much worse, over validation rows, than the one that it makes of the own
+               model.
 
 To `better`, a corrupted model is like one that is worse because it is an average of unlike clients, so most methods
 are close to training alone. `harmless` leaves the averages of honest clients: their loss falls from round to round,
@@ -25,7 +26,7 @@ BatchNorm statistics are not judged.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -229,11 +230,13 @@ def update_decision(
     before: Params, offered: Tensor, measure_own: Callable[[], Tensor], hold_out: Callable[[], tuple[Tensor, Tensor]]
 ) -> Params:
     """Return the decision of `harmless` by losses of offered models; `hold_out` measures these and the own ones."""
-    best = _to_loss(before["quality"])
+    best, measure_own = _to_loss(before["quality"]), cache(measure_own)
     if (is_first := best.isinf()).any():  # the own model is then the initial one
         best = torch.where(is_first, measure_own(), best)
     high, trial = torch.where(is_first, HIGH * best, _to_loss(before["high"])), _to_loss(before["trial"])
-    is_harmful = _is_above(offered, RATIO * best + GAP)
+    if (is_harmful := _is_above(offered, RATIO * best + GAP)).any():
+        # Of a client with few rows, the loss can rise because a head of its own learns them by heart.
+        is_harmful &= _is_above((1 - PROGRESS) * offered, measure_own())
     is_better = offered < (1 - PROGRESS) * best
     stalled = torch.where(is_better, torch.zeros_like(best), before["stalled"] + 1)
     tries = on_trial = torch.zeros_like(is_harmful)

@@ -127,7 +127,8 @@ class Attack(UploadStep[None]):
         if attack.claims_samples:
             n = torch.where(is_attacker, torch.full_like(n, int(strength)), n)
         if attack.claims_refusal:
-            uploads = replace(uploads, refused=uploads.refused | {*uploads.ids[is_attacker].tolist()})
+            attackers = uploads.ids[is_attacker].tolist()
+            uploads = replace(uploads, refused=uploads.refused.union(attackers), alone=uploads.alone.union(attackers))
         if attack.corrupt is not None and uploads.upload.params:
             uploads = self._corrupt_upload(attack.corrupt, uploads, is_attacker)
         return state, replace(uploads, n=n)

@@ -167,8 +167,8 @@ class Screening(UploadStep[ScreenState]):
         faults = dict.fromkeys((~is_finite).nonzero().flatten().tolist(), NOT_FINITE)
         if layers:
             factors = self._allow_longer(state, uploads)
-            # Who refused went on from another model: norms and parts say nothing, and clipping bounds the upload.
-            is_judged = is_finite & ~torch.isin(uploads.ids, uploads.ids.new_tensor(sorted(uploads.refused)))
+            # Of who went on from another model, norms and parts say nothing, and clipping bounds the upload.
+            is_judged = is_finite & ~torch.isin(uploads.ids, uploads.ids.new_tensor(sorted(uploads.alone)))
             self._check_norms(state, uploads.ids, layers, is_judged, factors, faults)
             check_layers(layers, is_judged, faults)
             starts_from_sent = self._sends_models and uploads.upload.params.keys() <= uploads.sent.params.keys()

@@ -59,7 +59,8 @@ class RoundUploads:
         buffers: their BatchNorm statistics, if these are averaged.
         n: (C,) training samples, as the server rule will see them.
         statistics: the averaged statistics that they received.
-        refused: clients that refused what they received, and trained from their own models.
+        refused: clients that refused what they received.
+        alone: clients that trained from their own models, as they refused, or are on trial.
         rejected: client -> why its upload was rejected; its row is gone.
         quarantined: clients in quarantine from this round on: no other client learns from them, nor they from others.
     """
@@ -72,6 +73,7 @@ class RoundUploads:
     n: Tensor
     statistics: Params = field(default_factory=Params)
     refused: frozenset[int] = frozenset()
+    alone: frozenset[int] = frozenset()
     rejected: Mapping[int, Fault] = field(default_factory=dict)
     quarantined: frozenset[int] = frozenset()
 
