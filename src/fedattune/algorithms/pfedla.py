@@ -19,6 +19,8 @@ Rules:
              `normalised`: N G_i,l / s_l^2 in place of G_i,l,  s_l^2 = mean_k ||theta_k,l - mean_j theta_j,l||^2
     used as  theta_bar_i
 
+For a client that refused theta_bar_i (docs/robustness.md), G_i is its last upload minus this one: it started there.
+
 Our source is a text of the paper without formulas, so equations have no numbers. The text does not describe the
 hypernetwork. As in public code, v_i has 100 values, and HN_i has three linear layers of 100 with ReLU and one linear
 head per layer of the model. Public code uses -G_i, which ascends, and `relu_sum`. The division by s_l^2 is our own: as
