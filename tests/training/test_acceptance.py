@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from conformance.table import CASES, KINDS
 from conformance.test_conformance import fit
@@ -16,6 +16,9 @@ from fedattune.algorithms.pfedla import PFedLAServer
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
 from fedattune.training.clients.acceptance import MAX_ROWS, MEMORY, ON_TRIAL, find_policy, sample_rows, update_decision
+from fedattune.training.server import Server
+from fedattune.training.setup import make_run_context
+from fedattune.training.uploads.step import RoundUploads
 from federations import make_federation
 from remote_runs import Here, same_numbers, trained
 
@@ -107,7 +110,7 @@ def test_mocha_goes_on_with_a_tie_to_the_own_model() -> None:
 def decide(before: dict[str, float], offered: float, own: float = 0.0) -> dict[str, float]:
     """Decide on one client's payload; the best model is given by its loss."""
     values = dict.fromkeys(("refused", *MEMORY), 0.0) | before
-    for name, loss in (("quality", "best"), ("high", "high"), ("trial", "alone")):
+    for name, loss in (("quality", "best"), ("first", "first"), ("high", "high"), ("trial", "alone")):
         values[name] = 1 / (1 + values.pop(loss)) if loss in before else 0.0
     params = Params({k: torch.tensor([v]) for k, v in values.items()})
     losses = torch.tensor([offered]), torch.tensor([own])
@@ -123,8 +126,10 @@ def decide(before: dict[str, float], offered: float, own: float = 0.0) -> dict[s
         ({"best": 1.0}, 1.39, 0.0, 0),
         ({"best": 1.0}, 1.41, 0.0, 1),  # above 1.3 of the best and 0.1
         ({"best": 1.0}, math.nan, 0.0, 1),
-        ({"best": 1.0}, 2.0, 1.89, 1),
-        ({"best": 1.0}, 2.0, 1.91, 0),  # the own model is hardly better: the client learns its rows by heart
+        ({"best": 1.0, "first": 1.9}, 2.0, 1.89, 1),
+        ({"best": 1.0, "first": 1.9}, 2.0, 1.91, 0),  # the own model is hardly better: its rows are learnt by heart
+        ({"best": 1.0, "first": 2.1}, 2.0, 1.91, 1),  # not if it once learnt something: its own model may be spoilt
+        ({"best": 1.0, "first": 1.9}, math.inf, math.inf, 1),
         ({"best": 1.0, "stalled": 1}, 0.99, 0.2, 0),
         ({"best": 1.0, "stalled": 2}, 0.99, 0.2, 1),  # three rounds without progress, and far above the own model
         ({"best": 1.0, "stalled": 2}, 0.94, 0.2, 0),  # 6% are progress
@@ -133,6 +138,11 @@ def decide(before: dict[str, float], offered: float, own: float = 0.0) -> dict[s
 )
 def test_what_is_harmful(before: dict[str, float], offered: float, own: float, refused: int) -> None:
     assert decide(before, offered, own)["refused"] == refused
+
+
+def test_who_excuses_a_model_takes_no_more_corrections() -> None:
+    excused = decide({"best": 1.0, "first": 1.9}, 2.0, 1.91)
+    assert (excused["refused"], excused["distrusts"]) == (0, 1)
 
 
 def test_what_a_client_remembers() -> None:
@@ -239,6 +249,18 @@ def test_pfedla_learns_from_where_clients_started(judging: Federation, monkeypat
     refusing = dict(result.facts["refusals"]["rounds"])
     assert [sum(flags) for flags in starts[:2]] == [0, 0]
     assert sum(starts[3]) == refusing[4] == 6
+
+
+def test_the_server_replaces_the_starts_of_those_who_trained_alone(judging: Federation) -> None:
+    server = Server(make_run_context(ALGORITHMS["pfedla"](), judging, nn.Linear(4, 3), Settings()), None)
+    ids = torch.tensor([0, 2, 5])
+    rows = Params(weight=torch.ones(3, 3, 4), bias=torch.tensor([1.0, 2.0, 3.0])[:, None].expand(3, 3))
+    server.state["theta"].put_rows(ids, rows)
+    sent = rows.map(torch.zeros_like)
+    uploads = RoundUploads(1, ids, Payload(sent), Payload(sent), Params(), ids + 1, alone=frozenset([1, 2]))
+    replaced = server._replace_starts(uploads).params
+    assert replaced["bias"][:, 0].tolist() == [0.0, 2.0, 0.0]
+    assert replaced["weight"].sum((1, 2)).tolist() == [0.0, 12.0, 0.0]
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedmcsa", "pfedla"])

@@ -178,6 +178,16 @@ def test_nobody_is_blamed_for_who_trained_alone() -> None:
     assert not screen(2, replace(make_reply(), alone=frozenset(range(12)))).rejected
 
 
+def test_attackers_do_not_set_what_is_usual_while_most_train_alone() -> None:
+    screen, reply = make_screen(), make_reply()
+    screen(1, reply)
+    usual = screen.state.usual
+    for row in (9, 10, 11):
+        reply = change(reply, row, lambda w, s: s + 1e4 * (w - s))
+    assert list(screen(2, replace(reply, alone=frozenset(range(9)))).rejected) == [9, 10, 11]
+    assert screen.state.usual == usual
+
+
 def test_a_new_cohort_blames_nobody() -> None:
     """What clients refuse that were away for a round may have come of older rounds."""
     screen, reply = make_screen(), make_reply()

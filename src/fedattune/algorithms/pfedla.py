@@ -19,7 +19,7 @@ Rules:
              `normalised`: N G_i,l / s_l^2 in place of G_i,l,  s_l^2 = mean_k ||theta_k,l - mean_j theta_j,l||^2
     used as  theta_bar_i
 
-For a client that refused theta_bar_i (docs/robustness.md), G_i is its last upload minus this one: it started there.
+For a client that trained alone (docs/robustness.md), the stored theta_i takes the place of theta_bar_i in G_i.
 
 Our source is a text of the paper without formulas, so equations have no numbers. The text does not describe the
 hypernetwork. As in public code, v_i has 100 values, and HN_i has three linear layers of 100 with ReLU and one linear
@@ -121,7 +121,7 @@ class PFedLAServer(QuarantineStore[PFedLAT], Storing):
     """Server rule of pFedLA: sends sum_k alpha_i^l[k] theta_l[k] to client i, where alpha_i = HN_i(v_i; psi_i).
 
     HN_i has three linear layers with ReLU and a linear head per component, normalised over the K stored models. G_i,
-    the sent model minus the upload, stands for the gradient of the client's loss. So d loss / d alpha_i^l[k] is
+    the client's start minus its upload, stands for the gradient of the client's loss. So d loss / d alpha_i^l[k] is
     <theta_l[k], G_i,l> over the models before aggregation. HN_i takes one step per round. Options: see `pfedla`.
     """
 

@@ -306,11 +306,11 @@ class Branching(ABC):
 
 
 class Storing(ABC):
-    """A server rule that stores uploads, and learns from the way of each client from its start to its upload."""
+    """A server rule that stores uploads, and learns from the difference between a client's start and its upload."""
 
     @abstractmethod
     def find_stored(self, state: Any, ids: Tensor) -> Params:
-        """Return the last uploads (C, ...) of clients `ids`: those who refused what they were sent start from there."""
+        """Return the stored uploads (C, ...) of clients `ids`, which trained from there and not from what was sent."""
 
 
 class Discardable(ABC):

@@ -202,7 +202,8 @@ class RoundLoop:
         Return the reply without rejected uploads, and the mixing matrices behind the server's replies.
         """
         backend, server, n = self.backend, self.server, self.context.n_train[reply.ids]
-        refused, alone = frozenset(reply.refused), frozenset(reply.alone)
+        refused = frozenset(reply.refused if self.ledger.refusals.is_on else ())
+        alone = refused.union(reply.alone if self.ledger.refusals.is_on else ())
         received = RoundUploads(
             r, reply.ids, reply.sent, reply.upload, reply.buffers, n, backend.statistics, refused, alone
         )

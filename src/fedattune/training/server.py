@@ -110,12 +110,13 @@ class Server:
             self.state = self.rule.aggregate(self.state, uploads.ids, sent, uploads.upload, uploads.n)
 
     def _replace_starts(self, uploads: RoundUploads) -> Payload:
-        """Return what clients were sent, with their last uploads in place of models from which they did not start."""
-        sent, is_alone = uploads.sent, torch.isin(uploads.ids, uploads.ids.new_tensor(sorted(uploads.alone)))
-        if not is_alone.any():
+        """Return what clients were sent, with stored uploads in place of models from which they did not start."""
+        sent, ids = uploads.sent, uploads.ids
+        rows = torch.isin(ids, ids.new_tensor(sorted(uploads.alone))).nonzero().flatten()
+        if not len(rows):
             return sent
-        stored = self.rule.find_stored(self.state, uploads.ids)
-        starts = {k: torch.where(is_alone.view(-1, *[1] * (v.dim() - 1)), v, sent.params[k]) for k, v in stored.items()}
+        stored = self.rule.find_stored(self.state, ids[rows])
+        starts = {k: sent.params[k].index_copy(0, rows, v) for k, v in stored.items()}
         return sent._replace(params=Params({**sent.params, **starts}))
 
     def discard_uploads(self, ids: Iterable[int]) -> None:

@@ -8,13 +8,13 @@ client; or the start that the rule makes of the payload by a look at data. With 
 
     better     refuse if l(offered) > l(own), over validation rows
     harmless   refuse if l(offered) > RATIO l(best) + GAP, over MAX_ROWS rows for training and validation, with the best
-               offered model so far, and l(own) is below it by PROGRESS; or if l(offered) > RATIO l(own) + GAP, after
-               STALLED rounds in which the best did not become better by PROGRESS, unless it is better over validation
-               rows. If l(best) is then still above HIGH times the first loss, refuse for STALLED rounds anyway; after
-               these only if, over validation rows, l(own) fell by PROGRESS, or l(offered) is that much above it. A
-               trial that failed raises HIGH to RAISE times itself. For predictions, also if the model that the rule
-               makes of the payload is that much worse, over validation rows, than the one that it makes of the own
-               model.
+               offered model so far, unless l(best) is above HIGH times the first loss and l(own) not below l(offered)
+               by PROGRESS; or if l(offered) > RATIO l(own) + GAP, after STALLED rounds in which the best did not become
+               better by PROGRESS, unless it is better over validation rows. If l(best) is then still above HIGH times
+               the first loss, refuse for STALLED rounds anyway; after these only if, over validation rows, l(own) fell
+               by PROGRESS, or l(offered) is that much above it. A trial that failed raises this HIGH to RAISE times
+               itself. For predictions, also if the model that the rule makes of the payload is that much worse, over
+               validation rows, than the one that it makes of the own model.
 
 To `better`, a corrupted model is like one that is worse because it is an average of unlike clients, so most methods
 are close to training alone. `harmless` leaves the averages of honest clients: their loss falls from round to round,
@@ -51,11 +51,11 @@ OWN, DECISION = "last_upload", "decision"
 """Entries of the local state: the model of the last upload, and `refused`: 1.0 if the last payload was."""
 
 ON_TRIAL = 0.5
-"""`refused` of a client that tries to train alone. It says nothing of others, so nobody is told, or blamed for it."""
+"""`refused` of a client that tries to train alone. It says nothing of others, so nobody is blamed for it."""
 
-MEMORY = ("quality", "high", "trial", "stalled", "distrusts")
-"""Memory of `harmless`, beside `refused`: the best loss, the loss above which a client trains alone, and the own loss
-when it began to, as 1 / (1 + l); rounds that stalled; and whether the client takes no corrections."""
+MEMORY = ("quality", "first", "high", "trial", "stalled", "distrusts")
+"""Memory of `harmless`, beside `refused`: the best loss, the first one, the loss above which a client trains alone, and
+the own loss when it began to, as 1 / (1 + l); rounds that stalled; and whether the client takes no corrections."""
 
 RATIO, GAP = 1.3, 0.1
 """Loss above which a model is clearly worse than another: RATIO times the other's, and GAP (nats, or squared
@@ -233,10 +233,13 @@ def update_decision(
     best, measure_own = _to_loss(before["quality"]), cache(measure_own)
     if (is_first := best.isinf()).any():  # the own model is then the initial one
         best = torch.where(is_first, measure_own(), best)
+    first = torch.where(is_first, best, _to_loss(before["first"]))
     high, trial = torch.where(is_first, HIGH * best, _to_loss(before["high"])), _to_loss(before["trial"])
-    if (is_harmful := _is_above(offered, RATIO * best + GAP)).any():
-        # Of a client with few rows, the loss can rise because a head of its own learns them by heart.
-        is_harmful &= _is_above((1 - PROGRESS) * offered, measure_own())
+    is_above = _is_above(offered, RATIO * best + GAP)
+    is_harmful = is_above.clone()
+    if (is_doubtful := is_above & (best > HIGH * first) & offered.isfinite()).any():
+        # A client with few rows may learn these by heart, so that its loss on validation rows rises.
+        is_harmful &= ~is_doubtful | _is_above((1 - PROGRESS) * offered, measure_own())
     is_better = offered < (1 - PROGRESS) * best
     stalled = torch.where(is_better, torch.zeros_like(best), before["stalled"] + 1)
     tries = on_trial = torch.zeros_like(is_harmful)
@@ -260,7 +263,8 @@ def update_decision(
         "refused": torch.where(is_harmful, 1.0, ON_TRIAL * on_trial),
         "quality": 1 / (1 + best),
         "stalled": stalled,
-        "distrusts": is_harmful | (is_stalled & ~tries) | (before["distrusts"] > 0),
+        "distrusts": is_above | is_harmful | (is_stalled & ~tries) | (before["distrusts"] > 0),
+        "first": 1 / (1 + first),
         "high": 1 / (1 + high),
         "trial": 1 / (1 + trial),
     }

@@ -167,10 +167,14 @@ class Screening(UploadStep[ScreenState]):
         faults = dict.fromkeys((~is_finite).nonzero().flatten().tolist(), NOT_FINITE)
         if layers:
             factors = self._allow_longer(state, uploads)
-            # Of who went on from another model, norms and parts say nothing, and clipping bounds the upload.
+            # For clients that went on from another model, norms and parts say nothing, and clipping bounds the upload.
             is_judged = is_finite & ~torch.isin(uploads.ids, uploads.ids.new_tensor(sorted(uploads.alone)))
-            self._check_norms(state, uploads.ids, layers, is_judged, factors, faults)
-            check_layers(layers, is_judged, faults)
+            is_usual = is_judged
+            if 2 * int(is_judged.sum()) <= int(is_finite.sum()):  # the others may all be attackers
+                is_usual = is_finite
+            self._check_norms(state, uploads.ids, layers, is_judged, is_usual, factors, faults)
+            if is_usual is is_judged:
+                check_layers(layers, is_judged, faults)
             starts_from_sent = self._sends_models and uploads.upload.params.keys() <= uploads.sent.params.keys()
             if self._blames and starts_from_sent:
                 check_harm(state, uploads, layers, faults)
@@ -232,12 +236,16 @@ class Screening(UploadStep[ScreenState]):
         ids: Tensor,
         layers: Mapping[str, LayerMeasures],
         is_judged: Tensor,
+        is_usual: Tensor,
         factors: Tensor,
         faults: dict[int, Fault],
     ) -> None:
-        """Reject updates with a norm far above the usual one, for as long a training."""
+        """Reject updates with a norm far above the usual one, for as long a training.
+
+        What is usual comes from the uploads `is_usual`; beyond this round, only if all of them are judged.
+        """
         norms = torch.stack([one.squares for one in layers.values()]).sum(0).sqrt() / factors
-        known = norms[is_judged]
+        known = norms[is_usual]
         median = float(known.median()) if len(known) > 2 else 0.0
         # Medians fall, as most clients have learnt all that they can; the others' norms stay as before.
         usual = torch.full_like(norms, max(state.usual, median))
@@ -251,7 +259,7 @@ class Screening(UploadStep[ScreenState]):
             faults.setdefault(
                 row, Fault("norm", f"uploaded an update whose norm is more than {max_ratio:g} times the usual norm")
             )
-        if accepted := norms[is_judged & ~is_large].tolist():
+        if is_usual is is_judged and (accepted := norms[is_judged & ~is_large].tolist()):
             state.usual = max(state.usual, statistics.median_low(accepted))
 
     def report(self, state: ScreenState, past: PastRounds, context: StepContext) -> Report:
