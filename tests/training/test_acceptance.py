@@ -15,6 +15,7 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.pfedla import PFedLAServer
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
+from fedattune.training.backends.local import LocalBackend
 from fedattune.training.clients.acceptance import MAX_ROWS, MEMORY, ON_TRIAL, find_policy, sample_rows, update_decision
 from fedattune.training.server import Server
 from fedattune.training.setup import make_run_context
@@ -249,6 +250,17 @@ def test_pfedla_learns_from_where_clients_started(judging: Federation, monkeypat
     refusing = dict(result.facts["refusals"]["rounds"])
     assert [sum(flags) for flags in starts[:2]] == [0, 0]
     assert sum(starts[3]) == refusing[4] == 6
+
+
+def test_claims_to_have_refused_count_only_where_clients_may_refuse(
+    judging: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attacked: dict[str, Any] = {"attack": "scaled_update:100", "attackers": 2, "accept": "always", "cohort": 6}
+    honest = fit(judging, "fedavg", screening="groups", **attacked)
+    monkeypatch.setattr(LocalBackend, "_find_refusals", lambda self, ids, *_: (ids.tolist(), ids.tolist()))
+    claimed = fit(judging, "fedavg", screening="groups", **attacked)
+    assert len(honest.reports["screening"]["rejected"]) == 2
+    assert claimed.reports == honest.reports
 
 
 def test_the_server_replaces_the_starts_of_those_who_trained_alone(judging: Federation) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -202,11 +203,10 @@ class RoundLoop:
         Return the reply without rejected uploads, and the mixing matrices behind the server's replies.
         """
         backend, server, n = self.backend, self.server, self.context.n_train[reply.ids]
-        refused = frozenset(reply.refused if self.ledger.refusals.is_on else ())
-        alone = refused.union(reply.alone if self.ledger.refusals.is_on else ())
-        received = RoundUploads(
-            r, reply.ids, reply.sent, reply.upload, reply.buffers, n, backend.statistics, refused, alone
-        )
+        received = RoundUploads(r, reply.ids, reply.sent, reply.upload, reply.buffers, n, backend.statistics)
+        if self.ledger.refusals.is_on:  # else no honest client refuses
+            refused = frozenset(reply.refused)
+            received = replace(received, refused=refused, alone=refused.union(reply.alone))
         uploads = self.uploads.receive(received.from_start(server.rule))
         if uploads.rejected:
             reply = reply._replace(ids=uploads.ids, faults={**reply.faults, **uploads.rejected})

@@ -169,11 +169,11 @@ class Screening(UploadStep[ScreenState]):
             factors = self._allow_longer(state, uploads)
             # For clients that went on from another model, norms and parts say nothing, and clipping bounds the upload.
             is_judged = is_finite & ~torch.isin(uploads.ids, uploads.ids.new_tensor(sorted(uploads.alone)))
-            is_usual = is_judged
-            if 2 * int(is_judged.sum()) <= int(is_finite.sum()):  # the others may all be attackers
-                is_usual = is_finite
+            # If most clients did, the others may all be attackers, who must not say what is usual.
+            are_most_judged = 2 * int(is_judged.sum()) > int(is_finite.sum())
+            is_usual = is_judged if are_most_judged else is_finite
             self._check_norms(state, uploads.ids, layers, is_judged, is_usual, factors, faults)
-            if is_usual is is_judged:
+            if are_most_judged:
                 check_layers(layers, is_judged, faults)
             starts_from_sent = self._sends_models and uploads.upload.params.keys() <= uploads.sent.params.keys()
             if self._blames and starts_from_sent:
@@ -259,7 +259,7 @@ class Screening(UploadStep[ScreenState]):
             faults.setdefault(
                 row, Fault("norm", f"uploaded an update whose norm is more than {max_ratio:g} times the usual norm")
             )
-        if is_usual is is_judged and (accepted := norms[is_judged & ~is_large].tolist()):
+        if torch.equal(is_usual, is_judged) and (accepted := norms[is_judged & ~is_large].tolist()):
             state.usual = max(state.usual, statistics.median_low(accepted))
 
     def report(self, state: ScreenState, past: PastRounds, context: StepContext) -> Report:
