@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fedattune import Params
-from fedattune.core.task import Task, compute_sample_losses
+from fedattune.core.losses import compute_sample_losses
+from fedattune.core.task import Task
 from fedattune.engine.compiler.compile import apply_passes
 from fedattune.engine.compiler.rewrites import _multiply_turned
 from fedattune.engine.compiler.tracing import trace

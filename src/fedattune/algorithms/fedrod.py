@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from ..client import SGD
 from ..core.algorithm import Algorithm
 from ..core.effect import Effect, Mechanism
+from ..core.losses import compute_loss
 from ..core.network import MethodModule, Network, split_head
 from ..core.params import Params
 from ..core.payload import Batch
 from ..core.selectors import NamedParameters
-from ..core.task import compute_loss
 from ..server.average import PartAverage, Weighting
 from .table import Family, method
 

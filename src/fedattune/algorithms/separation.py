@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from ..core.algorithm import ClientUpdate, Finished
 from ..core.effect import Effect, Mechanism
+from ..core.losses import compute_loss
 from ..core.network import MethodModule, Network, split_head
 from ..core.params import Params
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..core.selectors import NamedParameters
-from ..core.task import compute_loss
 
 MMD_BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Bandwidths of FedCP's kernels."""

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ..core.effect import OWN_MODEL, Effect, Mechanism
 from ..core.errors import ModelError
+from ..core.losses import compute_loss
 from ..core.network import MethodModule, Network, split_head
 from ..core.params import Params
 from ..core.payload import Batch
-from ..core.task import compute_loss
 
 PRIOR_ROWS = 0.5
 """Rows that are added to the training rows of each class: no class is impossible."""

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .errors import ModelError, summarize_error
 from .gradient import differentiate, sum_clipped, take_gradient
+from .losses import compute_loss
 from .network import MethodModule
 from .params import Params
 from .payload import Batch
@@ -21,30 +22,6 @@ MAX_ACTIVATIONS = 1 << 27
 
 SAMPLE_GRADIENT_BYTES = 1 << 24
 """Bytes of the gradients of single samples that one client keeps at a time."""
-
-
-def compute_loss(outputs: Tensor, batch: Batch) -> Tensor:
-    """Return the mean loss: cross-entropy of class numbers, squared error of targets that are numbers.
-
-    Outputs are logits (B, classes), or predicted numbers (B, 1). Padding has weight 0 and does not count.
-    """
-    _, y, *weight = batch
-    losses = compute_sample_losses(outputs, y)
-    return (losses * weight[0]).sum() / weight[0].sum() if weight else losses.mean()
-
-
-def compute_sample_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the loss (B,) of each sample: cross-entropy of class numbers y (B,), squared error of numbers.
-
-    PyTorch's softmax over few classes takes five times as long as these operations.
-    """
-    if y.is_floating_point():
-        return (outputs.squeeze(1).to(y.dtype) - y) ** 2
-    logits = outputs
-    if logits.dtype == torch.bfloat16:
-        logits = logits.float()
-    z = logits - logits.detach().amax(1, keepdim=True)
-    return z.exp().sum(1).log() - z.gather(1, y[:, None]).squeeze(1)
 
 
 def trainable_params(model: nn.Module) -> Params:

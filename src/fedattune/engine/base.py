@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..core.algorithm import ClientUpdate
 from ..core.errors import ConfigError
+from ..core.losses import compute_loss
 from ..core.params import Params, take
 from ..core.payload import Batch, Grad, LocalState, Payload
-from ..core.task import Task, compute_loss
+from ..core.task import Task
 from ..data import Federation
 from .batches import LocalTraining
 from .kernels import FastPrediction
