@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Mapping
 from math import ceil
-from typing import Annotated, Any, Literal, Self, TypedDict, Unpack
+from typing import Annotated, Any, Literal, Self, TypedDict, Unpack, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
@@ -20,6 +20,8 @@ LARGEST_UPDATE = 5.0
 """Ratio of an update's norm to the usual norm, above which it is rejected, unless a deployment says another."""
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
 EngineName = Literal["auto", "sequential", "vectorized", "ray"]
+Augmentation = Literal["crop", "flip"]
+AUGMENTATIONS: tuple[Augmentation, ...] = get_args(Augmentation)
 EarlyStopping = Literal["loss", "accuracy", "off"]
 PositiveFloat32 = Annotated[float, Field(gt=0, le=MAX_FLOAT32, allow_inf_nan=False)]
 NonNegativeFloat32 = Annotated[float, Field(ge=0, le=MAX_FLOAT32, allow_inf_nan=False)]
@@ -68,6 +70,25 @@ class Training(Group):
     bn_buffers: Literal["local", "average"] = Field(
         "local", description="running statistics of BatchNorm layers: kept by each client, or averaged"
     )
+
+    augment: Annotated[str, OnOrOff] = Field(
+        "off",
+        description="random changes of images in training: crop (of the image within 4 pixels of black), flip (left "
+        "to right, every second image), or crop,flip",
+    )
+
+    @field_validator("augment")
+    @classmethod
+    def _name_augmentations(cls, text: str) -> str:
+        names = {name.strip() for name in text.split(",")}
+        if names != {"off"} and not names <= {*AUGMENTATIONS}:
+            raise ValueError("expected off, crop, flip or crop,flip")
+        return ",".join(sorted(names))
+
+    @property
+    def augmentations(self) -> tuple[Augmentation, ...]:
+        """The changes that `augment` names."""
+        return tuple(name for name in AUGMENTATIONS if name in self.augment.split(","))
 
     @field_validator("epochs")
     @classmethod
@@ -380,6 +401,7 @@ class SettingsKeywords(TypedDict, total=False):
     weight_decay: float | None
     bn_affine: Literal["average", "local"]
     bn_buffers: Literal["local", "average"]
+    augment: str
     cohort: int | float
     train: Literal["method", "cohort", "all"]
     drop_out: float

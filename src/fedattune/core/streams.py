@@ -7,7 +7,8 @@ class Stream(IntEnum):
     """Random streams drawn from one seed; each has its own number, so that no two see the same draws.
 
     The seed of a stream is the list of the run's seed (or the split's), the stream, and the round, the client, or both.
-    A run with probes also uses PROBE plus the number of the stream that it probes for.
+    A run with probes also uses PROBE plus the number of the stream that it probes for, and one that augments images
+    AUGMENTATION plus that of the stream whose batches they are in.
     """
 
     COHORT = 1
@@ -23,3 +24,4 @@ class Stream(IntEnum):
     CLIENT_NOISE = 41
     PROBE_SPLIT = 101
     PROBE = 102
+    AUGMENTATION = 201

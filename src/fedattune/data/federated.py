@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.metrics import MetricName
+from .augmentation import move_images
 from .client_index import PARTS, Client, ClientIndex, Part, RaggedIndex, hash_clients
 from .dataset import Dataset, hash_arrays
 from .schema import Schema, describe_target, make_schema
@@ -129,10 +130,13 @@ class Federation:
                 counts[start:stop] += np.bincount(cells, minlength=(stop - start) * k).reshape(-1, k)
         return counts
 
-    def features(self, index: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the model's input for the samples `index` of any shape: (*index.shape, *input_shape)."""
+    def features(self, index: Tensor, dtype: torch.dtype = torch.float32, moves: Tensor | None = None) -> Tensor:
+        """Return the model's input for the samples `index` of any shape: (*index.shape, *input_shape).
+
+        `moves`, of the shape of `index`, change images; see `fedattune.data.augmentation`.
+        """
         x, shift, scale = self.samples(dtype)
-        return gather(x, index, shift, scale, dtype)
+        return gather(x, index, shift, scale, dtype, moves)
 
     def samples(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return all samples as they are kept, and shift and scale in `dtype`."""
@@ -311,9 +315,19 @@ class FederationInfo:
         return self
 
 
-def gather(x: Tensor, index: Tensor, shift: Tensor | None, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+def gather(
+    x: Tensor,
+    index: Tensor,
+    shift: Tensor | None,
+    scale: Tensor | None,
+    dtype: torch.dtype,
+    moves: Tensor | None = None,
+) -> Tensor:
     """Return `(x - shift) * scale` of some samples, (*index.shape, *shape). TorchScript can compile this function."""
-    samples = x.index_select(0, index.reshape(-1)).to(dtype)
+    chosen = x.index_select(0, index.reshape(-1))
+    if moves is not None:  # before shift and scale, so that the padding is black
+        chosen = move_images(chosen, moves.reshape(-1))
+    samples = chosen.to(dtype)
     if shift is not None:
         samples.sub_(shift)
     if scale is not None:

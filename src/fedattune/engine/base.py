@@ -17,6 +17,7 @@ from ..core.params import Params, take
 from ..core.payload import Batch, Grad, LocalState, Payload
 from ..core.task import Task
 from ..data import Federation
+from ..data.augmentation import split_moves
 from .batches import LocalTraining
 from .kernels import FastPrediction
 
@@ -162,8 +163,8 @@ class Engine(ABC):
 
     def _batch(self, index: Tensor, padded: bool) -> Batch:
         """Gather the batch of sample numbers `index` (..., B); -1 becomes a sample of weight 0."""
-        real = index.clamp_min(0) if padded else index
-        x, y = self.federation.features(real, self.dtype), self.federation.y[real]
+        real, moves = split_moves(index.clamp_min(0) if padded else index)
+        x, y = self.federation.features(real, self.dtype, moves), self.federation.y[real]
         return (x, y, (index >= 0).to(self.dtype)) if padded else (x, y)
 
     def _gradient(self, buffers: list[Params], training: LocalTraining, noise: Tensor | None = None) -> Grad:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ..core.algorithm import ClientUpdate, Probing
 from ..core.payload import LocalState, RoundContext
+from ..core.settings import Augmentation
 from ..core.streams import Stream
+from ..data.augmentation import add_moves
 from ..data.types import Index
 from ..privacy.dp_sgd import ClientNoise, GradientNoise, count_steps, draw_poisson_batches, make_generator
 
@@ -29,6 +31,7 @@ class LocalTraining:
         steps, epochs: local steps, or passes over the client's data; one of the two is None.
         drop_last: leave out the incomplete last batch of an epoch (for models that normalize over the batch).
         cohort_size, personal_names: see `RoundContext`.
+        augment: random changes of the images in batches; probed rows stay as they are.
         privacy: makes gradients private, of batches that are Poisson samples; None for plain gradients.
     """
 
@@ -44,6 +47,7 @@ class LocalTraining:
     drop_last: bool = False
     cohort_size: int = 0
     personal_names: tuple[str, ...] = ()
+    augment: tuple[Augmentation, ...] = ()
     privacy: GradientNoise | None = None
 
     def rng_seed(self, client: int = 0) -> int:
@@ -71,7 +75,10 @@ class LocalTraining:
     def choose_batches(
         self, rule: ClientUpdate, client: int, samples: Index, held_out: Index, local_state: LocalState
     ) -> tuple[Index, Index | None]:
-        """Choose the batches of one client's local steps, and those that it probes before; None without a probe."""
+        """Choose the batches of one client's local steps, and those that it probes before; None without a probe.
+
+        With `augment`, sample numbers of local steps have moves; see `fedattune.data.augmentation`.
+        """
         plan, probe = rule.plan, rule.plan.probe
         probed = held_out if probe and probe.rows == "validation" else samples
         min_rows = 2 if self.drop_last else 1  # a single sample has no batch statistics
@@ -87,6 +94,9 @@ class LocalTraining:
                 epochs=None if self.epochs is None else self.epochs * repeat,
             )
         batches = more.draw_batches(client, samples, plan.batches_per_step)
+        if self.augment:
+            key = [self.seed, Stream.AUGMENTATION + self.stream, self.round, client]
+            batches = add_moves(batches, self.augment, np.random.default_rng(key))
         if probe is None or not isinstance(rule, Probing):
             return batches, None
         if probe.rows == "train" and probe.share < 1:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core.hardware import balance
 from ..core.params import as_slice, copy_dense
 from ..data import Federation
+from ..data.augmentation import split_moves
 from ..data.types import Index
 from ..privacy.dp_sgd import ClientNoise, StepNoise
 from .compiler import CompiledStep, StepBatches
@@ -113,7 +114,8 @@ class BatchSequence:
             self.padded = [True] * len(filled)
             weights = noise.weights if self._has_lanes else noise.weights[:, 0]
             self._weights *= weights.view(*weights.shape, *[1] * (index.dim() - weights.dim()))
-        self._samples, self._index = federation.samples(dtype), index.clamp_min(0)
+        self._samples = federation.samples(dtype)
+        self._index, self._moves = split_moves(index.clamp_min(0))
         self._labels = federation.y[self._index]
         self._features = partial(federation.features, dtype=dtype)
 
@@ -123,7 +125,8 @@ class BatchSequence:
 
     def gather(self, t: int) -> tuple[Tensor, ...]:
         """Gather the batch of step t: inputs, labels, and weights if there is padding."""
-        x, y = self._features(self._index[t]), self._labels[t]
+        moves = None if self._moves is None else self._moves[t]
+        x, y = self._features(self._index[t], moves=moves), self._labels[t]
         if self._weights is None or not self.padded[t]:
             return x, y
         if self._noise is None:
@@ -137,7 +140,7 @@ class BatchSequence:
         noise = None if self._noise is None else self._noise.draw(first, last)
         if noise is not None and not self._has_lanes:
             noise = noise[:, 0]
-        batches = StepBatches(*self._samples, self._index, self._labels, weights, noise)
+        batches = StepBatches(*self._samples, self._index, self._moves, self._labels, weights, noise)
         moved: list[Tensor] = step.run_steps(first, last, ready, moving, batches)
         return moved
 

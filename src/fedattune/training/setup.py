@@ -55,6 +55,7 @@ def make_run_context(
 ) -> RunContext:
     """Settle everything that all rounds of a run share."""
     device, excluded = resolve_device(settings), find_excluded(settings, federation)
+    check_augmentation(federation.input_shape, settings)
     algorithm = apply_settings(algorithm, settings)
     task = Task(model, settings.execution.mixed_precision != "off").to(device, getattr(torch, settings.execution.dtype))
     has_shared = bool(get_shared_parameters(algorithm, task))
@@ -71,6 +72,15 @@ def make_run_context(
         has_shared_parameters=has_shared,
         excluded=torch.tensor(excluded, dtype=torch.int64, device=device),
     )
+
+
+def check_augmentation(shape: tuple[int, ...], settings: Settings) -> None:
+    """Refuse to augment inputs that are no images."""
+    if settings.training.augmentations and len(shape) != 3:
+        raise ConfigError(
+            f"augment: {settings.training.augment} is for images of the shape (channels, height, width), and the "
+            f"inputs here have the shape {shape}; leave it off"
+        )
 
 
 def get_shared_parameters(algorithm: Algorithm, task: Task) -> Params:

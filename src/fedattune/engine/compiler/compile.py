@@ -78,7 +78,7 @@ class CompiledStep(NamedTuple):
         index = torch.arange(y.numel(), device=y.device).view_as(y)
         index, labels, *more = (torch.stack([t, t]) for t in (index, y, *rest))
         weights, noise = (*more, None, None)[:2]
-        batches = StepBatches(x.flatten(0, y.dim() - 1), None, None, index, labels, weights, noise)
+        batches = StepBatches(x.flatten(0, y.dim() - 1), None, None, index, None, labels, weights, noise)
         results: Tensors = self.run_steps(0, 2, ready, current, batches)
         return results
 

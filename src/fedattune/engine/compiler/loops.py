@@ -20,6 +20,7 @@ class StepBatches(NamedTuple):
         x: all samples as stored, from which a step gathers its own.
         shift, scale: what is subtracted from samples, then multiplied with them.
         rows: sample numbers of all batches (steps, ...).
+        moves: moves of all samples (steps, ...), for images that are augmented.
         labels: labels of all batches (steps, ...).
         weights: weights of all batches (steps, ...), for batches with padding.
         noise: noise of the steps of one call (its steps, ...), for private gradients.
@@ -29,6 +30,7 @@ class StepBatches(NamedTuple):
     shift: Tensor | None
     scale: Tensor | None
     rows: Tensor
+    moves: Tensor | None
     labels: Tensor
     weights: Tensor | None
     noise: Tensor | None
@@ -49,9 +51,10 @@ class StepLoop(nn.Module):
         self, first: int, last: int, ready: list[Tensor], moving: list[Tensor], batches: StepBatches
     ) -> list[Tensor]:
         """Run the steps `first` to `last` - 1; return the moving leaves after the last one."""
-        x, shift, scale, rows, labels, weights, noise = batches
+        x, shift, scale, rows, moves, labels, weights, noise = batches
         for t in range(first, last):
-            batch = [gather(x, rows[t], shift, scale, self.dtype), labels[t]]
+            moved = None if moves is None else moves[t]
+            batch = [gather(x, rows[t], shift, scale, self.dtype, moved), labels[t]]
             if weights is not None:
                 batch.append(weights[t])
             if noise is not None:
@@ -68,7 +71,7 @@ class _CapturedStep(NamedTuple):
     """A graph of one step, and the memory that it reads and writes.
 
     `key` is what the graph holds for: where the samples lie, and the layouts of all other tensors. `batch` are sample
-    numbers, labels, and weights and noise if there are any.
+    numbers, labels, and weights and noise if there are any; moves follow the sample numbers.
     """
 
     key: tuple[Any, ...]
@@ -99,7 +102,7 @@ class GraphLoop(nn.Module):
         samples, noise = batches[:3], batches.noise
 
         def batch(t: int) -> list[Tensor]:
-            one = [of_all[t] for of_all in batches[3:6] if of_all is not None]
+            one = [of_all[t] for of_all in batches[3:7] if of_all is not None]
             return one if noise is None else [*one, noise[t - first]]
 
         places = tuple(None if t is None else t.data_ptr() for t in samples)
@@ -130,10 +133,11 @@ class GraphLoop(nn.Module):
         ready, moving, batch = ([t.clone() for t in group] for group in (ready, moving, batch))
         owned = {t.untyped_storage().data_ptr() for t in moving}
         x, shift, scale = batches[:3]
+        has_moves = batches.moves is not None
 
         def run() -> None:
-            inputs = gather(x, batch[0], shift, scale, self._dtype)
-            new = self._body(ready, list(moving), [inputs, *batch[1:]])
+            inputs = gather(x, batch[0], shift, scale, self._dtype, batch[1] if has_moves else None)
+            new = self._body(ready, list(moving), [inputs, *batch[1 + has_moves :]])
             # A result in the memory of another leaf must be read before that leaf is written.
             new = [t.clone() if t.untyped_storage().data_ptr() in owned else t for t in new]
             torch._foreach_copy_(moving, new)

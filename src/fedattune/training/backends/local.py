@@ -287,6 +287,7 @@ class LocalBackend(Backend):
             drop_last=self.context.task.has_batch_statistics,
             cohort_size=settings.participation.cohort_size(self.context.n_clients),
             personal_names=tuple(self.client_states.personal),
+            augment=settings.training.augmentations,
             privacy=privacy,
         )
 
