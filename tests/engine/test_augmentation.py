@@ -174,5 +174,5 @@ def test_augmentations_are_read(text: Any, kinds: Sequence[str]) -> None:
 def test_inputs_that_are_no_images_are_refused() -> None:
     x, y = torch.rand(24, 5), torch.arange(24) % 2
     data = fedattune.federation_from([(x, y), (x + 1, y)])
-    with pytest.raises(fedattune.ConfigError, match=r"augment: flip is for images of the shape .* have the shape \(5,\)"):
+    with pytest.raises(fedattune.ConfigError, match=r"augment: flip is for images .* have the shape \(5,\)"):
         fedattune.fit(data, "fedavg", augment="flip", rounds=1)

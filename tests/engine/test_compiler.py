@@ -200,7 +200,7 @@ def test_steps_run_without_a_graph_where_none_can_be_captured(monkeypatch: pytes
     failed: list[int] = []
     monkeypatch.setattr(GraphLoop, "_capture", fail)
     index, labels = torch.tensor([[0], [2], [1]]), torch.tensor([[1], [0], [1]])
-    batches = StepBatches(torch.arange(6.0).view(3, 2), None, None, index, labels, None, None)
+    batches = StepBatches(torch.arange(6.0).view(3, 2), None, None, index, None, labels, None, None)
     plain, graph = StepLoop(body, torch.float32), GraphLoop(body, torch.float32)
     results = [loop(0, 3, [torch.tensor(2.0)], [torch.tensor(0.0)], batches) for loop in (plain, graph, graph)]
     assert [float(result[0]) for result in results] == [32, 32, 32]  # 2 x (0 + 1 + ... + 5) + 2
