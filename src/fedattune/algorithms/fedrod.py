@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ..client import SGD
 from ..core.algorithm import Algorithm
 from ..core.effect import Effect, Mechanism
-from ..core.losses import compute_loss
+from ..core.losses import LossFunction
 from ..core.network import MethodModule, Network, split_head
 from ..core.params import Params
 from ..core.payload import Batch
@@ -62,10 +62,10 @@ class TwoHeadModule(MethodModule):
         log_counts = torch.where(self.counts > 0, self.counts.log(), -1e9)
         return generic, self.personal_head(features.detach()), log_counts
 
-    def objective(self, output: tuple[Tensor, Tensor, Tensor], batch: Batch) -> Tensor:
-        """Return the balanced loss of the generic head plus the cross-entropy of both heads for the personal one."""
+    def objective(self, output: tuple[Tensor, Tensor, Tensor], batch: Batch, loss: LossFunction) -> Tensor:
+        """Return the balanced loss of the generic head plus the loss of both heads for the personal one."""
         generic, own, log_counts = output
-        return compute_loss(generic + log_counts, batch) + compute_loss(generic.detach() + own, batch)
+        return loss(generic + log_counts, batch) + loss(generic.detach() + own, batch)
 
     def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:
         features = self.body(x)
@@ -88,6 +88,7 @@ class FedRoDNetwork(Network):
 
     generic = True  # without its personal head, the module is the generic model
     class_need = "FedRoD's balanced softmax counts the samples of each class"
+    balance = "FedRoD's balanced softmax"
 
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
         return TwoHeadModule(*split_head(model, x), self.zeros)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..core.algorithm import ClientUpdate, Finished
 from ..core.effect import Effect, Mechanism
-from ..core.losses import compute_loss
+from ..core.losses import LossFunction
 from ..core.network import MethodModule, Network, split_head
 from ..core.params import Params
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
@@ -177,11 +177,10 @@ class SeparationModule(MethodModule):
             shared = self.global_body(x)
         return logits, own, shared
 
-    def objective(self, output: tuple[Tensor, Tensor, Tensor], batch: Batch) -> Tensor:
+    def objective(self, output: tuple[Tensor, Tensor, Tensor], batch: Batch, loss: LossFunction) -> Tensor:
         logits, own, shared = output
-        loss = compute_loss(logits, batch)
         lam = self.network.lam
-        return loss + lam * self.network.align(own, shared) if lam else loss
+        return loss(logits, batch) + lam * self.network.align(own, shared) if lam else loss(logits, batch)
 
 
 def combine_logits(own: Tensor, shared: Tensor, how: CombinationKind) -> Tensor:

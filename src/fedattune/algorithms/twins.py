@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..core.effect import OWN_MODEL, Effect, Mechanism
 from ..core.errors import ModelError
-from ..core.losses import compute_loss
+from ..core.losses import LossFunction
 from ..core.network import MethodModule, Network, split_head
 from ..core.params import Params
 from ..core.payload import Batch
@@ -100,9 +100,9 @@ class TwinModule(MethodModule):
         # The logarithm of a mixture of probabilities stays finite where one model is sure.
         return (each.log_softmax(-1) + weights.clamp_min(torch.finfo(each.dtype).tiny).log()).logsumexp(-2)
 
-    def objective(self, output: tuple[Tensor, ...], batch: Batch) -> Tensor:
+    def objective(self, output: tuple[Tensor, ...], batch: Batch, loss: LossFunction) -> Tensor:
         """Return the sum of the losses; each trains other parameters."""
-        return torch.stack([compute_loss(each, batch) for each in output]).sum()
+        return torch.stack([loss(each, batch) for each in output]).sum()
 
     def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:
         """Measure the weights' distance from each model alone; on training rows, predictions often agree."""

@@ -21,7 +21,13 @@ COMMON_OPTIONS = (
 )  # fmt: skip
 """Options that `--help` shows of a command with more than `MAX_SHORT_HELP` options; `--help-all` shows all."""
 MAX_SHORT_HELP = 25
-METAVARS = {"algorithms": "A,B,C", "allow_code": "CODE", "cells": "FILTER", "set": "NAME=VALUE"}
+METAVARS = {
+    "algorithms": "A,B,C",
+    "allow_code": "CODE",
+    "cells": "FILTER",
+    "class_weights": "WEIGHTS",
+    "set": "NAME=VALUE",
+}
 OTHER_FLAGS = {"algorithms": ("--algorithm",), "out": ("-o",)}
 LIST_KINDS = ("algorithms", "data", "models", "partitions")
 TEMPLATES = ("algorithm", "model", "data")

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from .effect import Effect
 from .errors import ConfigError, ModelError, summarize_error
+from .losses import LossFunction
 from .params import Params
+from .payload import Batch
 
 
 class MethodModule(nn.Module, ABC):
@@ -31,8 +33,11 @@ class MethodModule(nn.Module, ABC):
     """
 
     @abstractmethod
-    def objective(self, output: Any, batch: tuple[Tensor, ...]) -> Tensor:
-        """Return the training loss, a scalar, from the module's output in training mode."""
+    def objective(self, output: Any, batch: Batch, loss: LossFunction) -> Tensor:
+        """Return the training loss, a scalar, from the module's output in training mode.
+
+        `loss` is the run's loss of logits (B, classes) and a batch, by default `fedattune.core.losses.compute_loss`.
+        """
 
     def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:
         """Measure the module's mechanisms on one client's inputs (B, ...), in evaluation mode."""
@@ -48,6 +53,9 @@ class Network(ABC):
 
     class_need: ClassVar[str | None] = None
     """The reason why the method needs classes; None if the target may also be a number."""
+
+    balance: ClassVar[str | None] = None
+    """The part of the method's loss that balances classes by their counts, instead of class weights; None for none."""
 
     @abstractmethod
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:

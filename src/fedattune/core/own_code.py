@@ -59,7 +59,7 @@ def make_portable(name: str) -> str:
     return name if file is None else f"{file.name}:{get_short_name(name)}"
 
 
-CODE_KEYS = ("algorithms", "algorithm", "model", "partition", "metric", "upload_steps", "robust")
+CODE_KEYS = ("algorithms", "algorithm", "model", "partition", "metric", "upload_steps", "robust", "loss")
 """Keys of files and options that may name code."""
 
 

@@ -1,15 +1,16 @@
 """Define the settings of a training run: one schema for Python, YAML files and the command line."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil
-from typing import Annotated, Any, Literal, Self, TypedDict, Unpack, get_args
+from typing import Annotated, Any, Literal, Self, TypedDict, Unpack, cast, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from .errors import ConfigError, did_you_mean
 from .groups import FlatSchema, Group
 from .options import Count, describe_errors
+from .own_code import is_reference, make_absolute
 
 MAX_CLIENTS = 10_000_000
 SEED_LIMIT = 2**32
@@ -105,6 +106,90 @@ class Training(Group):
     def count_steps(self, samples: float) -> int:
         """Count the steps of one round, for a client with so many training samples."""
         return self.local_steps or (self.epochs or 1) * ceil(samples / self.batch_size)
+
+
+BALANCED = "balanced"
+LOSSES = ("auto", "focal", "absolute", "huber")
+
+
+def read_class_weights(text: str) -> list[float] | dict[str, float]:
+    """Read "0.2,1,3" as one weight per class, and "low=0.2,high=3" as weights by the names of classes."""
+    parts = [part.strip() for part in text.split(",")]
+    names = [part.rpartition("=")[0].strip() for part in parts]
+    try:
+        weights = [float(part.rpartition("=")[2]) for part in parts]
+    except ValueError:
+        weights = [0.0]
+    if not all(0 < weight <= MAX_FLOAT32 for weight in weights) or (any(names) and not all(names)):
+        raise ValueError(
+            f"expected {BALANCED}, one number above 0 per class such as 0.2,1,3, or weights by name such as a=0.2,b=1"
+        )
+    return dict(zip(names, weights, strict=True)) if any(names) else weights
+
+
+def _write_class_weights(value: object) -> object:
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={weight}" for name, weight in value.items())
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+class LossOptions(Group):
+    """Options of the loss that clients train on."""
+
+    name: str = Field(
+        "auto",
+        alias="loss",
+        description="loss of local training: auto (cross-entropy of classes, squared error of numbers), focal, "
+        "absolute, huber, or file.py:loss; models are evaluated by auto, always",
+    )
+    focal_gamma: NonNegativeFloat32 = Field(2.0, description="with loss focal: exponent gamma; 0 is the cross-entropy")
+    huber_delta: PositiveFloat32 = Field(
+        1.0, description="with loss huber: error from which on the loss is linear, in standard deviations of the target"
+    )
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of every label that is spread over all classes, in training"
+    )
+    class_weights: Annotated[
+        str | Sequence[float] | Mapping[str, float] | None, BeforeValidator(_write_class_weights)
+    ] = Field(
+        None,
+        description="weights of classes in the training loss: balanced, by each client's own training rows; or "
+        "0.2,1,3, or name=weight with commas between (default: none)",
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name not in LOSSES and not is_reference(name):
+            raise ValueError(f"expected {', '.join(LOSSES)}, or a custom loss as file.py:loss")
+        return make_absolute(name)
+
+    @field_validator("focal_gamma", "huber_delta", "label_smoothing")
+    @classmethod
+    def _goes_with_loss(cls, value: float, info: ValidationInfo) -> float:
+        loss, field = info.data.get("name"), str(info.field_name)
+        needed = {"focal_gamma": "focal", "huber_delta": "huber", "label_smoothing": "auto"}[field]
+        if value != cls.model_fields[field].default and loss not in (needed, None):
+            raise ValueError(f"it needs loss {needed}, and the loss is {loss}")
+        return value
+
+    @field_validator("class_weights")
+    @classmethod
+    def _are_weights(cls, text: str) -> str:
+        if text not in (None, BALANCED):
+            read_class_weights(text)
+        return text
+
+    @property
+    def corrections(self) -> dict[str, float | str]:
+        """The options that change how classes count, by name, if they are on."""
+        values = {"label_smoothing": self.label_smoothing, "class_weights": self.weights}
+        return {name: value for name, value in values.items() if value}
+
+    @property
+    def weights(self) -> str | None:
+        """The class weights as text, as on the command line."""
+        return cast(str | None, self.class_weights)
 
 
 class Participation(Group):
@@ -402,6 +487,11 @@ class SettingsKeywords(TypedDict, total=False):
     bn_affine: Literal["average", "local"]
     bn_buffers: Literal["local", "average"]
     augment: str
+    loss: str
+    focal_gamma: float
+    huber_delta: float
+    label_smoothing: float
+    class_weights: str | Sequence[float] | Mapping[str, float] | None
     cohort: int | float
     train: Literal["method", "cohort", "all"]
     drop_out: float
@@ -457,6 +547,7 @@ class Settings(FlatSchema):
     rounds: Count = Field(50, description="communication rounds")
     seed: Seed = Field(0, description="seed of initial model, cohorts and batches")
     training: Training = Training()
+    loss: LossOptions = LossOptions()
     participation: Participation = Participation()
     evaluation: Evaluation = Evaluation()
     execution: Execution = Execution()

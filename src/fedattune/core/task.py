@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .errors import ModelError, summarize_error
 from .gradient import differentiate, sum_clipped, take_gradient
-from .losses import compute_loss
+from .losses import CLASS_WEIGHTS, DEFAULT_LOSS, TrainingLoss
 from .network import MethodModule
 from .params import Params
 from .payload import Batch
@@ -51,6 +51,7 @@ class Task:
 
     model: nn.Module
     mixed_precision: bool = False  # train with matrix products and convolutions in bfloat16
+    loss: TrainingLoss = DEFAULT_LOSS  # of training; models are evaluated by `compute_loss`
     params: Params = field(init=False)
     buffers: Params = field(init=False)
 
@@ -60,7 +61,7 @@ class Task:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Task":
         """Move all tensors to a device, and floating-point tensors to a type."""
-        return Task(self.model.to(device=device, dtype=dtype), self.mixed_precision)
+        return Task(self.model.to(device=device, dtype=dtype), self.mixed_precision, self.loss)
 
     def twin(self) -> "Task":
         """Copy the task and its module, but not the tensors, so that two threads can run it at the same time."""
@@ -106,7 +107,9 @@ class Task:
     def predict(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
         """Return logits (B, classes) in evaluation mode."""
         self.model.eval()
-        out: Tensor = functional_call(self.model, {**params, **buffers}, (x,))
+        state = {**params, **buffers}
+        state.pop(CLASS_WEIGHTS, None)
+        out: Tensor = functional_call(self.model, state, (x,))
         return out
 
     def gradient(self, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
@@ -117,7 +120,8 @@ class Task:
     def clipped_gradient(self, params: Params, buffers: Params, batch: Batch, clip: float) -> Params:
         """Return the weighted sum of the samples' gradients, each clipped to the norm `clip`; works under `vmap`."""
         self.model.train()
-        return sum_clipped(self._loss, params, buffers, batch, clip, self.samples_at_once)
+        loss = partial(self._loss, is_mean=False)
+        return sum_clipped(loss, params, buffers, batch, clip, self.samples_at_once)
 
     @property
     def samples_at_once(self) -> int:
@@ -138,14 +142,17 @@ class Task:
             g = take_gradient(loss, w)
         return g, changed.map(torch.Tensor.detach)
 
-    def _loss(self, w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Params]:
-        objective = self.model.objective if isinstance(self.model, MethodModule) else compute_loss
+    def _loss(self, w: Params, buffers: Params, batch: Batch, *, is_mean: bool = True) -> tuple[Tensor, Params]:
         # Modules write buffers in place; a copy keeps this a pure function.
         changed = buffers.map(torch.clone)
+        state = {**w, **changed}
+        loss = self.loss.bind(state.pop(CLASS_WEIGHTS, None), is_mean=is_mean)
         device = batch[0].device.type
         with torch.autocast(device, torch.bfloat16, cache_enabled=False) if self.mixed_precision else nullcontext():
-            output = functional_call(self.model, {**w, **changed}, (batch[0],))
-            return objective(output, batch), changed
+            output = functional_call(self.model, state, (batch[0],))
+            if isinstance(self.model, MethodModule):
+                return self.model.objective(output, batch, loss), changed
+            return loss(output, batch), changed
 
     def find_vectorization_error(self, batch: Batch, clip: float | None = None) -> str | None:
         """Return the reason why models cannot train as one batch of models, or None; `clip` as in the next method."""

@@ -118,11 +118,12 @@ class DeploymentPlan:
                     f"{make_portable(name)}: a deployment takes a method of your own only in Python, by "
                     "make_server_app and make_client_app with custom_algorithms"
                 )
-        if find_file(model):
-            raise ConfigError(
-                f"{make_portable(model)}: nodes have no such file; write package.module:factory, and install the "
-                "module at the server and at every node"
-            )
+        for code, what in ((model, "factory"), (self.experiment.loss.name, "loss")):
+            if find_file(code):
+                raise ConfigError(
+                    f"{make_portable(code)}: nodes have no such file; write package.module:{what}, and install the "
+                    "module at the server and at every node"
+                )
         factories = {name: look_up("algorithm", name, ALGORITHMS) for name in names if name not in custom}
         known_options = {
             "algorithm": {name: [o.name for o in list_options(make)] for name, make in factories.items()},

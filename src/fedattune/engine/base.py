@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..core.algorithm import ClientUpdate
 from ..core.errors import ConfigError
-from ..core.losses import compute_loss
+from ..core.losses import CLASS_WEIGHTS, compute_loss
 from ..core.params import Params, take
 from ..core.payload import Batch, Grad, LocalState, Payload
 from ..core.task import Task
@@ -107,9 +107,25 @@ class Engine(ABC):
     def take_rows(self, federation: Federation) -> "Engine":
         """Return an engine like this one, to evaluate clients on other rows of theirs."""
 
-    @abstractmethod
     def train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
         """Train clients `ids` (C,) for one round; return one row per client, in this order."""
+        if self._class_weights is None:
+            return self._train(rule, ids, inputs, training)
+        buffers = Params({**inputs.buffers, CLASS_WEIGHTS: self._class_weights[ids]})
+        outputs = self._train(rule, ids, inputs._replace(buffers=buffers), training)
+        return outputs._replace(buffers=outputs.buffers.without({CLASS_WEIGHTS}))
+
+    @cached_property
+    def _class_weights(self) -> Tensor | None:
+        """Each client's class weights in the training loss (N, classes); None for none."""
+        if not self.task.loss.has_class_weights:
+            return None
+        weights = self.task.loss.make_class_weights(self.federation.label_counts("train"))
+        return torch.from_numpy(weights).to(self.device, self.dtype)
+
+    @abstractmethod
+    def _train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
+        """Train clients as `train` does, with all buffers that the loss needs."""
 
     @abstractmethod
     def evaluate_each(self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:

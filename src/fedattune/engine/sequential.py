@@ -28,7 +28,7 @@ class SequentialEngine(Engine):
     def take_rows(self, federation: Federation) -> Engine:
         return SequentialEngine(self.task, federation)
 
-    def train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
+    def _train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
         results = []
         parts = self.federation.part(training.part)
         with torch.no_grad():

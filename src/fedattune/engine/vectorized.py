@@ -55,7 +55,7 @@ class VectorizedEngine(Engine):
             self.task, federation, is_serial=self.is_serial, should_compile=self._compiler.should_compile
         )
 
-    def train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
+    def _train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
         parts, held_out = self.federation.part(training.part), self.federation.part("validation")
         local_states = ({k: v.rows(row) for k, v in inputs.local_state.items()} for row in range(len(ids)))
         todo = [

@@ -326,7 +326,8 @@ def settle_rate(experiment: Experiment, federation: "Federation") -> tuple[Exper
         return experiment, []
     from ..training.safe_rate import compute_safe_rate
 
-    rate, usual = compute_safe_rate(federation, experiment.training.batch_size), experiment.training.lr
+    training = experiment.training
+    rate, usual = compute_safe_rate(federation, training.batch_size, experiment.loss), training.lr
     if rate >= usual:
         return experiment, []
     rate = float(f"{rate:.1g}")

@@ -18,7 +18,7 @@ from .._version import __version__
 from ..core.errors import RunError
 from ..core.io import format_json, read_json, unfinished_files, write_json, write_text
 from ..core.lock import LOCK_FILE, WRITER_FILE
-from ..core.settings import RAY_DEFAULTS
+from ..core.settings import RAY_DEFAULTS, Settings
 from ..data.input_spec import InputSpec
 from .checkpoint import CheckpointFolder
 
@@ -125,7 +125,9 @@ class RunFolder:
         if folder.config.exists():
             if not resume:
                 raise RunError(f"{path} holds a run already; take another folder, or resume that run")
-            before = folder.read_config()
+            # A setting that is newer than the folder had its default.
+            defaults = {name: info.default for name, info in Settings.flat_fields().items() if name in config}
+            before = {**defaults, **folder.read_config()}
             changed = "; ".join(
                 "{} was {} and is {}".format(key, *_shorten_pair(before.get(key), config.get(key)))
                 for key in sorted(before.keys() | config.keys())

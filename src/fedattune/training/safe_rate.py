@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..core.settings import LossOptions
 from ..data import Federation
 
 MAX_VALUES = 1 << 25
@@ -14,11 +15,32 @@ MIN_SAMPLED_ROWS = 32
 """Rows of a client that are read even if there are more than MAX_VALUES in all."""
 POWER_STEPS = 20
 """Steps of the power iteration, which finds the largest eigenvalue within a few percent."""
-SQUARED_CURVATURE, CROSS_ENTROPY_CURVATURE = 2.0, 0.5
-"""Second derivative of the losses by the outputs, at most; `compute_sample_losses` has no half of the square."""
+CURVATURES = {"auto": 2.0, "absolute": 2.0, "huber": 1.0}
+"""Second derivative by the output of the losses of numbers, at most; squared errors have no factor of half.
+
+Absolute errors have no largest one, and cannot diverge: their gradient has a limit. They take that of squared errors.
+"""
+CROSS_ENTROPY_CURVATURE = 0.5
+"""Second derivative of the cross-entropy by the outputs, at most. Smoothed labels do not change it."""
 
 
-def compute_safe_rate(federation: Federation, batch_size: int) -> float:
+def find_curvature(options: LossOptions, *, is_for_classes: bool) -> float:
+    """Return the largest second derivative of the loss by the outputs; a custom loss is taken for the default.
+
+    That of the focal loss is found on a grid of margins between two classes.
+    """
+    if not is_for_classes:
+        return CURVATURES.get(options.name, CURVATURES["auto"])
+    if options.name != "focal":
+        return CROSS_ENTROPY_CURVATURE
+    margins = np.linspace(-40.0, 40.0, 80_001)
+    losses = np.logaddexp(0.0, -margins)
+    focal = (-np.expm1(-losses)) ** options.focal_gamma * losses
+    # Outputs that move apart by one each move the margin by two, and are a step of length sqrt(2).
+    return float(2 * np.diff(focal, 2).max() / (margins[1] - margins[0]) ** 2)
+
+
+def compute_safe_rate(federation: Federation, batch_size: int, loss: LossOptions | None = None) -> float:
     """Compute the largest rate at which SGD on a linear model is sure to be stable at every client.
 
     For batches of m rows it is m / (c (beta + lambda (m - 1))) at the client where it is smallest. Here beta is the
@@ -29,11 +51,14 @@ def compute_safe_rate(federation: Federation, batch_size: int) -> float:
     Args:
         federation: the clients' data. Of very large data, a part of each client's rows is read.
         batch_size: rows in a mini-batch; a client with fewer takes all of them.
+        loss: the options of the training loss; None for the defaults. With class weights, m is 1: one row may make up
+            its batch.
 
     Returns:
         The rate; infinite without training rows. Networks with hidden layers can need a smaller one, and networks with
         convolutions or normalization take a larger one.
     """
+    loss = loss or LossOptions()
     rows = federation.part("train")
     sizes = rows.sizes
     n_inputs = math.prod(federation.input_shape)
@@ -50,8 +75,8 @@ def compute_safe_rate(federation: Federation, batch_size: int) -> float:
     has = np.flatnonzero(kept)
     beta = np.maximum.reduceat(squares, starts[has]) if len(has) else np.empty(0)
     trace = np.add.reduceat(squares, starts[has]) / kept[has] if len(has) else np.empty(0)
-    curvature = CROSS_ENTROPY_CURVATURE if federation.classes else SQUARED_CURVATURE
-    m = np.minimum(sizes[has], batch_size)
+    curvature = find_curvature(loss, is_for_classes=bool(federation.classes))
+    m = np.minimum(sizes[has], 1 if loss.weights else batch_size)
     # The trace bounds the eigenvalue: clients whose bound is above a rate found before need no eigenvalue.
     bounds = m / (curvature * (beta + trace * (m - 1)))
     rate = math.inf

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..core.algorithm import Algorithm, Discardable, ServerUpdate
 from ..core.errors import ConfigError
 from ..core.hardware import resolve_device, seed_rng
+from ..core.losses import make_loss
 from ..core.params import Params
 from ..core.payload import Broadcast, ServerState
 from ..core.selectors import AnyOf, BatchNorms
@@ -57,7 +58,9 @@ def make_run_context(
     device, excluded = resolve_device(settings), find_excluded(settings, federation)
     check_augmentation(federation.input_shape, settings)
     algorithm = apply_settings(algorithm, settings)
-    task = Task(model, settings.execution.mixed_precision != "off").to(device, getattr(torch, settings.execution.dtype))
+    loss = make_loss(settings.loss, federation.classes)
+    task = Task(model, settings.execution.mixed_precision != "off", loss)
+    task = task.to(device, getattr(torch, settings.execution.dtype))
     has_shared = bool(get_shared_parameters(algorithm, task))
     if (policy := find_policy(settings)) and has_shared and not isinstance(algorithm.client, Accepting):
         algorithm = replace(algorithm, client=Accepting(algorithm.client, policy))

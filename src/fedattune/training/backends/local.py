@@ -9,6 +9,7 @@ from torch import Tensor
 from ...core.algorithm import StepMeasuring
 from ...core.effect import Effect
 from ...core.network import MethodModule
+from ...core.own_code import get_short_name, is_reference
 from ...core.params import Params, select_prefix
 from ...core.payload import Payload
 from ...core.streams import Stream
@@ -82,9 +83,15 @@ class LocalBackend(Backend):
             clip=settings.privacy.record.clip if settings.privacy.record else None,
         )
         if isinstance(self.engine, SequentialEngine) and settings.execution.engine != "sequential":
+            name, loss = type(task.model).__name__, settings.loss.name
+            cause = (
+                f"{name} or the loss {get_short_name(loss)} has operations"
+                if is_reference(loss)
+                else f"{name} has layers"
+            )
             self.notes.append(
-                f"the model {type(task.model).__name__} has layers that torch.func cannot differentiate: it trained "
-                "with --engine sequential, one client after the other"
+                f"the model {cause} that torch.func cannot differentiate: it trained with --engine sequential, one "
+                "client after the other"
             )
         own_buffers = None
         if network := context.algorithm.network:

@@ -10,17 +10,20 @@ from torch import Tensor, nn
 
 from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError
+from ...core.losses import make_loss
 from ...core.settings import Settings
 from ...data import Federation
 from ...data.federated import FederationInfo
 from ...runs.context import RunContext
 from ..backends.base import TrainReply, TrainRequest
 from .acceptance import Refusals
+from .losses import check_loss
 from .record_privacy import RecordLedger, check_record_privacy
 
 
 def check_clients(settings: Settings, federation: Federation | FederationInfo) -> None:
-    """Check that the clients have the data that the settings need."""
+    """Check that the clients have the data that the settings need, and that the training loss suits their target."""
+    make_loss(settings.loss, federation.classes)
     if settings.defence.accept == "better" and not bool(federation.sizes("validation").any()):
         raise ConfigError(
             "accept: better judges received models by validation rows, and no client has any; "
@@ -30,6 +33,7 @@ def check_clients(settings: Settings, federation: Federation | FederationInfo) -
 
 def check_method(algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation) -> None:
     """Check that clients can do what the settings ask of them with this method and the module that it trains."""
+    check_loss(algorithm, module, settings, federation)
     check_record_privacy(algorithm, module, settings, federation)
 
 

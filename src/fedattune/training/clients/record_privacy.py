@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError
+from ...core.losses import TrainingLoss, make_loss
 from ...core.network import MethodModule, Network
 from ...core.params import Params
 from ...core.payload import Batch, RoundContext
@@ -42,12 +43,14 @@ def check_record_privacy(algorithm: Algorithm, module: nn.Module, settings: Sett
     if settings.privacy.record is None:
         return
     check_accounting()
-    reason = _find_obstacle(algorithm, module) or _find_gradient_error(module, federation, settings.execution.dtype)
+    loss = make_loss(settings.loss, federation.classes)
+    reason = _find_obstacle(algorithm, module, loss)
+    reason = reason or _find_gradient_error(module, loss, federation, settings.execution.dtype)
     if reason:
         raise ConfigError(f"record-level differential privacy (--dp-record) cannot go with this: {reason}")
 
 
-def _find_obstacle(algorithm: Algorithm, module: nn.Module) -> str | None:
+def _find_obstacle(algorithm: Algorithm, module: nn.Module, loss: TrainingLoss) -> str | None:
     task = Task(module)
     if isinstance(module, MethodModule) and module.has_batch_loss:
         return (
@@ -65,6 +68,11 @@ def _find_obstacle(algorithm: Algorithm, module: nn.Module) -> str | None:
             "the method reads the exact number of rows of each class of a client, which has no noise; choose a "
             "method without class counts, such as fedper or ditto"
         )
+    if loss.is_balanced:
+        return (
+            "balanced class weights follow from the exact number of rows of each class of a client, which has no "
+            "noise; give the weights as numbers, such as --class-weights 1,3"
+        )
     if algorithm.client.plan.probe is not None:
         return (
             "the method reads rows before its local steps (it scores models on them, or passes over them with "
@@ -76,9 +84,9 @@ def _find_obstacle(algorithm: Algorithm, module: nn.Module) -> str | None:
     return None
 
 
-def _find_gradient_error(module: nn.Module, federation: Federation, dtype: str) -> str | None:
+def _find_gradient_error(module: nn.Module, loss: TrainingLoss, federation: Federation, dtype: str) -> str | None:
     kind = getattr(torch, dtype)
-    task = Task(copy.deepcopy(module)).to(torch.device("cpu"), kind)
+    task = Task(copy.deepcopy(module), loss=loss).to(torch.device("cpu"), kind)
     samples = next(rows for rows in federation.part("train") if len(rows))
     index = torch.as_tensor(samples[:2], device=federation.device)
     x, y = federation.features(index, kind).cpu(), federation.y[index].cpu()
@@ -86,7 +94,7 @@ def _find_gradient_error(module: nn.Module, federation: Federation, dtype: str) 
     if reason is None:
         return None
     return (
-        f"the model {type(module).__name__} gives no gradients of single rows ({reason}); use layers that "
+        f"the model {type(module).__name__} gives no gradients of single rows ({reason}); use layers, and a loss, that "
         "torch.func.vmap supports"
     )
 
