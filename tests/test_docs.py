@@ -18,7 +18,7 @@ from fedattune.cli import options as view_options
 from fedattune.cli.parser import make_parser, parse_arguments
 from fedattune.core.options import StrictSchema, build, list_options
 from fedattune.core.own_code import get_short_name, is_reference, list_references
-from fedattune.data import PARTITIONS, SOURCES, Schema, load_table
+from fedattune.data import PARTITIONS, SOURCES, Schema, load_image_folder, load_table
 from fedattune.deploy.secagg.methods import find_sums
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.load import load_experiment, parse_set
@@ -153,7 +153,7 @@ def list_written_tables(page: Path) -> set[str]:
 
 @every_page
 def test_commands_have_options_that_exist_and_values_that_can_be(page: Path) -> None:
-    owned = {**ALGORITHMS, **SOURCES, **PARTITIONS, **MODELS, "table": load_table}
+    owned = {**ALGORITHMS, **SOURCES, **PARTITIONS, **MODELS, "table": load_table, "folder": load_image_folder}
     for words in commands(page):
         space, problems = parse_arguments(words)
         assert not problems, words
@@ -262,3 +262,12 @@ def test_own_data_runs(run_example: Callable[[str], str]) -> None:
     means = dict(re.findall(r"^(\w+) +([\d.]+) \(\w+\)", out, re.MULTILINE))
     assert float(means["fedmcsa"]) > float(means["fedavg"])  # two opposite rules: one model cannot do both
     assert "the same model True" in out
+
+
+def test_image_folder_runs(run_example: Callable[[str], str]) -> None:
+    out = run_example("image_folder.py")
+    assert "Federation('digits', 4 clients, 320 samples, 10 classes) (1, 32, 32)" in out
+    means = dict(re.findall(r"^(off|crop) +([\d.]+)$", out, re.MULTILINE))
+    assert float(means["off"]) > 0.5
+    assert float(means["crop"]) > 0.5
+    assert means["off"] != means["crop"]

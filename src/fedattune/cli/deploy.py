@@ -20,7 +20,7 @@ from ..deploy.config import (
     list_node_rules,
 )
 from ..experiments.config import Experiment
-from ..experiments.load import TABLE_SOURCE
+from ..experiments.load import FOLDER_SOURCE, TABLE_SOURCE
 from ..experiments.output import check_run_folder
 from .doctor import print_findings
 from .options import read_experiment, validate_options
@@ -28,7 +28,7 @@ from .options import read_experiment, validate_options
 if TYPE_CHECKING:
     from ..data import Federation, Schema
 
-DATA_PLACEHOLDER = "CHANGE ME: a table, or a folder with one file per client"
+DATA_PLACEHOLDER = "CHANGE ME: a table, a folder with one file per client, or a folder of images"
 
 
 def write(space: Namespace, problems: list[str]) -> int:
@@ -67,7 +67,7 @@ def make_run_config(experiment: Experiment, server: DeploymentOptions, schema: "
     defaults = DeploymentOptions.model_fields
     excluded_server = {"data_schema"} | {key for key in RARE_KEYS if getattr(server, key) == defaults[key].default}
     # The data are in the nodes' files and in the schema already.
-    of_data = {TABLE_SOURCE, "data", "partition", experiment.data, experiment.partition}
+    of_data = {TABLE_SOURCE, FOLDER_SOURCE, "data", "partition", experiment.data, experiment.partition}
     options = (f"{key}={one}" for key, one in experiment.set.items() if key.rpartition(".")[0] not in of_data)
     values: dict[str, Any] = {
         "algorithms": ",".join(experiment.algorithms),

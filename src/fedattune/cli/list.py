@@ -2,14 +2,14 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.citations import UsedItem, collect_used_items, format_bibtex
 from ..analysis.output.tables import make_console, print_indented
 from ..core.errors import ConfigError
 from ..core.options import list_options, look_up, summarize
-from ..experiments.load import TABLE_COLUMN_OPTIONS, TABLE_SOURCE, expand_names
+from ..experiments.load import FOLDER_SOURCE, IMAGE_SIZE, TABLE_COLUMN_OPTIONS, TABLE_SOURCE, expand_names
 from .main import print_content
 from .options import CiteOptions, JsonOptions, parse_options
 from .parser import LIST_KINDS
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Choices = dict[str, dict[str, dict[str, Any]]]
 """Kind -> name -> summary and options."""
+FIELDS_OF: dict[str, Set[str]] = {TABLE_SOURCE: TABLE_COLUMN_OPTIONS, FOLDER_SOURCE: {IMAGE_SIZE}}
+"""Options of a source of the user's own data that are options of the command."""
+SHOWN_NAMES = {TABLE_SOURCE: "FILE.csv, FILE.parquet", FOLDER_SOURCE: "FOLDER/"}
 
 
 def print_list(space: Namespace, problems: Sequence[str]) -> int:
@@ -28,7 +31,7 @@ def print_list(space: Namespace, problems: Sequence[str]) -> int:
     for kind in (space.kind,) if space.kind else LIST_KINDS:
         choices[kind] = {}
         for name, factory in _get_factories(kind).items():
-            hidden = TABLE_COLUMN_OPTIONS if name == TABLE_SOURCE else frozenset()
+            hidden = FIELDS_OF.get(name, frozenset())
             defaults = {one.name: one.default for one in list_options(factory) if one.name not in hidden}
             choices[kind][name] = {"summary": summarize(factory), "options": defaults}
     if "algorithms" in choices:
@@ -53,9 +56,11 @@ def _get_factories(kind: str) -> Mapping[str, Callable[..., Any]]:
         from ..models import MODELS
 
         return MODELS
-    from ..data import PARTITIONS, SOURCES, load_table
+    from ..data import PARTITIONS, SOURCES, load_image_folder, load_table
 
-    return PARTITIONS if kind == "partitions" else {**SOURCES, TABLE_SOURCE: load_table}
+    return (
+        PARTITIONS if kind == "partitions" else {**SOURCES, TABLE_SOURCE: load_table, FOLDER_SOURCE: load_image_folder}
+    )
 
 
 def _print_choices(choices: Choices, console: "Console") -> None:
@@ -64,7 +69,7 @@ def _print_choices(choices: Choices, console: "Console") -> None:
     for kind, entries in choices.items():
         console.print(Text(kind, style="bold underline"))
         for name, entry in entries.items():
-            shown_name = "FILE.csv, FILE.parquet" if kind == "data" and name == TABLE_SOURCE else name
+            shown_name = SHOWN_NAMES.get(name, name) if kind == "data" else name
             print_indented(Text.assemble((shown_name, "bold"), "  ", entry["summary"]), 2, console)
             if entry["options"]:
                 defaults = "  ".join(f"{key}={_format_default(one)}" for key, one in entry["options"].items())

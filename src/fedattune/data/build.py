@@ -25,7 +25,7 @@ from .partitions import (
     find_partition,
 )
 from .schema import describe_target
-from .sources import SOURCES, is_table, load_data, resolve_source_name
+from .sources import SOURCES, is_image_folder, is_table, load_data, resolve_source_name
 from .splits import (
     MAX_CLIENTS_IN_NOTE,
     SmallClients,
@@ -279,10 +279,10 @@ def load_federation(
     time_column: str | None = None,
     split_number: int = 0,
 ) -> Federation:
-    """Load data by name or from a table file and divide it among clients.
+    """Load data by name, from a table file or from a folder of images, and divide it among clients.
 
     Args:
-        data: name of the data, or path of a table.
+        data: name of the data, or path of a table or of a folder of images.
         partition: name of a partition, or of a saved one; "file.py:function" names your own. By default the data's
             own clients, or `dirichlet`.
         clients: number of clients; by default the number that suits the data.
@@ -318,7 +318,7 @@ def load_federation(
         (1797, True)
     """
     source_options = dict(options or {})
-    if clients is not None and partition in (None, "by_column") and not is_table(data):
+    if clients is not None and partition in (None, "by_column") and not (is_table(data) or is_image_folder(data)):
         source = SOURCES[resolve_source_name(str(data))]
         if any(option.name == "clients" for option in list_options(source)):
             source_options.setdefault("clients", clients)  # the source makes clients: let it make that many

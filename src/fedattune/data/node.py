@@ -15,6 +15,7 @@ from ..core.options import Count, StrictSchema, describe_errors
 from .build import load_federation, partition_dataset
 from .client_files import CLIENT_SUFFIX, read_client
 from .federated import Federation, combine_federations, fit_to_schema, select_clients
+from .images.folder import find_image_files, load_image_folder
 from .images.hub import HUB_IDS
 from .schema import Schema, merge_schemas
 from .sources import SOURCES
@@ -25,6 +26,10 @@ from .tables.file import TABLE_SUFFIXES
 
 FLOWER_KEYS = ("state", "partition-id", "num-partitions")
 """Keys that Flower and its simulations write, which are not about data."""
+
+
+TABLE_KEYS = ("target", "client_column", "group_column")
+"""Fields of a node's configuration that are about tables."""
 
 
 class Split(TypedDict):
@@ -67,6 +72,7 @@ class NodeConfig(StrictSchema):
     target: str | None = None
     client_column: str | None = None
     group_column: str | None = None
+    image_size: Count | None = None
     test: float | None = None
     validation: float | None = None
     partition: str | None = None
@@ -91,12 +97,13 @@ def load_node(
     - a table (.csv, .parquet) of several clients with `client-column`, or of the one client called `name`
     - a folder where each file is a client called like the file: tables of one kind, or files of `export_clients`
     - one file of `export_clients`
+    - a folder of images: CLASS/*.png of the one client called `name`, or CLIENT/CLASS/*.png of several clients
     - for trials, a known data set such as digits, with `partition` and `clients`; `take`, such as "0 5 10", lists the
       numbers of this node's clients
 
     A table has its class in the column `target`, by default the schema's. Rows with the same value of `group-column`
-    stay in one part. The keys `test` and `validation` count for this node only. Without a schema that all nodes share,
-    only the node's own clients must agree.
+    stay in one part. `image-size` resizes images to this width and height, in pixels. The keys `test` and `validation`
+    count for this node only. Without a schema that all nodes share, only the node's own clients must agree.
 
     Raises:
         ConfigError: a key is unknown or missing, or does not go with the data.
@@ -110,13 +117,17 @@ def load_node(
     )
     check_fractions(**split)
     if node.data in SOURCES or node.data in HUB_IDS.values():
-        _refuse_keys(node, "a table", "target", "client_column", "group_column")
+        _refuse_keys(node, "a table", *TABLE_KEYS)
+        _refuse_keys(node, "a folder of images", "image_size")
         data = _take_clients(node, split, data_dir)
     else:
         _refuse_keys(node, "a known data set", "partition", "clients", "take")
         files = _find_files(node.data)
+        if not files:
+            return _read_images(node, schema, split)
+        _refuse_keys(node, "a folder of images", "image_size")
         if files[0].suffix.lower() == CLIENT_SUFFIX:
-            _refuse_keys(node, "a table", "target", "client_column", "group_column")
+            _refuse_keys(node, "a table", *TABLE_KEYS)
             _refuse_keys(node, "data that are not divided yet", "test", "validation")
             clients = sorted(map(read_client, files), key=lambda client: client.number)
             numbers = [client.number for client in clients]
@@ -202,7 +213,7 @@ def _refuse_keys(node: NodeConfig, only: str, *fields: str) -> None:
 
 
 def _find_files(data: str) -> list[Path]:
-    """Find the files of a node's data, all of one kind."""
+    """Find the files of a node's data, all of one kind; none if folders are in their place, which hold images."""
     path = Path(data).expanduser()
     kinds = {suffix: suffix for suffix in (*TABLE_SUFFIXES, CLIENT_SUFFIX)} | {".pq": ".parquet"}
     if path.is_file():
@@ -216,11 +227,40 @@ def _find_files(data: str) -> list[Path]:
     inside = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
     files = [file for file in inside if file.suffix.lower() in kinds]
     suffixes = sorted({kinds[file.suffix.lower()] for file in files})
+    if not files and any(one.is_dir() and not one.name.startswith(".") for one in path.iterdir()):
+        return []
     if not files:
-        raise DataError(f"{path} holds no clients; expected files that end in {', '.join(kinds)}")
+        raise DataError(
+            f"{path} holds no clients; expected files that end in {', '.join(kinds)}, or folders of images, one a class"
+        )
     if len(suffixes) > 1:
         raise DataError(f"{path} holds files of the kinds {' and '.join(suffixes)}; keep the files of one kind only")
     return files
+
+
+def _read_images(node: NodeConfig, schema: Schema | None, split: Split) -> NodeData:
+    _refuse_keys(node, "a table", *TABLE_KEYS)
+    root = Path(node.data).expanduser()
+    has_clients = find_image_files(root)[0][0].client is not None
+    if not has_clients and node.name is None:
+        raise ConfigError(
+            f"the images in {root}/CLASS need the client's name, name='...'; several clients have folders "
+            f"{root}/CLIENT/CLASS"
+        )
+    data = load_image_folder(root, schema, image_size=node.image_size)
+    if schema is not None and data.x.shape[1:] != schema.input_shape:
+        size = f"; add image-size={schema.input_shape[1]}" * (len(schema.input_shape) == 3)
+        raise DataError(
+            f"{root} has images of the shape {data.x.shape[1:]}, but the schema says {schema.input_shape}{size}"
+        )
+    if schema is not None and schema.scaling() != (None, None):
+        data = replace(data, shift=None, scale=None)  # the schema's follow
+    if not has_clients:
+        data = replace(data, owner=np.zeros(len(data.y), dtype=np.int64), owners=(node.name or "",))
+    federation = partition_dataset(data, partition="by_column", small_clients="error", min_clients=1, **split)
+    if schema is not None:
+        federation = fit_to_schema(federation, schema, node.data)
+    return NodeData(federation, (None,) * federation.n_clients)
 
 
 def _read_tables(node: NodeConfig, files: Sequence[Path], schema: Schema | None, split: Split) -> NodeData:

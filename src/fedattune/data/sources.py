@@ -10,10 +10,11 @@ import numpy as np
 from pydantic import Field
 
 from ..core.citing import cite
-from ..core.errors import ConfigError, did_you_mean
+from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.options import Count, build
 from .dataset import Dataset
 from .images import cifar10, cifar100, emnist, fashion_mnist, femnist, mnist, tiny_imagenet
+from .images.folder import load_image_folder
 from .images.hub import HUB_IDS
 from .tables import load_table
 from .tables.file import TABLE_SUFFIXES
@@ -111,6 +112,14 @@ def is_table(name_or_path: str | Path) -> bool:
     return name.lower().endswith(TABLE_SUFFIXES) or Path(name).is_file()
 
 
+def is_image_folder(name_or_path: str | Path) -> bool:
+    """Return whether this is the path of a folder, maybe a missing one, rather than the name of a known set."""
+    name = str(name_or_path)
+    if name in SOURCES or name in HUB_IDS.values():
+        return False
+    return name.endswith(("/", "\\")) or Path(name).is_dir()
+
+
 def resolve_source_name(name: str) -> str:
     """Return the name in `SOURCES` of data with this name there or on the Hugging Face hub.
 
@@ -125,9 +134,19 @@ def resolve_source_name(name: str) -> str:
     if name.count("/") == 1 and all(name.split("/")):
         raise ConfigError(
             f"unknown data {name!r}; {did_you_mean(name, by_id)} are the sets of the Hugging Face hub that "
-            "fedattune knows, and a table's path ends in .csv or .parquet"
+            "fedattune knows, a table's path ends in .csv or .parquet, and there is no folder of images of this name"
         )
-    raise ConfigError(f"unknown data {name!r}; {did_you_mean(name, SOURCES)}, or a path ending in .csv or .parquet")
+    raise ConfigError(
+        f"unknown data {name!r}; {did_you_mean(name, SOURCES)}, or a path ending in .csv or .parquet, or a folder "
+        "of images"
+    )
+
+
+def check_folder(name: str) -> Path:
+    """Return the path of a folder of images, which must be there."""
+    if not Path(name).is_dir():
+        raise DataError(f"there is no folder {name}; give the path of a folder of images, such as photos/")
+    return Path(name)
 
 
 def load_data(
@@ -138,7 +157,7 @@ def load_data(
     client_column: str | None = None,
     target: str | None = None,
 ) -> Dataset:
-    """Load the data with a name or hub id, or the table in a file.
+    """Load the data with a name or hub id, the table in a file, or the images in a folder.
 
     Raises:
         ConfigError: no such name, options that do not fit, or a table without client column and target.
@@ -153,8 +172,10 @@ def load_data(
             flags = " and ".join(f"{key} (--{key.replace('_', '-')})" for key in missing)
             raise ConfigError(f"the table {name} needs {flags}")
         return build("table", load_table, {**(options or {}), **columns}, Path(name))
-    name = resolve_source_name(name)
     needless = [key for key, value in columns.items() if value is not None]
     if needless:
         raise ConfigError(f"{' and '.join(needless)} goes only with a table file (.csv, .parquet), not with {name!r}")
+    if is_image_folder(name):
+        return build("folder", load_image_folder, options or {}, check_folder(name))
+    name = resolve_source_name(name)
     return build(name, SOURCES[name], options or {}, folder)

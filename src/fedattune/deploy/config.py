@@ -23,7 +23,7 @@ from .secagg.methods import check_run
 
 NODE_OPTIONS = {
     "data", "data_dir", "client_column", "target", "partition", "clients", "small_clients", "scaling",
-    "drop_columns", "missing", "stratify", "split", "time_column",
+    "drop_columns", "image_size", "missing", "stratify", "split", "time_column",
     "save_partition", "rounds_to",
 }  # fmt: skip
 """Options of an experiment that each node decides for itself."""

@@ -18,8 +18,8 @@ from ..data.types import Scaling
 
 DATA_FIELDS = (
     "data", "data_dir", "client_column", "target", "group_column", "drop_columns", "missing", "normalize_names",
-    "client_feature", "partition", "clients", "split", "time_column", "split_seed", "test", "validation", "stratify",
-    "small_clients", "min_rows", "scaling", "save_partition",
+    "client_feature", "image_size", "partition", "clients", "split", "time_column", "split_seed", "test",
+    "validation", "stratify", "small_clients", "min_rows", "scaling", "save_partition",
 )  # fmt: skip
 """Fields that make a federation."""
 NON_IDENTITY_FIELDS = {"data_dir", "save_partition", "rounds_to", "metric", "baseline", "budget"}
@@ -62,6 +62,7 @@ class ExperimentKeywords(SettingsKeywords, total=False):
     missing: Literal["impute", "drop"]
     normalize_names: bool
     client_feature: bool
+    image_size: int | None
     partition: str | None
     clients: int | None
     split_seed: int | None
@@ -89,7 +90,9 @@ class Experiment(Settings):
     `rounds_to` decides no number; it is a field so that it is stored with the run.
     """
 
-    data: str = option("name of a data set, or your own .csv, .parquet or .xlsx table", "digits", min_length=1)
+    data: str = option(
+        "name of a data set, your own .csv, .parquet or .xlsx table, or a folder of images", "digits", min_length=1
+    )
     data_dir: Path | None = option("folder with the files of the data sets, instead of a download")
     client_column: str | None = option("column of your table that names each row's client")
     target: str | None = option("column of your table to predict")
@@ -105,6 +108,9 @@ class Experiment(Settings):
         "take clients, classes and categories of your table for one if their names differ only in case or blanks", False
     )
     client_feature: bool = option("give the client's name to the model, as one more category of your table", False)
+    image_size: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = option(
+        "resize the images of your folder to this width and height, in pixels (default: all must have one size)"
+    )
     partition: str | None = option(
         "division of the samples into clients: built-in, saved, or file.py:function (default: by the data)"
     )

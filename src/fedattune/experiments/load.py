@@ -149,6 +149,10 @@ TABLE_COLUMN_OPTIONS = {
     "client_column", "target", "group_column", "drop_columns", "missing", "normalize_names", "client_feature",
 }  # fmt: skip
 """Options of that source that the experiment has as fields."""
+FOLDER_SOURCE = "folder"
+"""Name of the data source that reads a folder of images."""
+IMAGE_SIZE = "image_size"
+"""Option of that source that the experiment has as a field."""
 KnownOptions = Mapping[str, Mapping[str, Collection[str]]]
 """Kind -> name in use -> its options."""
 AssignedOptions = dict[str, dict[str, dict[str, Any]]]
@@ -288,8 +292,12 @@ def list_model_options(name: str) -> list[str]:
 
 
 def _list_data_options(data: str) -> dict[str, Collection[str]]:
-    from ..data import SOURCES, is_table, load_table, resolve_source_name
+    from ..data import SOURCES, is_image_folder, is_table, load_image_folder, load_table, resolve_source_name
+    from ..data.sources import check_folder
 
+    if is_image_folder(data):
+        check_folder(data)
+        return {FOLDER_SOURCE: {*_list_option_names(load_image_folder)} - {IMAGE_SIZE}}
     if not is_table(data):
         name = resolve_source_name(data)
         return {name: _list_option_names(SOURCES[name])}

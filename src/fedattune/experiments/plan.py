@@ -16,6 +16,7 @@ from ..core.own_code import get_short_name, is_reference
 from .config import Experiment
 from .load import (
     ALL_METHODS,
+    IMAGE_SIZE,
     TABLE_COLUMN_OPTIONS,
     AssignedOptions,
     KnownOptions,
@@ -366,7 +367,7 @@ def _assign_all(experiment: Experiment, known_options: KnownOptions, default: st
 
 
 def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Dataset":
-    from ..data import is_table, load_data
+    from ..data import is_image_folder, is_table, load_data
 
     ((source, names),) = known_options["data"].items()
     options = assign_options(experiment.set, {"data": known_options["data"]}, [])["data"][source]
@@ -381,6 +382,12 @@ def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Datas
     ):
         flags = " and ".join(write_option(name) for name in given)
         raise ConfigError(f"{flags} goes only with a table file (.csv, .parquet), not with {experiment.data!r}")
+    if is_image_folder(experiment.data):
+        options[IMAGE_SIZE] = experiment.image_size
+    elif experiment.image_size is not None:
+        raise ConfigError(
+            f"{write_option(IMAGE_SIZE)} goes only with a folder of images, not with {experiment.data!r}; leave it out"
+        )
     return load_data(
         experiment.data,
         data_dir=experiment.data_dir,

@@ -43,7 +43,7 @@ def mnist(
 ) -> Dataset:
     """MNIST, 70,000 handwritten digits of 28x28; every pixel standardised over all of them."""
     images = read_known_images("mnist", data_dir, label, rows=rows)
-    return _build_dataset("mnist", _draw_images(images, samples), scaling)
+    return build_image_dataset("mnist", _draw_images(images, samples), scaling)
 
 
 @cite("""
@@ -60,7 +60,7 @@ def fashion_mnist(
 ) -> Dataset:
     """Fashion-MNIST, 70,000 pictures of clothing of 28x28; every pixel standardised over all of them."""
     images = read_known_images("fashion_mnist", data_dir, label, rows=rows)
-    return _build_dataset("fashion_mnist", _draw_images(images, samples), scaling)
+    return build_image_dataset("fashion_mnist", _draw_images(images, samples), scaling)
 
 
 @cite("""
@@ -76,7 +76,7 @@ def cifar10(
 ) -> Dataset:
     """CIFAR-10, 60,000 colour photographs of 32x32 in 10 classes."""
     images = read_known_images("cifar10", data_dir, label, rows=rows)
-    return _build_dataset("cifar10", _draw_images(images, samples), scaling)
+    return build_image_dataset("cifar10", _draw_images(images, samples), scaling)
 
 
 @cite("krizhevsky2009learning")
@@ -85,7 +85,7 @@ def cifar100(
 ) -> Dataset:
     """CIFAR-100, 60,000 colour photographs of 32x32 in 100 classes; label=coarse_label for the 20 groups."""
     images = read_known_images("cifar100", data_dir, label, rows=rows)
-    return _build_dataset("cifar100", _draw_images(images, samples), scaling)
+    return build_image_dataset("cifar100", _draw_images(images, samples), scaling)
 
 
 @cite(r"""
@@ -107,7 +107,7 @@ def emnist(
     samples: Size = None,
 ) -> Dataset:
     """EMNIST, handwritten digits and letters of 28x28: 814,255 in 62 classes, or 131,600 in 47 balanced ones."""
-    return _build_dataset("emnist", _draw_images(read_emnist(split, data_dir, rows), samples), scaling)
+    return build_image_dataset("emnist", _draw_images(read_emnist(split, data_dir, rows), samples), scaling)
 
 
 @cite(
@@ -133,7 +133,7 @@ def femnist(
     images = read_known_images("femnist", data_dir, label, owner="writer_id")
     if clients is not None:
         images = _draw_owners(images, clients, seed)
-    return _build_dataset("femnist", images, scaling)
+    return build_image_dataset("femnist", images, scaling)
 
 
 @cite("""
@@ -149,7 +149,7 @@ def tiny_imagenet(
 ) -> Dataset:
     """Tiny-ImageNet, 100,000 photographs of 64x64 in 200 classes, 500 of each; grey ones become coloured."""
     images = read_known_images("tiny_imagenet", data_dir, label, rows=rows)
-    return _build_dataset("tiny_imagenet", _draw_images(images, samples), scaling)
+    return build_image_dataset("tiny_imagenet", _draw_images(images, samples), scaling)
 
 
 def _draw_images(images: Images, n: int | None) -> Images:
@@ -185,7 +185,7 @@ def _draw_owners(images: Images, n: int, seed: int) -> Images:
     )
 
 
-def _build_dataset(name: str, images: Images, scaling: str) -> Dataset:
+def build_image_dataset(name: str, images: Images, scaling: str) -> Dataset:
     """Make a data set of images; shift and scale turn bytes into the model's input, (x - shift) * scale."""
     shift, scale, note = _choose_scaling(scaling, images.x)
     return Dataset(

@@ -115,8 +115,13 @@ def read_encoded(column: Any) -> list[bytes | None]:
     return list(cells.to_pylist())
 
 
-def decode_image(data: bytes | None, like: Array | None, mode: ColourMode, where: str) -> Array:
-    """Decode one image as (channels, height, width), like the images `like` (n, ...) if given, else by `mode`."""
+def decode_image(
+    data: bytes | None, like: Array | None, mode: ColourMode, where: str, size: int | None = None
+) -> Array:
+    """Decode one image as (channels, height, width), like the images `like` (n, ...) if given, else by `mode`.
+
+    `size` resizes it to this height and width, in pixels.
+    """
     from PIL import Image, UnidentifiedImageError
 
     if data is None:
@@ -125,13 +130,16 @@ def decode_image(data: bytes | None, like: Array | None, mode: ColourMode, where
         with Image.open(io.BytesIO(data)) as opened:
             is_grey = (mode or opened.mode) in ("1", "L") if like is None else like.shape[1] == 1
             mode_name = "L" if is_grey else "RGB"
-            pixels = np.asarray(opened if opened.mode == mode_name else opened.convert(mode_name))
+            if opened.mode[0] in "IF":  # conversion would cut most values to white
+                raise DataError(f"{where} has more than 8 bits per channel (mode {opened.mode}); convert it to 8 bits")
+            image = opened if opened.mode == mode_name else opened.convert(mode_name)
+            pixels = np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BILINEAR))
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise DataError(f"{where} cannot be decoded as an image: {error}") from error
-    image = pixels[None] if is_grey else pixels.transpose(2, 0, 1)
-    if like is not None and image.shape != like.shape[1:]:
-        raise DataError(f"{where} has the shape {image.shape}, the first {like.shape[1:]}; all must be alike")
-    return image
+    array = pixels[None] if is_grey else pixels.transpose(2, 0, 1)
+    if like is not None and array.shape != like.shape[1:]:
+        raise DataError(f"{where} has the shape {array.shape}, the first {like.shape[1:]}; all must be alike")
+    return array
 
 
 def _find_columns(schema: Any, label: str | None, where: str) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
