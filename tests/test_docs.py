@@ -146,9 +146,10 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings]
 
 
-def list_written_tables(page: Path) -> set[str]:
-    """Return the tables that the page's programs write."""
-    return set(re.findall(r'to_csv\("([^"]+)"', page.read_text(encoding="utf-8")))
+def list_own_data(page: Path) -> set[str]:
+    """Return the tables that the page's programs write, and the folders of images that it shows."""
+    text = page.read_text(encoding="utf-8")
+    return {*re.findall(r'to_csv\("([^"]+)"', text), *re.findall(r"^(\w+/)\w+/\w+/\w+\.png", text, re.MULTILINE)}
 
 
 @every_page
@@ -169,7 +170,7 @@ def test_commands_have_options_that_exist_and_values_that_can_be(page: Path) -> 
             if name in own:  # of a file that the page describes
                 continue
             assert option in {o.name for o in list_options(owned[name])}, key
-        if experiment.data not in SOURCES and experiment.data not in list_written_tables(page):
+        if experiment.data not in SOURCES and experiment.data not in list_own_data(page):
             assert (ROOT / experiment.data).is_file()
 
 
