@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from .core.algorithm import (
 )
 from .core.effect import Mechanism
 from .core.errors import ConfigError
+from .core.optimizers import PLAIN, Optimizer
 from .core.params import Params, clip_norm, squared_norm
 from .core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 
@@ -88,6 +89,11 @@ class Correction(ABC):
         return False
 
     @property
+    def suits_optimizers(self) -> bool:
+        """False if the correction holds for plain SGD alone, such as one that divides a change of w by the rate."""
+        return True
+
+    @property
     def mechanism(self) -> Mechanism:
         """The correction as a mechanism of its method, which changes the local steps."""
         name = type(self).__name__
@@ -118,32 +124,52 @@ class Proximal(Correction):
         return g + self.mu * (w - local.sent.params)
 
 
+@dataclass(frozen=True)
+class Optimizing(ClientUpdate):
+    """Base of client rules whose local steps are an optimizer's, given their gradient.
+
+    A rule begins, steps and keeps the state of `optimizer` beside its model.
+
+    Attributes:
+        optimizer: makes the local steps; plain SGD unless the run has another one.
+    """
+
+    optimizer: Optimizer = field(default=PLAIN, kw_only=True, repr=False)
+
+    @property
+    def own_steps(self) -> str | None:
+        """The part of the rule that holds for plain SGD alone, or None."""
+        return None if self.optimizer == PLAIN else "momentum of its own"
+
+    def with_optimizer(self, optimizer: Optimizer) -> Self:
+        """Return the rule with another optimizer."""
+        return replace(self, optimizer=optimizer)
+
+
 class _Carry(NamedTuple):
     w: Params
     start: Params
     sent: Payload
     local_state: LocalState
     full_gradient: RunningMean[Params]
-    velocity: Params
+    optimizer: LocalState
 
     def make_local_context(self, context: RoundContext) -> LocalContext:
         return LocalContext(self.start, self.sent, self.local_state, self.full_gradient.value, context)
 
 
 @dataclass(frozen=True)
-class SGD(ClientUpdate, Probing, StepMeasuring):
-    """Local SGD: w <- w - lr g(w; batch).
+class SGD(Optimizing, Probing, StepMeasuring):
+    """Local SGD: w <- w - lr g(w; batch), or the step of another optimizer.
 
     Attributes:
         corrections: change the gradient, one after the other.
         start: the model that training starts from.
-        momentum: the step is lr v with v <- momentum v + g, from v = 0 in every round.
         clip: maximum norm of the corrected gradient; None for no limit.
     """
 
     corrections: tuple[Correction, ...] = ()
     start: StartPoint = "sent"
-    momentum: float = 0.0
     clip: float | None = None
 
     def __post_init__(self) -> None:
@@ -156,20 +182,26 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
         return LocalPlan(extras=extras, probe=Probe() if self._probes else None)
 
     @property
+    def own_steps(self) -> str | None:
+        unsuited = (type(c).__name__ for c in self.corrections if not c.suits_optimizers)
+        return next(unsuited, super().own_steps)
+
+    @property
     def _probes(self) -> bool:
         return any(c.needs_full_gradient for c in self.corrections)
 
     def init_local_state(self, w0: Params) -> LocalState:
-        new_state: LocalState = {} if self.start == "sent" else {"own": w0}
+        new_state = self.optimizer.init_local_state(w0)
+        if self.start != "sent":
+            new_state["own"] = w0
         for correction in self.corrections:
             new_state |= correction.init_local_state(w0)
         return new_state
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         w = self.received_model(sent, local_state, fresh)
-        gradient, velocity = (w.zeros() if is_needed else Params() for is_needed in (self._probes, self.momentum))
-        full_gradient = RunningMean(gradient, torch.zeros_like(context.n_steps))
-        return _Carry(w, w, sent, local_state, full_gradient, velocity)
+        full_gradient = RunningMean(w.zeros() if self._probes else Params(), torch.zeros_like(context.n_steps))
+        return _Carry(w, w, sent, local_state, full_gradient, self.optimizer.begin(w, local_state))
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         return carry._replace(full_gradient=add_to_mean(carry.full_gradient, batch, grad(carry.start, batch)))
@@ -180,10 +212,8 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
             g = correct(g, carry.w, carry.make_local_context(context))
         if self.clip is not None:
             g = clip_norm(g, self.clip)
-        if self.momentum:
-            g = self.momentum * carry.velocity + g
-            carry = carry._replace(velocity=g)
-        return carry._replace(w=carry.w - context.lr * g)
+        w, optimizer = self.optimizer.step(carry.w, g, carry.optimizer, context.lr)
+        return carry._replace(w=w, optimizer=optimizer)
 
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
@@ -201,7 +231,7 @@ class SGD(ClientUpdate, Probing, StepMeasuring):
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         extra: dict[str, Params] = {}
-        new_state = dict(local_state)
+        new_state = {**local_state, **self.optimizer.keep(carry.optimizer)}
         for correction in self.corrections:
             extras, changes = correction.finish(carry.w, carry.make_local_context(context))
             extra |= extras
@@ -272,6 +302,30 @@ class ClientWrapper(ClientUpdate, Probing, Resting, Substituting, StepMeasuring)
     def measure_step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         inner = self.inner
         return inner.measure_step(carry, batch, grad, context) if isinstance(inner, StepMeasuring) else ()
+
+
+def set_optimizer(rule: ClientUpdate, optimizer: Optimizer) -> ClientUpdate:
+    """Return a client rule whose local steps an optimizer makes.
+
+    Raises:
+        ConfigError: the rule defines its own step.
+    """
+    if isinstance(rule, ClientWrapper):
+        return replace(rule, inner=set_optimizer(rule.inner, optimizer))
+    own = rule.own_steps if isinstance(rule, Optimizing) else type(rule).__name__
+    if not isinstance(rule, Optimizing) or own:
+        raise ConfigError(
+            f"optimizer: the method has local steps of its own ({own}); leave optimizer and momentum out for it, or take "
+            "methods whose clients run SGD, such as fedavg, ditto or attune"
+        )
+    return rule.with_optimizer(optimizer)
+
+
+def find_optimizer(rule: ClientUpdate) -> Optimizer:
+    """Return the optimizer of a client rule, restarted; plain SGD if the rule has local steps of its own."""
+    while isinstance(rule, ClientWrapper):
+        rule = rule.inner
+    return rule.optimizer.restart() if isinstance(rule, Optimizing) else PLAIN
 
 
 def find_row_weighing(rule: ClientUpdate) -> RowWeighing | None:

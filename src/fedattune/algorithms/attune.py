@@ -34,10 +34,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..client import RunningMean, add_to_mean
+from ..client import Optimizing, RunningMean, add_to_mean
 from ..core.algorithm import (
     Algorithm,
-    ClientUpdate,
     Discardable,
     Finished,
     Joinable,
@@ -119,10 +118,11 @@ class _Carry(NamedTuple):
     is_number: Tensor
     scale: Tensor
     candidate: Params  # another group's model, or nothing
+    optimizer: LocalState
 
 
 @dataclass(frozen=True)
-class AttuneClient(ClientUpdate, Probing, RowWeighing):
+class AttuneClient(Optimizing, Probing, RowWeighing):
     """Client rule of Attune: trains the shared and the own model, and weighs their predictions by validation rows."""
 
     guard: Guard = "losses"
@@ -131,13 +131,15 @@ class AttuneClient(ClientUpdate, Probing, RowWeighing):
 
     def init_local_state(self, w0: Params) -> LocalState:
         like = next(iter(w0.values()))
-        return {"losses": Params(mean=like.new_zeros(len(EXPERTS)), n=like.new_zeros(()))}
+        losses = Params(mean=like.new_zeros(len(EXPERTS)), n=like.new_zeros(()))
+        return {"losses": losses, **self.optimizer.init_local_state(w0)}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         zero = torch.zeros_like(context.n_steps)
         losses = RunningMean(zero.expand(len(EXPERTS)), zero)
         scale, candidate = sent.extra["guard"]["scale"], sent.extra.get(CANDIDATE, Params())
-        return _Carry(sent.params, losses, zero.expand(2), zero, scale, candidate)
+        state = self.optimizer.begin(sent.params, local_state)
+        return _Carry(sent.params, losses, zero.expand(2), zero, scale, candidate, state)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         x, y, *weight = batch
@@ -157,7 +159,8 @@ class AttuneClient(ClientUpdate, Probing, RowWeighing):
         return carry._replace(losses=losses, evidence=evidence, is_number=is_number)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
+        w, optimizer = self.optimizer.step(carry.w, grad(carry.w, batch), carry.optimizer, context.lr)
+        return carry._replace(w=w, optimizer=optimizer)
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         (found, n), old, guard = carry.losses, local_state["losses"], sent.extra["guard"]
@@ -173,7 +176,7 @@ class AttuneClient(ClientUpdate, Probing, RowWeighing):
             evidence = carry.evidence.clamp(-MAX_EVIDENCE, MAX_EVIDENCE)
             extra[CANDIDATE] = Params(evidence=REPORT / MAX_EVIDENCE * evidence)
         w = set_guard(carry.w, self._mix(q))
-        return Payload(w, extra), {"losses": Params(mean=mean, n=n)}
+        return Payload(w, extra), {"losses": Params(mean=mean, n=n), **self.optimizer.keep(carry.optimizer)}
 
     def _weigh(self, prior: Tensor, evidence: Tensor) -> Tensor:
         """Return the weights q (..., E) of the experts by their summed losses, which are in units of log likelihood."""

@@ -16,15 +16,16 @@ Algorithm 1:
     used as  v_i
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
-from ..client import SGD
-from ..core.algorithm import Algorithm, ClientUpdate, Finished, LocalPlan, Probing, StepChanges, StepMeasuring
+from ..client import SGD, Optimizing
+from ..core.algorithm import Algorithm, Finished, LocalPlan, Probing, StepChanges, StepMeasuring
 from ..core.effect import Mechanism
+from ..core.optimizers import Optimizer
 from ..core.options import NonNegative, Positive
 from ..core.params import Params, squared_norm
 from ..core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
@@ -37,13 +38,14 @@ class _Carry(NamedTuple):
     shared: Any
     v: Params
     anchor: Params
+    optimizer: LocalState  # of v
 
 
 @dataclass(frozen=True)
-class DittoClient(ClientUpdate, Probing, StepMeasuring):
+class DittoClient(Optimizing, Probing, StepMeasuring):
     """Client rule of Ditto: trains a personal model v beside the model of any SGD rule, on the same batches.
 
-    `shared` trains and uploads w, with any corrections.
+    `shared` trains and uploads w, with any corrections. The state of an optimizer of w restarts in every round.
     """
 
     lam: float
@@ -54,21 +56,30 @@ class DittoClient(ClientUpdate, Probing, StepMeasuring):
     def plan(self) -> LocalPlan:
         return self.shared.plan
 
+    @property
+    def own_steps(self) -> str | None:
+        return self.shared.own_steps or super().own_steps
+
+    def with_optimizer(self, optimizer: Optimizer) -> Self:
+        # What w learns is averaged away in every round, and the names of two kept states would clash.
+        return replace(self, optimizer=optimizer, shared=self.shared.with_optimizer(optimizer.restart()))
+
     def init_local_state(self, w0: Params) -> LocalState:
-        return {**self.shared.init_local_state(w0), "v": w0}
+        return {**self.shared.init_local_state(w0), **self.optimizer.init_local_state(w0), "v": w0}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        return _Carry(self.shared.begin(sent, local_state, fresh, context), local_state["v"], sent.params)
+        shared, v = self.shared.begin(sent, local_state, fresh, context), local_state["v"]
+        return _Carry(shared, v, sent.params, self.optimizer.begin(v, local_state))
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         return carry._replace(shared=self.shared.probe(carry.shared, batch, grad, loss, context))
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        shared, v, anchor = carry
+        shared, v, anchor, state = carry
         lr = context.lr if self.personal_lr is None else self.personal_lr
-        v = v - lr * (grad(v, batch) + self.lam * (v - anchor))
+        v, state = self.optimizer.step(v, grad(v, batch) + self.lam * (v - anchor), state, lr)
         shared_grad = partial(grad, statistics=False)  # only v updates the statistics: it predicts
-        return _Carry(self.shared.step(shared, batch, shared_grad, context), v, anchor)
+        return _Carry(self.shared.step(shared, batch, shared_grad, context), v, anchor, state)
 
     mechanisms = (Mechanism("steps", "steps without the pull to the received model", "training alone"),)
 
@@ -78,7 +89,7 @@ class DittoClient(ClientUpdate, Probing, StepMeasuring):
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         upload, shared_state = self.shared.finish(carry.shared, sent, local_state, context)
-        return upload, {**shared_state, "v": carry.v}
+        return upload, {**shared_state, **self.optimizer.keep(carry.optimizer), "v": carry.v}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         return local_state["v"]

@@ -24,17 +24,8 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 from torch import Tensor
 
-from ..core.algorithm import (
-    Algorithm,
-    ClientUpdate,
-    Finished,
-    LocalPlan,
-    Probe,
-    Probing,
-    Resting,
-    StepChanges,
-    StepMeasuring,
-)
+from ..client import Optimizing
+from ..core.algorithm import Algorithm, Finished, LocalPlan, Probe, Probing, Resting, StepChanges, StepMeasuring
 from ..core.effect import Mechanism
 from ..core.options import Count, NonNegative
 from ..core.params import Params, choose, squared_norm
@@ -50,10 +41,11 @@ class _Carry(NamedTuple):
     U: Params
     sent: Params
     old: Params
+    optimizer: LocalState
 
 
 @dataclass(frozen=True)
-class FedALAClient(ClientUpdate, Probing, Resting, StepMeasuring):
+class FedALAClient(Optimizing, Probing, Resting, StepMeasuring):
     """Client rule of FedALA: mixes the upper layers of the old and the received model by learned weights U; then SGD.
 
     U learns batch by batch before training: not in the client's first round, `first_passes` times in its second round,
@@ -72,25 +64,28 @@ class FedALAClient(ClientUpdate, Probing, Resting, StepMeasuring):
     def init_local_state(self, w0: Params) -> LocalState:
         top = w0.only(self._top(w0))
         count = next(iter(w0.values())).new_zeros(())
-        return {"own": w0, "U": top.map(lambda a: a.new_ones(a.shape)), "trained": Params(rounds=count)}
+        own = {"own": w0, "U": top.map(lambda a: a.new_ones(a.shape)), "trained": Params(rounds=count)}
+        return {**own, **self.optimizer.init_local_state(w0)}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         top = self._top(sent.params)
         w = self.received_model(sent, local_state, fresh)
-        return _Carry(w, local_state["U"], sent.params.only(top), local_state["own"].only(top))
+        old, state = local_state["own"].only(top), self.optimizer.begin(w, local_state)
+        return _Carry(w, local_state["U"], sent.params.only(top), old, state)
 
     def probe_passes(self, local_state: LocalState) -> Tensor:
         rounds = local_state["trained"]["rounds"]
         return (rounds > 0) + (self.first_passes - 1) * (rounds == 1)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
-        w, U, sent, old = carry
+        w, U, sent, old, _ = carry
         g = grad(w, batch).only(U)
         U = (U - self.eta * g * (sent - old)).map(lambda a: a.clamp(0, 1))
-        return _Carry(Params({**w, **(old + (sent - old) * U)}), U, sent, old)
+        return carry._replace(w=Params({**w, **(old + (sent - old) * U)}), U=U)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
+        w, optimizer = self.optimizer.step(carry.w, grad(carry.w, batch), carry.optimizer, context.lr)
+        return carry._replace(w=w, optimizer=optimizer)
 
     mechanisms = (Mechanism("starts", "the received model", "FedAvg"),)
 
@@ -100,7 +95,8 @@ class FedALAClient(ClientUpdate, Probing, Resting, StepMeasuring):
         return ((squared_norm(kept), squared_norm(difference)),)
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        return Payload(carry.w), {"own": carry.w, "U": carry.U, "trained": local_state["trained"] + 1}
+        own = {"own": carry.w, "U": carry.U, "trained": local_state["trained"] + 1}
+        return Payload(carry.w), {**own, **self.optimizer.keep(carry.optimizer)}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         top = self._top(sent.params)

@@ -137,6 +137,7 @@ class ProximalStep(Correction):
 
     required_extras: ClassVar[dict[str, str]] = {"alpha": "AttentiveMixing"}
     mechanism = Mechanism("steps", "steps without the pull to the mixture", "one without the pull")
+    suits_optimizers = False
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
         u, lr, corrected = local.sent.params, local.context.lr, dict(g)

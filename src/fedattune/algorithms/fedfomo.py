@@ -29,10 +29,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..client import RunningMean, add_to_mean, score_models
+from ..client import Optimizing, RunningMean, add_to_mean, score_models
 from ..core.algorithm import (
     Algorithm,
-    ClientUpdate,
     Finished,
     LocalPlan,
     Probe,
@@ -57,10 +56,11 @@ class _Carry(NamedTuple):
     models: Params
     losses: RunningMean[Tensor]
     a: Tensor
+    optimizer: LocalState
 
 
 @dataclass(frozen=True)
-class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
+class FedFomoClient(Optimizing, Probing, Substituting, StepMeasuring):
     """Client rule of FedFomo: moves towards candidates in proportion to their gain on held-out data; then SGD.
 
     theta is the start of the client's last SGD. The candidates are the client's own last model and the models that
@@ -79,7 +79,7 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
         )
 
     def init_local_state(self, w0: Params) -> LocalState:
-        return {"previous": w0, "own": w0}
+        return {"previous": w0, "own": w0, **self.optimizer.init_local_state(w0)}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         own, peers = local_state["own"], sent.extra["peers"]
@@ -89,7 +89,8 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
             candidates = peers[name] if name in peers else own[name].expand(others, *own[name].shape)
             models[name] = torch.cat([v, candidates])
         zeros = context.n_steps.new_zeros(2 + others)
-        return _Carry(own, own, models, RunningMean(zeros, context.n_steps * 0), zeros[1:])
+        losses, state = RunningMean(zeros, context.n_steps * 0), self.optimizer.begin(own, local_state)
+        return _Carry(own, own, models, losses, zeros[1:], state)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         each = score_models(carry.models, len(carry.losses.value), batch, loss)
@@ -105,7 +106,8 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
         return choose(w.sum() > 0, mixture, own if self.fallback == "own" else previous)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
+        w, optimizer = self.optimizer.step(carry.w, grad(carry.w, batch), carry.optimizer, context.lr)
+        return carry._replace(w=w, optimizer=optimizer)
 
     mechanisms = (Mechanism("starts", "the client's own last model", "training alone"),)
 
@@ -125,7 +127,7 @@ class FedFomoClient(ClientUpdate, Probing, Substituting, StepMeasuring):
             total = a.sum().abs()
             a = a / torch.where(total > 0, total, 1.0)
         upload = Payload(carry.w, {"affinity": Params(a=a[1:])})
-        return upload, {"previous": carry.start, "own": carry.w}
+        return upload, {"previous": carry.start, "own": carry.w, **self.optimizer.keep(carry.optimizer)}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the own last model; only the held-out data tell the next start."""

@@ -24,11 +24,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..client import RunningMean, add_to_mean, score_models
+from ..client import Optimizing, RunningMean, add_to_mean, score_models
 from ..core.algorithm import (
     Algorithm,
     Branching,
-    ClientUpdate,
     Finished,
     Joinable,
     LocalPlan,
@@ -63,20 +62,25 @@ class _Carry(NamedTuple):
     w: Params
     models: Params
     losses: RunningMean[Tensor]
+    optimizer: LocalState
 
 
 @dataclass(frozen=True)
-class IFCAClient(ClientUpdate, Probing, Substituting):
+class IFCAClient(Optimizing, Probing, Substituting):
     """Client rule of IFCA: score the K models on the training samples, train the best one, and report its number."""
 
     plan = LocalPlan(probe=Probe(makes_received_model=True), extras={"models": "IFCAServer"})
+
+    def init_local_state(self, w0: Params) -> LocalState:
+        return self.optimizer.init_local_state(w0)
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Stack the K models (K, ...); personal tensors are the client's own in each of them."""
         models, k = sent.extra["models"], len(next(iter(sent.extra["models"].values())))
         whole = sent.params.map(lambda v: v.expand(k, *v.shape))
         zeros = context.n_steps.new_zeros(k)
-        return _Carry(sent.params, Params({**whole, **models}), RunningMean(zeros, context.n_steps * 0))
+        state = self.optimizer.begin(sent.params, local_state)
+        return _Carry(sent.params, Params({**whole, **models}), RunningMean(zeros, context.n_steps * 0), state)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         each = score_models(carry.models, len(carry.losses.value), batch, loss)
@@ -86,10 +90,12 @@ class IFCAClient(ClientUpdate, Probing, Substituting):
         return carry._replace(w=w, losses=losses)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
+        w, optimizer = self.optimizer.step(carry.w, grad(carry.w, batch), carry.optimizer, context.lr)
+        return carry._replace(w=w, optimizer=optimizer)
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        return Payload(carry.w, {"cluster": Params(best=choose_best(carry.losses.value))}), {}
+        cluster = Params(best=choose_best(carry.losses.value))
+        return Payload(carry.w, {"cluster": cluster}), self.optimizer.keep(carry.optimizer)
 
     def substitute(self, sent: Payload, own: Params) -> Payload:
         models = sent.extra["models"]

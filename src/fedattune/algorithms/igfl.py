@@ -52,6 +52,7 @@ class GroupCorrection(Correction):
 
     required_extras: ClassVar[dict[str, str]] = {"D": "GlobalUpdateWrapper"}
     mechanism = Mechanism("steps", "steps without the last updates", "one without the last updates")
+    suits_optimizers = False
 
     def init_local_state(self, w0: Params) -> LocalState:
         return {"delta": w0.zeros(), "delta_round": Params(round=next(iter(w0.values())).new_zeros(()))}

@@ -30,6 +30,7 @@ from torch import Tensor
 from ..client import SGD
 from ..core.algorithm import Algorithm, Joinable, Measurable
 from ..core.effect import Effect, Mechanism
+from ..core.optimizers import GradientDescent
 from ..core.options import Count, NonNegative, Positive
 from ..core.params import Params, add_prefix, clip_norm, select_prefix, squared_norm
 from ..core.payload import Broadcast, MixingMatrices, Payload
@@ -182,7 +183,7 @@ def pfedhn(
         weight_decay: l2 coefficient of the client; None takes the run's coefficient if there is one, else 5e-5.
     """
     return Algorithm(
-        SGD(momentum=momentum, clip=clip),
+        SGD(clip=clip, optimizer=GradientDescent(momentum=momentum)),
         PFedHNServer(embedding, hidden, depth, hn_lr, hn_momentum, hn_weight_decay, hn_clip),
         evaluation_point="received",
         weight_decay=weight_decay,

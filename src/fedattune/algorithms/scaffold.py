@@ -50,6 +50,7 @@ class ControlVariateCorrection(Correction):
 
     required_extras: ClassVar[dict[str, str]] = {"c": "ControlVariateWrapper"}
     mechanism = Mechanism("steps", "steps without control variates", "FedAvg")
+    suits_optimizers = False
 
     @property
     def needs_full_gradient(self) -> bool:

@@ -7,12 +7,13 @@ the client's vector `context`. `SeparationClient` trains the parts and decides w
 import copy
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..core.algorithm import ClientUpdate, Finished
+from ..client import Optimizing
+from ..core.algorithm import Finished
 from ..core.effect import Effect, Mechanism
 from ..core.losses import LossFunction
 from ..core.network import MethodModule, Network, split_head
@@ -261,8 +262,17 @@ class FedCPNetwork(SeparationNetwork):
 TRAINED_PARTS = ("body.", "head.", "attention.")
 
 
+def _select_trained(params: Params) -> Params:
+    return params.only(k for k in params if k.startswith(TRAINED_PARTS))
+
+
+class _Carry(NamedTuple):
+    w: Params
+    optimizer: LocalState
+
+
 @dataclass(frozen=True)
-class SeparationClient(ClientUpdate):
+class SeparationClient(Optimizing):
     """Client rule of FedAM and FedCP: trains E_p, H_p and A; uploads E_p, A, and a mixture of both heads.
 
     Attributes:
@@ -281,17 +291,19 @@ class SeparationClient(ClientUpdate):
         new_state: LocalState = {"received": w0.only(k for k in w0 if k.startswith("global_"))}
         if self.random_first:
             new_state["trained"] = Params(rounds=torch.zeros_like(w0["context"][0]))
-        return new_state
+        return {**new_state, **self.optimizer.init_local_state(_select_trained(w0))}
 
-    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Params:
-        return self.received_model(sent, local_state, fresh)
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
+        w = self.received_model(sent, local_state, fresh)
+        return _Carry(w, self.optimizer.begin(_select_trained(w), local_state))
 
-    def step(self, carry: Params, batch: Batch, grad: Grad, context: RoundContext) -> Params:
-        g = grad(carry, batch)
-        return Params({k: v - context.lr * g[k] if k.startswith(TRAINED_PARTS) else v for k, v in carry.items()})
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
+        w, g = carry.w, grad(carry.w, batch)
+        trained, optimizer = self.optimizer.step(_select_trained(w), _select_trained(g), carry.optimizer, context.lr)
+        return _Carry(Params({**w, **trained}), optimizer)
 
-    def finish(self, carry: Params, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        w, c = carry, self.head_mix
+    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
+        w, c = carry.w, self.head_mix
         upload = {}
         for k, v in w.items():
             if k.startswith("global_body."):
@@ -303,7 +315,7 @@ class SeparationClient(ClientUpdate):
         new_state: LocalState = {"received": w.only(local_state["received"])}
         if self.random_first:
             new_state["trained"] = local_state["trained"] + 1
-        return Payload(Params(upload)), new_state
+        return Payload(Params(upload)), {**new_state, **self.optimizer.keep(carry.optimizer)}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         w = sent.params

@@ -44,6 +44,7 @@ class VarianceCorrection(Correction):
     warmup: bool = False
 
     mechanism = Mechanism("steps", "steps without the correction of drift", "FedAvg")
+    suits_optimizers = False
 
     def init_local_state(self, w0: Params) -> LocalState:
         none = next(iter(w0.values())).new_zeros(())

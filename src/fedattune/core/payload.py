@@ -86,7 +86,7 @@ class RoundContext(NamedTuple):
     """A client's view of its round, beside the payload.
 
     Attributes:
-        lr: learning rate of the local steps.
+        lr: learning rate of the local steps; with a schedule a scalar tensor.
         n_steps: local steps of this client in this round, a scalar tensor.
         round: number of the round, from 1, a scalar tensor.
         cohort_size: clients in the cohort, |S|.
@@ -95,7 +95,7 @@ class RoundContext(NamedTuple):
             false for clients that train outside the cohort and for clients that join after training.
     """
 
-    lr: float
+    lr: float | Tensor
     n_steps: Tensor
     round: Tensor
     cohort_size: int

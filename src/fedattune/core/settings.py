@@ -5,10 +5,19 @@ from collections.abc import Collection, Mapping, Sequence
 from math import ceil
 from typing import Annotated, Any, Literal, Self, TypedDict, Unpack, cast, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from .errors import ConfigError, did_you_mean
 from .groups import FlatSchema, Group
+from .optimizers import ScheduleKind
 from .options import Count, describe_errors
 from .own_code import is_reference, make_absolute
 
@@ -20,6 +29,18 @@ MAX_COUNT = 1_000_000
 LARGEST_UPDATE = 5.0
 """Ratio of an update's norm to the usual norm, above which it is rejected, unless a deployment says another."""
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
+OptimizerName = Literal["sgd", "adam", "adamw"]
+ADAM_RATE = 1e-3
+"""Default learning rate of Adam and AdamW, that of `torch.optim`."""
+OPTIMIZER_NEEDS = {
+    "momentum": ("optimizer", ("sgd",)),
+    "beta1": ("optimizer", ("adam", "adamw")),
+    "beta2": ("optimizer", ("adam", "adamw")),
+    "eps": ("optimizer", ("adam", "adamw")),
+    "lr_step_size": ("lr_schedule", ("step",)),
+    "lr_gamma": ("lr_schedule", ("step",)),
+}
+"""Option of an optimizer or a schedule -> the option that it belongs to, and values of that option."""
 EngineName = Literal["auto", "sequential", "vectorized", "ray"]
 Augmentation = Literal["crop", "flip"]
 AUGMENTATIONS: tuple[Augmentation, ...] = get_args(Augmentation)
@@ -61,9 +82,41 @@ class Training(Group):
     )
     epochs: Count | None = Field(None, description="local epochs per round, instead of steps")
     batch_size: Count = Field(20, description="samples in a mini-batch")
-    lr: PositiveFloat32 = Field(0.02, description="local learning rate")
+    lr: PositiveFloat32 = Field(0.02, description="local learning rate (default: 0.02; with adam and adamw, 0.001)")
+    optimizer: OptimizerName = Field(
+        "sgd",
+        description="optimizer of the local steps, of methods whose clients run SGD (default: sgd; for a "
+        "pretrained network, adamw)",
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="with optimizer sgd: momentum")
+    nesterov: bool = Field(False, description="with momentum: Nesterov's")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="with optimizer adam or adamw: decay of the first moment"
+    )
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.999, description="with optimizer adam or adamw: decay of the second moment"
+    )
+    eps: PositiveFloat32 = Field(1e-8, description="with optimizer adam or adamw: addend of the denominator")
+    optimizer_state: Literal["restart", "keep"] = Field(
+        "restart", description="momentum and moments: restarted in every round, or kept by each client"
+    )
+    max_grad_norm: PositiveFloat32 | None = Field(
+        None, description="norm to which the gradient of each mini-batch is clipped (default: no limit)"
+    )
+    lr_schedule: ScheduleKind = Field(
+        "constant", description="learning rate over the rounds: constant, a cosine that falls to zero, or steps down"
+    )
+    lr_warmup: Annotated[int, Field(ge=0, le=MAX_COUNT)] = Field(
+        0, description="first rounds, in which the learning rate rises linearly"
+    )
+    lr_step_size: Count | None = Field(
+        None, description="with lr_schedule step: rounds between two steps (default: a third of the rounds)"
+    )
+    lr_gamma: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="with lr_schedule step: factor of each step")
     weight_decay: NonNegativeFloat32 | None = Field(
-        None, description="l2 coefficient of every gradient, the same for all methods (default: the method's)"
+        None,
+        description="l2 coefficient of every gradient, and of adamw's decay beside it, the same for all methods "
+        "(default: the method's; for adamw, 0.01)",
     )
     bn_affine: Literal["average", "local"] = Field(
         "average", description="scale and shift of BatchNorm layers: averaged, or kept by each client"
@@ -90,6 +143,28 @@ class Training(Group):
     def augmentations(self) -> tuple[Augmentation, ...]:
         """The changes that `augment` names."""
         return tuple(name for name in AUGMENTATIONS if name in self.augment.split(","))
+
+    @field_validator(*OPTIMIZER_NEEDS)
+    @classmethod
+    def _has_use(cls, value: Any, info: ValidationInfo) -> Any:
+        key = info.field_name or ""
+        needs, values = OPTIMIZER_NEEDS[key]
+        if value != cls.model_fields[key].default and info.data.get(needs, values[0]) not in values:
+            raise ValueError(f"it needs {needs} {' or '.join(values)}")
+        return value
+
+    @field_validator("nesterov")
+    @classmethod
+    def _needs_momentum(cls, nesterov: bool, info: ValidationInfo) -> bool:
+        if nesterov and not info.data.get("momentum", 1):
+            raise ValueError("it needs momentum")
+        return nesterov
+
+    @model_validator(mode="after")
+    def _choose_rate(self) -> Self:
+        if self.optimizer != "sgd" and "lr" not in self.model_fields_set:
+            self.__dict__["lr"] = ADAM_RATE  # the model is frozen, and the rate is a default
+        return self
 
     @field_validator("epochs")
     @classmethod
@@ -483,6 +558,18 @@ class SettingsKeywords(TypedDict, total=False):
     epochs: int | None
     batch_size: int
     lr: float
+    optimizer: OptimizerName
+    momentum: float
+    nesterov: bool
+    beta1: float
+    beta2: float
+    eps: float
+    optimizer_state: Literal["restart", "keep"]
+    max_grad_norm: float | None
+    lr_schedule: ScheduleKind
+    lr_warmup: int
+    lr_step_size: int | None
+    lr_gamma: float
     weight_decay: float | None
     bn_affine: Literal["average", "local"]
     bn_buffers: Literal["local", "average"]

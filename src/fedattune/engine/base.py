@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..core.algorithm import ClientUpdate
 from ..core.errors import ConfigError
 from ..core.losses import CLASS_WEIGHTS, compute_loss
-from ..core.params import Params, take
+from ..core.params import Params, clip_norm, take
 from ..core.payload import Batch, Grad, LocalState, Payload
 from ..core.task import Task
 from ..data import Federation
@@ -192,6 +192,8 @@ class Engine(ABC):
             g, changed = self._differentiate(w, buffers[0], batch)
             if statistics:
                 buffers[0] = changed
+            if training.max_grad_norm is not None:
+                g = clip_norm(g, training.max_grad_norm)
             return g + training.weight_decay * w if training.weight_decay else g
 
         return gradient

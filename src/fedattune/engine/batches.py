@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import ClientUpdate, Probing
+from ..core.optimizers import Schedule
 from ..core.payload import LocalState, RoundContext
 from ..core.settings import Augmentation
 from ..core.streams import Stream
@@ -29,6 +30,8 @@ class LocalTraining:
         seed, stream, round: key the batches, together with the client's number. So a result depends neither on the
             engine, nor on the order of clients, nor on the other clients of the round.
         steps, epochs: local steps, or passes over the client's data; one of the two is None.
+        schedule: factor of `lr` by the round; None for a constant rate.
+        max_grad_norm: norm to which the gradient of a mini-batch is clipped; None for no limit.
         drop_last: leave out the incomplete last batch of an epoch (for models that normalize over the batch).
         cohort_size, personal_names: see `RoundContext`.
         augment: random changes of the images in batches; probed rows stay as they are.
@@ -43,6 +46,8 @@ class LocalTraining:
     steps: int | None = None
     epochs: int | None = None
     weight_decay: float = 0.0
+    schedule: Schedule | None = None
+    max_grad_norm: float | None = None
     part: Literal["train", "validation", "test"] = "train"
     drop_last: bool = False
     cohort_size: int = 0
@@ -54,7 +59,8 @@ class LocalTraining:
         return int(np.random.SeedSequence([self.seed, self.stream, self.round, client]).generate_state(1)[0])
 
     def make_round_context(self, n_steps: Tensor, is_uploaded: Tensor, round_: Tensor) -> RoundContext:
-        return RoundContext(self.lr, n_steps, round_, self.cohort_size, self.personal_names, is_uploaded)
+        lr = self.lr if self.schedule is None else self.lr * self.schedule.factor(round_)
+        return RoundContext(lr, n_steps, round_, self.cohort_size, self.personal_names, is_uploaded)
 
     def round_tensor(self, like: Tensor) -> Tensor:
         """Return the round's number as a scalar tensor, so that one compiled step serves all rounds."""
@@ -62,7 +68,8 @@ class LocalTraining:
 
     def compiler_key(self, rule: ClientUpdate) -> tuple[Hashable, ...]:
         privacy = self.privacy and (self.privacy.clip, self.privacy.calls)
-        return (_hashable_rule(rule), self.lr, self.weight_decay, self.cohort_size, self.personal_names, privacy)
+        rate = self.lr, self.schedule, self.weight_decay, self.max_grad_norm
+        return (_hashable_rule(rule), *rate, self.cohort_size, self.personal_names, privacy)
 
     def make_noise(self, client: int, n: int, n_values: int) -> ClientNoise | None:
         if self.privacy is None:

@@ -210,7 +210,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     from ..data import PARTITIONS
     from ..models import complete_options, make_model
     from ..training.clients.options import check_clients, check_method
-    from ..training.setup import build_trained_module, hold_out_newcomers
+    from ..training.setup import build_trained_module, hold_out_newcomers, settle_optimizer
     from ..training.uploads.pipeline import check_upload_steps
 
     are_all = ALL_METHODS in experiment.algorithms
@@ -265,6 +265,12 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
         batch_size=experiment.training.batch_size,
         engine=experiment.execution.engine,
     )
+    before, experiment = experiment, settle_optimizer(experiment, algorithms.values(), experiment.model, model_options)
+    if before is not experiment:
+        rate = experiment.training.lr
+        notes += [
+            f"clients train the pretrained network by adamw with lr {rate:g} ({write_option('optimizer')})."
+        ]
     for name, algorithm in algorithms.items():
         try:
             trained_module = build_trained_module(algorithm, module, federation, experiment.seed)

@@ -26,7 +26,7 @@ from .backends.ray import check_ray, open_ray_backend
 from .clients.options import check_clients, check_method
 from .loop import RoundLoop
 from .newcomers import train_newcomers
-from .setup import build_trained_module, hold_out_newcomers
+from .setup import build_trained_module, hold_out_newcomers, settle_optimizer
 from .uploads.pipeline import check_upload_steps
 
 __all__ = ["PreparedRun", "Progress", "fit", "prepare_run", "train_run"]
@@ -158,6 +158,7 @@ def prepare_run(
         module = build_seeded_model(model, federation, options=model_options, seed=settings.seed)
     else:
         module = copy_module(model)
+    settings = settle_optimizer(settings, [algorithm], model if isinstance(model, str) else module, model_options or {})
     if check:
         check_model(module, federation, batch_size=settings.training.batch_size, engine=settings.execution.engine)
     return PreparedRun(

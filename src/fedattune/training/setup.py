@@ -1,17 +1,21 @@
 """The preparation of a run before its first round: method, model and server are made to fit each other."""
 
 import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..client import set_optimizer
 from ..core.algorithm import Algorithm, Discardable, ServerUpdate
 from ..core.errors import ConfigError
+from ..core.groups import FlatSchema
 from ..core.hardware import resolve_device, seed_rng
 from ..core.losses import make_loss
+from ..core.optimizers import PLAIN, Adam, GradientDescent, Optimizer, Schedule
 from ..core.params import Params
 from ..core.payload import Broadcast, ServerState
 from ..core.selectors import AnyOf, BatchNorms
@@ -20,6 +24,7 @@ from ..core.task import Task
 from ..data import Federation
 from ..data.federated import FederationInfo
 from ..models.files import wrap_model
+from ..models.pretrained import PretrainedNetwork
 from ..runs.context import RunContext
 from ..runs.rows import LazyModel, drop_laziness
 from ..server.mixing import Mixing, MixtureLimits
@@ -28,16 +33,26 @@ from .clients.acceptance import Accepting, find_policy
 from .sampling import sample_eval_ids, sample_newcomers
 from .uploads.pipeline import find_excluded
 
+ADAMW_DECAY = 0.01
+"""Weight decay of AdamW where neither the user nor the method gives one: the default of `torch.optim.AdamW`."""
+
+
+PRETRAINED_RATES = {"lora": 1e-3, "head": 1e-3, "all": 5e-5}
+"""Trained weights of a pretrained network -> rate of AdamW; that for all weights is the default of Hugging Face."""
+
+AnySettings = TypeVar("AnySettings", bound=FlatSchema)
+
 
 def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
     """Apply the user's settings for all methods alike: who trains, BatchNorm policies, limits of mixtures."""
-    personal, server = algorithm.personal, algorithm.server
+    personal, server, optimizer = algorithm.personal, algorithm.server, make_optimizer(algorithm, settings)
     if find_policy(settings) == "harmless" and isinstance(server, Discardable):
         server = server.prepare_discards()
     if settings.training.bn_affine == "local" and personal != BatchNorms():
         personal = AnyOf((personal, BatchNorms()))
     return replace(
         algorithm,
+        client=algorithm.client if optimizer == PLAIN else set_optimizer(algorithm.client, optimizer),
         server=_limit_mixtures(server, MixtureLimits(settings.defence.max_share, settings.defence.clip_rows)),
         participation=algorithm.participation.override(settings.participation.train),
         personal=personal,
@@ -148,6 +163,59 @@ def build_trained_module(algorithm: Algorithm, module: nn.Module, federation: Fe
 
 
 def resolve_weight_decay(algorithm: Algorithm, settings: Settings) -> float:
-    """Return the l2 coefficient: the method's, or the run's, or the method's default if neither is given."""
+    """Return the l2 coefficient of gradients: the method's, or the run's, or the method's default; AdamW has none."""
+    return 0.0 if settings.training.optimizer == "adamw" else _find_weight_decay(algorithm, settings)
+
+
+def _find_weight_decay(algorithm: Algorithm, settings: Settings, default: float = 0.0) -> float:
     decays = (algorithm.weight_decay, settings.training.weight_decay)
-    return next((decay for decay in decays if decay is not None), algorithm.default_weight_decay)
+    return next((decay for decay in decays if decay is not None), algorithm.default_weight_decay or default)
+
+
+def settle_optimizer(
+    settings: AnySettings, algorithms: Iterable[Algorithm], model: str | nn.Module, model_options: Mapping[str, Any]
+) -> AnySettings:
+    """Let clients train a pretrained network by AdamW if the user gives no optimizer, and every method takes one.
+
+    Where no rate is given either, it is one that is usual for the weights that are trained.
+    """
+    is_pretrained = isinstance(model, PretrainedNetwork) or model == "hf"
+    if not is_pretrained or {"optimizer", "momentum"} & settings.given:
+        return settings
+    for algorithm in algorithms:
+        try:
+            set_optimizer(algorithm.client, Adam())
+        except ConfigError:
+            return settings
+    rate = {} if "lr" in settings.given else {"lr": PRETRAINED_RATES[model_options.get("tuning", "lora")]}
+    return settings.replace(optimizer="adamw", **rate)
+
+
+def check_optimizer(algorithm: Algorithm, settings: Settings) -> None:
+    """Check that the method takes the optimizer of the settings.
+
+    Raises:
+        ConfigError: the method has local steps of its own.
+    """
+    if (optimizer := make_optimizer(algorithm, settings)) != PLAIN:
+        set_optimizer(algorithm.client, optimizer)
+
+
+def make_optimizer(algorithm: Algorithm, settings: Settings) -> Optimizer:
+    """Make the optimizer of local steps that the settings ask for."""
+    training = settings.training
+    keeps_state = training.optimizer_state == "keep"
+    if training.optimizer == "sgd":
+        return GradientDescent(keeps_state and training.momentum > 0, training.momentum, training.nesterov)
+    is_decoupled = training.optimizer == "adamw"
+    decay = _find_weight_decay(algorithm, settings, ADAMW_DECAY) if is_decoupled else 0.0
+    return Adam(keeps_state, training.beta1, training.beta2, training.eps, decay)
+
+
+def make_schedule(settings: Settings) -> Schedule | None:
+    """Make the schedule of learning rates that the settings ask for; None for a constant rate."""
+    training = settings.training
+    if training.lr_schedule == "constant" and not training.lr_warmup:
+        return None
+    step_size = training.lr_step_size or max(1, settings.rounds // 3)
+    return Schedule(training.lr_schedule, settings.rounds, training.lr_warmup, step_size, training.lr_gamma)

@@ -25,7 +25,7 @@ from ..clients.evaluation import MODEL_CHUNK_BYTES, ClientModels, LocalEvaluatio
 from ..clients.record_privacy import RecordPlan
 from ..clients.state import ClientStates, KeptModels, PayloadFactory
 from ..effects import MEASURED_SAMPLES, measure_module, measure_training
-from ..setup import resolve_weight_decay
+from ..setup import make_schedule, resolve_weight_decay
 from ..uploads.pipeline import make_client_steps
 from ..uploads.step import RoundUploads, StepContext
 from .base import CHOICE_KEY, Backend, BackendTraits, TrainReply, TrainRequest, find_rows
@@ -291,6 +291,9 @@ class LocalBackend(Backend):
             steps=settings.training.local_steps,
             epochs=settings.training.epochs,
             weight_decay=resolve_weight_decay(self.context.algorithm, settings),
+            # Fine-tuning and joining come after training, when a schedule may have ended at a rate of zero.
+            schedule=make_schedule(settings) if stream == Stream.TRAINING else None,
+            max_grad_norm=settings.training.max_grad_norm,
             drop_last=self.context.task.has_batch_statistics,
             cohort_size=settings.participation.cohort_size(self.context.n_clients),
             personal_names=tuple(self.client_states.personal),

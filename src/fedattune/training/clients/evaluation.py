@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...client import SGD, find_resting_model
+from ...client import SGD, find_optimizer, find_resting_model
 from ...core.algorithm import Algorithm, FineTune
 from ...core.params import Params, concatenate
 from ...core.payload import Payload
@@ -162,7 +162,8 @@ class LocalEvaluation:
         training = replace(training, lr=fine_tune.lr or training.lr)
         yes = torch.ones_like(models.ids, dtype=torch.bool)
         inputs = ClientInputs(Payload(models.params), {}, models.buffers, yes, ~yes)
-        outputs = self.engine.train(SGD(), models.ids, inputs, training)
+        rule = SGD(optimizer=find_optimizer(self.algorithm.client))
+        outputs = self.engine.train(rule, models.ids, inputs, training)
         return ClientModels(models.ids, outputs.upload.params, outputs.buffers)
 
     def _score_global(

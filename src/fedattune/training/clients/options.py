@@ -16,6 +16,7 @@ from ...data import Federation
 from ...data.federated import FederationInfo
 from ...runs.context import RunContext
 from ..backends.base import TrainReply, TrainRequest
+from ..setup import check_optimizer
 from .acceptance import Refusals
 from .losses import check_loss
 from .record_privacy import RecordLedger, check_record_privacy
@@ -34,6 +35,7 @@ def check_clients(settings: Settings, federation: Federation | FederationInfo) -
 def check_method(algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation) -> None:
     """Check that clients can do what the settings ask of them with this method and the module that it trains."""
     check_loss(algorithm, module, settings, federation)
+    check_optimizer(algorithm, settings)
     check_record_privacy(algorithm, module, settings, federation)
 
 

@@ -46,6 +46,8 @@ def check_record_privacy(algorithm: Algorithm, module: nn.Module, settings: Sett
     loss = make_loss(settings.loss, federation.classes)
     reason = _find_obstacle(algorithm, module, loss)
     reason = reason or _find_gradient_error(module, loss, federation, settings.execution.dtype)
+    if settings.training.max_grad_norm is not None:
+        reason = "every row's gradient is clipped to dp_record_clip already; leave max_grad_norm out"
     if reason:
         raise ConfigError(f"record-level differential privacy (--dp-record) cannot go with this: {reason}")
 
