@@ -315,8 +315,8 @@ def set_optimizer(rule: ClientUpdate, optimizer: Optimizer) -> ClientUpdate:
     own = rule.own_steps if isinstance(rule, Optimizing) else type(rule).__name__
     if not isinstance(rule, Optimizing) or own:
         raise ConfigError(
-            f"optimizer: the method has local steps of its own ({own}); leave optimizer and momentum out for it, or take "
-            "methods whose clients run SGD, such as fedavg, ditto or attune"
+            f"optimizer: the method has local steps of its own ({own}); leave optimizer and momentum out for it, or "
+            "take methods whose clients run SGD, such as fedavg, ditto or attune"
         )
     return rule.with_optimizer(optimizer)
 

@@ -18,6 +18,7 @@ from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.client import SGD, Proximal
 from fedattune.core.algorithm import LocalPlan, Probe
 from fedattune.core.hardware import use_threads
+from fedattune.core.optimizers import GradientDescent
 from fedattune.core.task import Task
 from fedattune.engine.base import score_samples
 from fedattune.engine.sequential import SequentialEngine
@@ -36,7 +37,7 @@ def test_recorded_steps_give_what_the_reference_gives(kind: str, name: str, work
     sizes = [40, 13, 90, 25, 9]
     data, task = make_clients(sizes), Task(NETWORKS[name]().double())
     work = {**work, "drop_last": task.has_batch_statistics}
-    for rule in (SGD((Proximal(0.1),)), SGD(momentum=0.9, clip=1.0)):
+    for rule in (SGD((Proximal(0.1),)), SGD(clip=1.0, optimizer=GradientDescent(momentum=0.9))):
         reference, engine = SequentialEngine(task, data), VectorizedEngine(task, data, **EACH[kind])
         want, got = (train_round(e, task, 5, rule, **work) for e in (reference, engine))
         assert all(step.operations for step in engine._compiler._steps.values())
@@ -90,7 +91,9 @@ def test_the_number_of_threads_does_not_change_the_result(name: str, kind: str) 
     for n in (1, 3):
         with use_threads(n):
             engine = VectorizedEngine(task, data, **EACH[kind])
-            results.append(train_round(engine, task, 7, SGD((Proximal(0.1),), momentum=0.9), epochs=2))
+            results.append(
+                train_round(engine, task, 7, SGD((Proximal(0.1),), optimizer=GradientDescent(momentum=0.9)), epochs=2)
+            )
             assert torch.get_num_threads() == n
         # PyTorch cannot trace the gradient of a convolution, which is large enough to be called from Python.
         assert all(step.is_scripted == (kind == "wide") for step in engine._compiler._steps.values())

@@ -15,6 +15,7 @@ from fedattune.algorithms.perfedavg import PerFedAvgClient
 from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.client import SGD
 from fedattune.core.algorithm import ClientUpdate
+from fedattune.core.optimizers import GradientDescent
 from fedattune.core.task import Task
 from fedattune.engine.base import ClientInputs, ClientOutputs, Engine
 from fedattune.engine.batches import LocalTraining
@@ -125,7 +126,11 @@ EPOCHS: dict[str, Any] = {"steps": None, "epochs": 2}
 @pytest.mark.parametrize(
     ("rule", "calls", "work", "name"),
     [
-        *((SGD(momentum=0.9, clip=1.0), (1,), EPOCHS, name) for name in ENGINES if name != "sequential"),
+        *(
+            (SGD(clip=1.0, optimizer=GradientDescent(momentum=0.9)), (1,), EPOCHS, name)
+            for name in ENGINES
+            if name != "sequential"
+        ),
         # Further inner steps are recorded like the second one.
         *((PFedMeClient(0.5, 2, 0.02), (2,), STEPS, name) for name in ("wide", "serial")),
         (PerFedAvgClient(0.1, 0.1, "hf"), (1, 1, 2), EPOCHS, "wide"),

@@ -250,11 +250,9 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
         raise ConfigError("; ".join(problems))
     federation = federations[0]
     notes = rate_notes
-    if are_all and not federation.classes:
-        needs = {name: one.network.class_need for name, one in algorithms.items() if one.network}
-        needs = {name: need for name, need in needs.items() if need}
-        notes += [f"{name} is left out, as the target is a number: {need}." for name, need in needs.items()]
-        algorithms = {name: one for name, one in algorithms.items() if name not in needs}
+    if are_all and (unfit := find_unfit(algorithms, experiment, federation)):
+        notes += [f"{name} is left out, {reason}." for name, reason in unfit.items()]
+        algorithms = {name: one for name, one in algorithms.items() if name not in unfit}
         experiment = experiment.model_copy(update={"algorithms": tuple(algorithms)})
     model_options = complete_options(experiment.model, assignment["model"][experiment.model], federation.schema)
     module = make_model(
@@ -268,9 +266,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     before, experiment = experiment, settle_optimizer(experiment, algorithms.values(), experiment.model, model_options)
     if before is not experiment:
         rate = experiment.training.lr
-        notes += [
-            f"clients train the pretrained network by adamw with lr {rate:g} ({write_option('optimizer')})."
-        ]
+        notes += [f"clients train the pretrained network by adamw with lr {rate:g} ({write_option('optimizer')})."]
     for name, algorithm in algorithms.items():
         try:
             trained_module = build_trained_module(algorithm, module, federation, experiment.seed)
@@ -290,6 +286,22 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
         notes=tuple(notes),
         federate=federate if has_splits else None,
     )
+
+
+def find_unfit(algorithms: "Mapping[str, Algorithm]", settings: "Settings", federation: "Federation") -> dict[str, str]:
+    """Find the methods that suit neither the target nor the optimizer: name -> reason."""
+    from ..training.setup import check_optimizer
+
+    unfit = {}
+    for name, algorithm in algorithms.items():
+        need = algorithm.network.class_need if algorithm.network else None
+        try:
+            check_optimizer(algorithm, settings)
+        except ConfigError:
+            unfit[name] = "as it has local steps of its own, and takes no optimizer"
+        if need and not federation.classes:
+            unfit[name] = f"as the target is a number: {need}"
+    return unfit
 
 
 def is_divided_anew(partition: str | None) -> bool:
