@@ -69,6 +69,18 @@ def test_import_is_light(use: str, most: int) -> None:
     assert sum(package not in {"torch", "torchgen"} for package in packages) < most
 
 
+def test_a_comparison_imports_no_package_that_takes_as_long_as_its_report() -> None:
+    run = "fedattune.compare('digits', ['fedmcsa'], clients=4, rounds=2, processes=1)"
+    code = f"import sys, fedattune; print(len({run}.rows), *sys.modules)"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    ).stdout
+    rows, *modules = said.split()
+    assert int(rows) == 3
+    assert not {"scipy.stats", "sklearn", "pandas", "matplotlib"} & set(modules)
+
+
 def test_types_are_shipped() -> None:
     assert importlib.resources.files("fedattune").joinpath("py.typed").is_file()
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from crafted import LABELS, LATE
 from fedattune.analysis.mixing import compute_label_similarity, measure_agreement
@@ -68,3 +69,11 @@ def test_agreement_is_with_those_whose_models_there_were_and_of_those_who_were_g
     offered[0, 2:] = False  # no choice
     found = measure_agreement(weights, similarity, [0, 1], offered)
     assert (found.correlation, found.share, found.chance) == (None, None, 1.0)
+
+
+def test_the_correlation_is_that_of_scipy_also_with_ties() -> None:
+    random = np.random.default_rng(0)
+    weights, similarity = (random.integers(1, 4, (8, 8)) / 10 for _ in range(2))
+    others = ~np.eye(8, dtype=bool)
+    known = spearmanr(weights[others], similarity[others]).statistic
+    assert measure_agreement(weights, similarity).correlation == pytest.approx(known)

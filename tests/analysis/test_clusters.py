@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from sklearn.metrics import silhouette_score
 
-from fedattune.analysis.mixing import arrange_clients, seriate
+from fedattune.analysis.mixing import arrange_clients, measure_silhouette, seriate
 
 
 def test_seriation_puts_groups_together() -> None:
@@ -35,3 +36,11 @@ def test_no_clusters_are_seen_in_noise() -> None:
         weights[np.ix_(cohort, cohort)] = 1 / 6
         offered[np.ix_(cohort, cohort)] = True
     assert arrange_clients(weights, offered).share is None
+
+
+@pytest.mark.parametrize("clusters", [[1, 1, 2, 2, 2], [3, 1, 1, 2, 3], [1, 2, 2, 2, 2]])
+def test_the_silhouette_is_that_of_scikit_learn(clusters: list[int]) -> None:
+    distance = np.abs(np.subtract.outer([0.0, 1, 5, 5, 9], [0.0, 1, 5, 5, 9]))
+    known = silhouette_score(distance, clusters, metric="precomputed")
+    assert measure_silhouette(distance, np.array(clusters)) == pytest.approx(known)
+    assert measure_silhouette(0 * distance, np.array(clusters)) == 0

@@ -55,6 +55,15 @@ def part(html: str, name: str) -> bytes:
     return gzip.decompress(base64.b64decode(found[1]))
 
 
+def test_the_report_of_a_comparison_is_the_one_of_its_folder(tmp_path: Path) -> None:
+    """The command reports what it has in memory, and `fedattune report` what it reads."""
+    options = {"partition": "dirichlet", "clients": 5, "rounds": 3, "seeds": 2, "processes": 1}
+    fedattune.compare("digits", ["local", "fedavg", "fedmcsa"], out=tmp_path / "run", **options)
+    pages = [(tmp_path / "run/report.html").read_text("utf-8"), render_report(read_runs([tmp_path / "run"]))]
+    first, second = (re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "now", page) for page in pages)
+    assert first == second
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of three methods with two seeds on clients with odd names."""

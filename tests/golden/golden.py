@@ -27,7 +27,6 @@ os.environ["OMP_NUM_THREADS"] = "1"  # the order of a sum depends on the number 
 os.environ["FEDATTUNE_MEASURE"] = "off"  # a measured choice may differ between two processes
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -176,9 +175,12 @@ def describe(result: Result) -> dict[str, Any]:
 def list_last(result: Result) -> list[list[Any]]:
     """List the clients with their test scores at the last evaluation, at both points."""
     last = {
-        key: float(score_clients(*(np.array(value) for value in scores), deviation=result.target_deviation))
-        for key, scores in result.store.last_scores("test").items()
-        if scores[0]
+        (number, point): float(score_clients(*scores, deviation=result.target_deviation))
+        for point in ("received", "trained")
+        for number, scores in zip(
+            result.eval_ids, result.store.last_scores("test", point, result.eval_ids).T, strict=True
+        )
+        if scores[0] > 0
     }
     return [
         [c.id, c.n_train, c.n_test, last.get((number, "received")), last.get((number, "trained"))]

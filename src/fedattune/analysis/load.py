@@ -152,7 +152,9 @@ def read_run(path: Path, *, copy: bool = True) -> RunMetrics | None:
     return RunMetrics(config, facts, store, finished, predictions)
 
 
-def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
+def read_runs(
+    paths: Sequence[Path | str], *, running: bool = False, known: Mapping[Path, RunMetrics] | None = None
+) -> Runs:
     """Read the runs in folders that `run` or `compare` wrote, or that are one of their runs.
 
     A run that is in two folders counts once. Runs of one method with other options are not further seeds of it; the
@@ -161,6 +163,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
     Args:
         paths: the folders.
         running: read also runs that still train, or that were stopped.
+        known: resolved folder -> its finished run, which is in memory and not read again.
 
     Raises:
         RunError: a folder holds no run, none that is finished, or the runs are not of the same clients.
@@ -179,7 +182,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
             if folder.resolve() in read_folders or folder in failures:
                 continue
             read_folders.add(folder.resolve())
-            run = read_run(folder)
+            run = (known or {}).get(folder.resolve()) or read_run(folder)
             if run is None or not (run.is_finished or running):
                 waiting.append(folder)
                 continue
@@ -192,7 +195,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
             names = (own, *(f"{own} ({suffix})" for suffix in (label, path, folder, len(identities))))
             free = (name for name in names if (name, *key) not in runs)
             name = next(name for name in free if config == config_of.setdefault(name, config))
-            runs[name, *key] = replace(run, config={**run.config, "algorithm": name}), folder
+            runs[name, *key] = run if name == own else replace(run, config={**run.config, "algorithm": name}), folder
     if not runs and not running:
         raise RunError(
             f"{folders[0]}: no run is finished yet; look at it with fedattune watch, or go on with it by --resume"

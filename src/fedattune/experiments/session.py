@@ -313,7 +313,8 @@ def write_summary(
         from ..analysis.load import read_runs
         from ..analysis.output.report import write_report
 
-        write_report(report, read_runs([report.parent]))
+        known = {one.folder.resolve(): one for one in results if one.folder}
+        write_report(report, read_runs([report.parent], known=known))
     failures = [describe_failure(one.algorithm, one.seed, one.error) for one in failed]
     notes = [*merge_notes(results, baselines, metric), *notes, *failures]
     return Summary(results, failed, baselines, rows, notes, verdict, report if results else None)

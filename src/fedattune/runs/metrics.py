@@ -451,12 +451,9 @@ class RunMetrics:
         return self._read_judged(part, self.evaluation_point)
 
     def _read_judged(self, part: Part, point: Point) -> NDArray[np.float64]:
-        scores, rounds = np.full((3, len(self.eval_ids)), np.nan), self.judged_rounds
         if self.facts.get("early_stopping", "off") == "off":  # nodes of a deployment may be absent at times
-            last = self.store.last_scores(part)
-            for i, number in enumerate(self.eval_ids):
-                scores[:, i] = last.get((number, point), np.nan)
-            return scores
+            return self.store.last_scores(part, point, self.eval_ids)
+        scores, rounds = np.full((3, len(self.eval_ids)), np.nan), self.judged_rounds
         for round_, scored_point, values in self.store.scores(part):
             if scored_point == point and (is_judged := rounds == round_).any():
                 scores[:, is_judged] = values[:, is_judged]

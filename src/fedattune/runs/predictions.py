@@ -20,6 +20,7 @@ from ..core.params import Params
 from ..core.task import Task
 from ..data import Federation
 from ..engine.base import EVALUATED_PARTS, EvalPart, TaskLoss
+from .client_metrics import CLIENT_MEASURES
 from .context import RunContext
 from .rows import RowStack
 
@@ -71,9 +72,15 @@ class RowPredictions:
         if metric not in self._measured:
             if METRICS[metric].is_for_classes == self.is_regression:
                 raise KeyError(metric)
-            slices = map(self.rows, range(self.n_clients))
-            each = [compute_metrics(self.y[rows], self.outputs[rows], [metric])[metric] for rows in slices]
-            self._measured[metric] = np.array(each)
+            if metric in CLIENT_MEASURES and self.y.ndim == 1:
+                with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # no rows, or a model that diverged
+                    values = CLIENT_MEASURES[metric](self.starts, self.y, self.outputs.astype(np.float64))
+            else:
+                slices = map(self.rows, range(self.n_clients))
+                values = np.array(
+                    [compute_metrics(self.y[rows], self.outputs[rows], [metric])[metric] for rows in slices]
+                )
+            self._measured[metric] = values
         return self._measured[metric]
 
     @cached_property

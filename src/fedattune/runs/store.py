@@ -348,28 +348,32 @@ class RunStore:
 
     def scores(self, part: str, since: int = 0) -> Iterator[tuple[int, str, NDArray[Any]]]:
         """Yield round, point, and samples, correct predictions and sum of losses (3, E) of one part in order."""
-        for round_, point, _, values in self._read_evaluations(part, since):
+        where = "round >= ? AND part = ? ORDER BY round, point"
+        for round_, point, _, values in self._read_evaluations(where, (since, part)):
             yield round_, point, values
 
-    def _read_evaluations(self, part: str, since: int = 0) -> Iterator[tuple[int, str, NDArray[Any], NDArray[Any]]]:
+    def _read_evaluations(
+        self, where: str, values: Sequence[Any]
+    ) -> Iterator[tuple[int, str, NDArray[Any], NDArray[Any]]]:
         with explain_errors("read", self._path):
-            records = self._db.execute(
-                "SELECT round, point, scores FROM evaluations WHERE round >= ? AND part = ? ORDER BY round, point",
-                (since, part),
-            )
-            for round_, point, blob in records:
+            sql = f"SELECT round, point, scores FROM evaluations WHERE {where}"  # noqa: S608 (no user input)
+            for round_, point, blob in self._db.execute(sql, values):
                 clients, scores = unpack_scores(blob)
                 yield round_, point, clients, scores
 
-    def last_scores(self, part: str) -> dict[tuple[int, str], tuple[int, int, float]]:
-        """Read samples, right predictions and sum of losses at each client's last evaluation, by (client, point)."""
-        newest: dict[str, NDArray[np.int64]] = {}  # clients of the newest evaluation at each point
-        last: dict[tuple[int, str], tuple[int, int, float]] = {}
-        for _, point, clients, scores in reversed(list(self._read_evaluations(part))):
-            if np.array_equal(newest.setdefault(point, clients), clients) and (int(clients[0]), point) in last:
-                continue  # all of them are known
-            for client, n, correct, loss in zip(clients.tolist(), *scores.tolist(), strict=True):
-                last.setdefault((client, point), (int(n), int(correct), loss))
+    def last_scores(self, part: str, point: str, clients: Sequence[int]) -> NDArray[np.float64]:
+        """Read samples, right predictions and sum of losses (3, E) at the last evaluation of each of E clients.
+
+        Clients that were never evaluated have NaN.
+        """
+        last, is_known = np.full((3, len(clients)), np.nan), np.zeros(len(clients), dtype=np.bool_)
+        for *_, ids, scores in self._read_evaluations("part = ? AND point = ? ORDER BY round DESC", (part, point)):
+            _, mine, theirs = np.intersect1d(clients, ids, assume_unique=True, return_indices=True)
+            is_new = ~is_known[mine]
+            last[:, mine[is_new]] = scores[:, theirs[is_new]]
+            is_known[mine] = True
+            if is_known.all():
+                break
         return last
 
     def mixing(self, n_clients: int) -> MixingLog:

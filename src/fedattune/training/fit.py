@@ -236,5 +236,6 @@ def _finish(
         result = replace(result, facts={**result.facts, **facts})
     if folder:
         result.finish(folder)
-        result = replace(Result.load(folder.path), module=result.module)
+        # The predictions have been measured already.
+        result = replace(Result.load(folder.path), module=result.module, predictions=result.predictions)
     return replace(result, trained_server=trained_server)

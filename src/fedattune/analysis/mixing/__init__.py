@@ -56,8 +56,6 @@ def measure_agreement(
         rows: the receiving clients to look at; default: all.
         offered: (N, N), whose models there were to give to each client; default: everybody's.
     """
-    from scipy.stats import spearmanr
-
     n = len(weights)
     offered = np.ones((n, n), dtype=bool) if offered is None else offered
     all_weights, all_similarities = list[FloatArray](), list[FloatArray]()
@@ -82,8 +80,15 @@ def measure_agreement(
         return LabelAgreement(None, None, 1.0)
     a, b = np.concatenate(all_weights), np.concatenate(all_similarities)
     varies = len(a) > 2 and np.ptp(a) > FLAT_WEIGHT and np.ptp(b) > FLAT_WEIGHT
-    correlation = float(spearmanr(a, b).statistic) if varies else None
+    correlation = float(np.corrcoef(_rank(a), _rank(b))[0, 1]) if varies else None
     return LabelAgreement(correlation, float(np.mean(shares)), float(np.mean(chances)))
+
+
+def _rank(values: FloatArray) -> FloatArray:
+    """Rank values (n,) from 1; equal ones share the mean of their ranks."""
+    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: FloatArray = (sizes.cumsum() - (sizes - 1) / 2)[group]
+    return ranks
 
 
 N_TOP_PARTNERS = 3
@@ -276,7 +281,6 @@ def seriate(similarity: FloatArray) -> tuple[list[int], list[int]]:
         Positions in order (N), and the number of each client's cluster (N).
     """
     from scipy.cluster.hierarchy import fcluster, leaves_list, optimal_leaf_ordering
-    from sklearn.metrics import silhouette_score
 
     n = len(similarity)
     if n < 3:
@@ -289,11 +293,28 @@ def seriate(similarity: FloatArray) -> tuple[list[int], list[int]]:
         tree = optimal_leaf_ordering(tree, pairs)
     cuts = [fcluster(tree, k, "maxclust") for k in range(2, min(MAX_CLUSTERS, n - 1) + 1)]
     cuts = [cut for cut in cuts if 1 < len(set(cut)) < n]
-    scores = [float(silhouette_score(distance, cut, metric="precomputed")) for cut in cuts]
+    scores = [measure_silhouette(distance, cut) for cut in cuts]
     best = cuts[int(np.argmax(scores))] if cuts else np.ones(n, dtype=int)
     order = [int(i) for i in leaves_list(tree)]
     numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(int(best[i]) for i in order))}
     return order, [numbers[int(cluster)] for cluster in best]
+
+
+def measure_silhouette(distance: FloatArray, clusters: NDArray[np.int_]) -> float:
+    """Compute the mean silhouette of at least two clusters, from distances (n, n) and the number of each cluster (n,).
+
+    A client by itself counts 0. The import of scikit-learn, which has the same, takes longer than a whole report.
+    """
+    numbers, own, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
+    rows = np.arange(len(clusters))
+    sums = distance @ (own[:, None] == np.arange(len(numbers)))
+    within = sums[rows, own] / np.maximum(sizes[own] - 1, 1)
+    means = sums / sizes
+    means[rows, own] = np.inf
+    nearest = means.min(axis=1)
+    largest = np.maximum(within, nearest)
+    is_scored = (sizes[own] > 1) & (largest > 0)
+    return float(np.divide(nearest - within, largest, out=np.zeros(len(rows)), where=is_scored).mean())
 
 
 def _link(distance: FloatArray) -> tuple[FloatArray, FloatArray]:
