@@ -42,7 +42,7 @@ def test_a_custom_metric_and_format(code: Path, cli: Callable[..., Done]) -> Non
     row = runs.rows[0]
     assert row.metrics["errors"] == row.mean.mean > 0
     assert cli("table", "o", "--format", "custom.py:tsv").out.startswith("local\terrors\n")
-    assert cli("table", "o", "--format", "csv").out.splitlines()[0].endswith("log_loss,errors")
+    assert cli("table", "o", "--format", "csv").out.splitlines()[0].endswith("log_loss,calibration_error,errors")
     assert cli("compare", "--resume", "o", "--quiet", "--allow-code", "custom.py:errors").code == 0
     del METRICS["errors"]
     runs = read_runs(["o"])

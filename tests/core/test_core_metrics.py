@@ -1,11 +1,23 @@
 """Metrics agree with scikit-learn, and are not a number where rows do not define them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn import metrics as sk
 
 from fedattune import ConfigError
-from fedattune.core.metrics import METRICS, check_metric, compute_metrics, compute_probabilities, compute_row_losses
+from fedattune.core.metrics import (
+    METRICS,
+    Metric,
+    check_metric,
+    compute_metrics,
+    compute_probabilities,
+    compute_recalls,
+    compute_row_losses,
+    try_metric,
+)
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 7])
@@ -26,8 +38,54 @@ def test_metrics_of_classes_agree_with_scikit_learn(n_classes: int) -> None:
             "auc": area,
             "f1": sk.f1_score(y, predicted, average="macro"),
             "log_loss": sk.log_loss(y, chance),
+            "calibration_error": compute_calibration_error(y, chance),
         }
     )
+
+
+def compute_calibration_error(y: NDArray[np.int64], chance: NDArray[np.float64]) -> float:
+    """The loop over bins of the usual code: a bin has its upper limit."""
+    confidence, right = chance.max(axis=1), chance.argmax(axis=1) == y
+    error = 0.0
+    for low in np.linspace(0, 1, 16)[:-1]:
+        inside = (confidence > low) & (confidence <= low + 1 / 15)
+        if inside.any():
+            error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    return float(error)
+
+
+def test_the_calibration_error_by_hand() -> None:
+    """Three rows with probability 3/4, two of them right, and one sure and wrong row: 3/4 |2/3 - 3/4| + 1/4 |0 - 1|."""
+    logits = np.log(np.array([[3.0, 1.0], [3.0, 1.0], [1.0, 3.0], [1e30, 1.0]]))
+    found = compute_metrics(np.array([0, 1, 1, 1]), logits, ["calibration_error"])["calibration_error"]
+    assert found == pytest.approx(3 / 4 * abs(2 / 3 - 3 / 4) + 1 / 4)
+    assert np.isnan(
+        compute_metrics(np.array([0]), np.array([[np.nan, 0.0]]), ["calibration_error"])["calibration_error"]
+    )
+    assert METRICS["calibration_error"].format_gap(-0.02, signed=True) == "-2.00 points"
+
+
+def test_recalls_are_those_of_scikit_learn() -> None:
+    random = np.random.default_rng(2)
+    y, logits = random.integers(0, 3, 40), random.normal(size=(40, 4))
+    found = compute_recalls(y, logits)
+    np.testing.assert_allclose(found[:3], sk.recall_score(y, logits.argmax(1), labels=[0, 1, 2], average=None))
+    assert np.isnan(found[3])
+
+
+def test_a_broken_metric_is_found_before_training() -> None:
+    def make(function: Any) -> Metric:
+        return Metric("mine", function, "mine", is_higher_better=True, is_percent=False, is_for_classes=True)
+
+    try_metric(make(lambda y, logits: float(logits[y == 2].mean())), 3)
+    try_metric(make(lambda y, predicted: np.float32("nan")), 0)
+    for function, reason in (
+        (lambda y, logits: logits[:, 7].mean(), "IndexError: index 7 is out of bounds"),
+        (lambda y, logits: logits.mean(axis=0), "TypeError: only"),
+        (lambda y, logits: None, "TypeError: float"),
+    ):
+        with pytest.raises(ConfigError, match=rf"metric mine: it fails on 6 rows with outputs \(6, 3\): {reason}"):
+            try_metric(make(function), 3)
 
 
 def test_metrics_of_numbers_agree_with_scikit_learn() -> None:

@@ -106,11 +106,13 @@ class MethodRow:
     Attributes:
         kind: `together` for methods that share, `alone`, or `pooled` for everybody's rows in one place.
         point: the evaluation point, received or trained; a dash for a baseline.
-        metric: name of the metric of `mean`, `pooled`, `std` and `worst10`; of a metric in percent these are fractions.
-        mean, pooled, std, worst10: the metric on test data: mean over clients, over all rows, its deviation over
-            clients, and its mean over the worst tenth of the clients, for the judged models. Clients with few test
-            rows count less: see `weigh_tests`.
+        metric: name of the metric of `mean`, `pooled`, `std`, `worst10` and `worst`; of a metric in percent these are
+            fractions.
+        mean, pooled, std, worst10, worst: the metric on test data: mean over clients, over all rows, its deviation over
+            clients, its mean over the worst tenth of the clients, and the worst client's, for the judged models.
+            Clients with few test rows count less, except for the worst: see `weigh_tests`.
         metrics: metric -> its mean over clients, for all metrics of the target.
+        recall: class -> share of its test rows that are classified rightly; empty where outputs are not at hand.
         better_than_local: share of the clients that gain over training alone.
         reference: the best thing alone by validation: `local` or a baseline.
         gain, interval: mean gain over the reference and its 95% interval, in points or in the unit of the metric; None
@@ -136,7 +138,9 @@ class MethodRow:
     pooled: MeanStd | None
     std: MeanStd | None
     worst10: MeanStd | None
+    worst: MeanStd | None
     metrics: dict[str, float]
+    recall: dict[str, float]
     better_than_local: float | None
     reference: str = BASELINE
     gain: float | None = None

@@ -67,13 +67,13 @@ def build_rows(
             for row in rows
         ]
     if any(is_merged(run) for run in results):  # one client that stands for all has no spread
-        return [replace(row, std=None, worst10=None, better_than_local=None) for row in rows]
+        return [replace(row, std=None, worst10=None, worst=None, better_than_local=None) for row in rows]
     return rows
 
 
 def _summarise_metric(runs: Sequence[Contestant], metric: MetricName, weights: FloatArray) -> dict[str, MeanStd | None]:
     measure = METRICS[metric]
-    summaries: dict[str, list[float]] = {"mean": [], "pooled": [], "std": [], "worst10": []}
+    summaries: dict[str, list[float]] = {"mean": [], "pooled": [], "std": [], "worst10": [], "worst": []}
     for run in runs:
         values = run.measure_clients(metric)
         is_counted = np.isfinite(values) & (weights > 0)
@@ -87,6 +87,7 @@ def _summarise_metric(runs: Sequence[Contestant], metric: MetricName, weights: F
         summaries["mean"].append(mean)
         summaries["std"].append(float(np.sqrt(np.average((values - mean) ** 2, weights=shares))))
         summaries["worst10"].append(float(np.average(values, weights=worst)))
+        summaries["worst"].append(float(values[0]))
         if "test" in run.predictions:
             summaries["pooled"].append(run.predictions["test"].pooled[metric])
         elif metric == "accuracy" and (judged := getattr(run, "judged", {})).get("acc_pooled") is not None:
@@ -123,6 +124,7 @@ def _summarise(
 ) -> dict[str, Any]:
     """Return the columns that methods and baselines have in common."""
     runs = groups[name]
+    classes = list_classes([run for group in groups.values() for run in group])
     gains = None if name == BASELINE else compute_gains_over_local(groups, name, metric)
     known = np.zeros(0) if gains is None else gains[np.isfinite(gains)]
     means = {}
@@ -135,11 +137,24 @@ def _summarise(
         "algorithm": name,
         "metric": metric,
         "metrics": means,
+        "recall": _average_recalls(runs, classes),
         "better_than_local": float(np.mean(known > 0)) if len(known) else None,
         "seconds": float(np.mean([run.seconds for run in runs])),
         "n_seeds": len(runs),
         **_summarise_metric(runs, metric, weights),
     }
+
+
+def list_classes(runs: Sequence[Contestant]) -> list[str]:
+    """Return the names of the classes, which baselines do not have; none if the target is a number."""
+    return next((list(run.facts.get("classes", ())) for run in runs if isinstance(run, RunMetrics)), [])
+
+
+def _average_recalls(runs: Sequence[Contestant], classes: Sequence[str]) -> dict[str, float]:
+    """Average the recall of each class over the runs that have test rows of it."""
+    each = [run.predictions["test"].recalls for run in runs if classes and "test" in run.predictions]
+    known = [[float(one[i]) for one in each if np.isfinite(one[i])] for i in range(len(classes))]
+    return {name: float(np.mean(values)) for name, values in zip(classes, known, strict=True) if values}
 
 
 def _average_effects(runs: Sequence[RunMetrics]) -> dict[str, float]:
@@ -187,7 +202,7 @@ def rows_to_json(table: Sequence[MethodRow]) -> list[dict[str, Any]]:
 
 
 SPREADS = (
-    "mean", "pooled", "std", "worst10", "last", "best_validation", "bmta", "bmta_pooled", "mean_last_10pct",
+    "mean", "pooled", "std", "worst10", "worst", "last", "best_validation", "bmta", "bmta_pooled", "mean_last_10pct",
     "global_accuracy", "arrived", "newcomers",
 )  # fmt: skip
 """Columns that `MethodRow` has as mean and deviation; of a single run, the mean is its number."""
@@ -205,18 +220,21 @@ def build_run_table(
     metric = metric or get_default_metric(results)
     runs = {(run.algorithm, run.split, run.seed): run for run in results}
     rows: dict[tuple[str, int, int | None], dict[str, Any]] = {}
+    classes = list_classes(results)
     for split, seed in dict.fromkeys((run.split, run.seed) for run in results):
         here = [run for run in results if (run.split, run.seed) == (split, seed)]
         alone = [one for one in baselines if one.split == split]
         for line in build_rows(here, rounds_to, metric=metric, baselines=alone):
             run = runs.get((line.algorithm, split, seed))
             key = (line.algorithm, split, None if run is None else seed)
-            rows.setdefault(key, _describe_run(line, run, split, rounds_to))
+            rows.setdefault(key, _describe_run(line, run, split, rounds_to, classes))
     order = list(dict.fromkeys([*(run.algorithm for run in results), *(one.name for one in baselines)]))
     return _make_table([rows[key] for key in sorted(rows, key=lambda key: (order.index(key[0]), key[1], key[2] or 0))])
 
 
-def _describe_run(line: MethodRow, run: RunMetrics | None, split: int, rounds_to: float | None) -> dict[str, Any]:
+def _describe_run(
+    line: MethodRow, run: RunMetrics | None, split: int, rounds_to: float | None, classes: Sequence[str]
+) -> dict[str, Any]:
     row: dict[str, Any] = {"method": line.algorithm, "kind": line.kind, "seed": None, "split": split}
     row |= dict.fromkeys(("model", "clients", "rounds")) | {"finished": True, "lr": None, "metric": line.metric}
     if run is not None:
@@ -228,6 +246,7 @@ def _describe_run(line: MethodRow, run: RunMetrics | None, split: int, rounds_to
     row |= {name: getattr(line, name) for name in NUMBERS}
     if rounds_to is not None:
         row["rounds_to"] = line.rounds_to[0] if line.rounds_to else None
+    row |= {f"recall {name}": line.recall.get(name) for name in classes}
     return row | {name: line.metrics.get(name) for name in METRICS}
 
 

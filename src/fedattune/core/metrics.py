@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ConfigError, list_some
+from .errors import ConfigError, list_some, summarize_error
 from .own_code import check_new_name, is_reference, load_registered
 
 MetricName = str
@@ -80,6 +80,9 @@ def format_number(value: float, digits: int = 4, sign: str = "") -> str:
     return f"{value:{sign},.0f}" if is_long else f"{value:{sign},.{digits}g}"
 
 
+CALIBRATION_BINS = 15
+"""Bins of equal width of the calibration error, as in the paper and in most code."""
+
 METRICS: dict[str, Metric] = {}
 """Name -> metric, in the order of tables."""
 
@@ -139,9 +142,34 @@ def compute_metrics(
     y, outputs = y.astype(np.int64 if is_for_classes else np.float64), np.asarray(outputs, dtype=np.float64)
     with np.errstate(invalid="ignore", over="ignore"):  # outputs of a model that diverged
         return {
-            name: float(METRICS[name].measure(y, outputs)) if len(y) else float("nan")
+            name: _measure(METRICS[name], y, outputs) if len(y) else float("nan")
             for name in (_list_metrics(is_for_classes=is_for_classes) if names is None else names)
         }
+
+
+def _measure(metric: Metric, y: NDArray[Any], outputs: Values) -> float:
+    try:
+        return float(metric.measure(y, outputs))
+    except Exception as error:
+        raise ConfigError(
+            f"metric {metric.name}: it fails on {len(y)} rows with outputs {outputs.shape}: {summarize_error(error)}; "
+            "expected a function of true values (n,) and outputs (n, outputs) that returns one number, or NaN"
+        ) from error
+
+
+def try_metric(metric: Metric, n_classes: int) -> None:
+    """Measure a few made-up rows, so that a broken custom metric is found before training.
+
+    Args:
+        metric: the metric.
+        n_classes: number of classes; 0 if the target is a number.
+
+    Raises:
+        ConfigError: the metric fails, or returns no number.
+    """
+    n = 2 * max(2, n_classes)
+    outputs = np.sin(np.arange(n * max(1, n_classes), dtype=np.float64)).reshape(n, -1)
+    _measure(metric, np.arange(n) % n_classes if n_classes else np.linspace(-1.0, 1.0, n), outputs)
 
 
 def compute_probabilities(logits: Values) -> Values:
@@ -229,6 +257,27 @@ def f1(y: Labels, logits: Values) -> float:
 def log_loss(y: Labels, logits: Values) -> float:
     """Compute the mean cross-entropy."""
     return float(_compute_log_losses(y, logits).mean())
+
+
+@register_metric("calibration error", is_higher_better=False, is_percent=True)
+def calibration_error(y: Labels, logits: Values) -> float:
+    """Compute the expected calibration error: how far probabilities of predicted classes are from their accuracy.
+
+    It is the mean over rows of |accuracy - mean probability| in the row's bin, of 15 bins of the largest probability.
+    Source: Guo et al., On Calibration of Modern Neural Networks (ICML 2017), equation 3.
+    """
+    confidence = compute_probabilities(logits).max(axis=1)
+    if not np.isfinite(confidence).all():
+        return float("nan")
+    bins = np.searchsorted(np.linspace(0, 1, CALIBRATION_BINS + 1)[1:-1], confidence)  # a bin has its upper limit
+    gaps = np.bincount(bins, (logits.argmax(axis=1) == y) - confidence)
+    return float(np.abs(gaps).sum() / len(y))
+
+
+def compute_recalls(y: NDArray[Any], logits: NDArray[Any]) -> Values:
+    """Compute the share of each class's rows that are classified rightly (classes,); NaN for a class without rows."""
+    hits, rows, _ = _count_hits(y, logits)
+    return np.where(rows > 0, hits / np.maximum(rows, 1), np.nan)
 
 
 @register_metric("R2", is_higher_better=True, is_for_classes=False)

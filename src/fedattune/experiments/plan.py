@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..analysis.compare import BASELINE
 from ..analysis.folder import make_run_name
 from ..core.errors import ConfigError, FedAttuneError, ModelError, RunError
-from ..core.metrics import check_metric
+from ..core.metrics import check_metric, try_metric
 from ..core.options import write_option
 from ..core.own_code import get_short_name, is_reference
 from .config import Experiment
@@ -316,7 +316,9 @@ def settle_metric(experiment: Experiment, federation: "Federation") -> Experimen
     from ..data.federated import choose_metric
 
     metric = experiment.metric or choose_metric(federation)
-    check_metric(metric, is_regression=not federation.classes)
+    found = check_metric(metric, is_regression=not federation.classes)
+    if is_reference(metric):
+        try_metric(found, federation.n_classes)
     if experiment.rounds_to is not None and not federation.classes:
         raise ConfigError(
             f"{write_option('rounds_to')} {experiment.rounds_to:g} is an accuracy, and the target of {federation.name} "

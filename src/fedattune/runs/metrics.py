@@ -498,6 +498,16 @@ class RunMetrics:
             return predictions.measure_clients(metric)
         return measure_scores(metric, self.judged_scores(part), self.target_deviation)
 
+    @property
+    def recall(self) -> dict[str, float]:
+        """Share of each class's test rows, of all clients, that the judged models classify rightly; NaN without rows.
+
+        Empty if the target is a number, and without predictions, as before the end of a run and in deployments.
+        """
+        if self.is_regression or (predictions := self.predictions.get("test")) is None:
+            return {}
+        return dict(zip(self.facts["classes"], predictions.recalls.tolist(), strict=True))
+
     def measure_for_choice(self, metric: MetricName) -> NDArray[np.float64]:
         """Measure validation rows for the choice between methods: a value for each evaluated client (E,).
 
@@ -540,6 +550,7 @@ class RunMetrics:
             "final": self.final,
             "judged": self.judged,
             "metrics": {part: one.pooled for part, one in self.predictions.items() if part != FOR_CHOICE},
+            "recall": self.recall,
             "best_test": self.best_test,
             "bmta": self.bmta,
             "best_validation": self.best_validation,

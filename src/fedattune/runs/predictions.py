@@ -15,7 +15,7 @@ from torch import Tensor
 from ..client import find_row_weighing
 from ..core.algorithm import RowWeighing
 from ..core.io import copy_tensors, load_tensors, save_tensors
-from ..core.metrics import METRICS, MetricName, compute_metrics
+from ..core.metrics import METRICS, MetricName, compute_metrics, compute_recalls
 from ..core.params import Params
 from ..core.task import Task
 from ..data import Federation
@@ -91,6 +91,11 @@ class RowPredictions:
     def pooled(self) -> dict[str, float]:
         """Every metric of all rows together."""
         return compute_metrics(self.y, self.outputs)
+
+    @cached_property
+    def recalls(self) -> FloatArray:
+        """Share of each class's rows that are classified rightly (classes,); NaN for a class without rows."""
+        return compute_recalls(self.y, self.outputs)
 
 
 def predict_parts(context: RunContext, models: RowStack, buffers: RowStack) -> dict[str, RowPredictions]:

@@ -10,7 +10,7 @@ from ...core.metrics import METRICS
 from ...core.own_code import check_new_name, is_reference, load_registered
 from ...core.text import format_csv
 from ..compare import MethodRow
-from .tables import Columns, make_console, pick_columns, print_methods, select_columns, write_legend
+from .tables import TEXT_COLUMNS, Columns, make_console, pick_columns, print_methods, select_columns, write_legend
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,7 +119,7 @@ def _join_columns(runs: "Runs", columns: str | None) -> Columns:
 def latex(runs: "Runs", columns: str | None) -> str:
     """Write the table of methods as a LaTeX tabular for the package booktabs."""
     rows, chosen = runs.rows, _join_columns(runs, columns)
-    alignment = "".join("l" if title in ("model", "effect") else "r" for title in chosen)
+    alignment = "".join("l" if title in TEXT_COLUMNS else "r" for title in chosen)
     titles = [escape_latex(re.sub(r" %$", " (%)", title)) for title in chosen]
     lines = [
         r"% needs \usepackage{booktabs}; bold: best method",
@@ -161,7 +161,7 @@ def markdown(runs: "Runs", columns: str | None) -> str:
     """Write the table of methods as Markdown, with its legend below."""
     rows, chosen = runs.rows, _join_columns(runs, columns)
     lines = ["| " + " | ".join(["method", *(_escape_markdown(title) for title in chosen)]) + " |"]
-    lines.append("|---|" + "".join("---|" if title in ("model", "effect") else "---:|" for title in chosen))
+    lines.append("|---|" + "".join("---|" if title in TEXT_COLUMNS else "---:|" for title in chosen))
     for row, cells in fill_cells(rows, chosen):
         texts = [f"**{_escape_markdown(text)}**" if is_best else _escape_markdown(text) for text, is_best in cells]
         lines.append("| " + " | ".join([_escape_markdown(row.algorithm), *texts]) + " |")

@@ -114,6 +114,13 @@ def print_indented(text: "Text", by: int, console: "Console") -> None:
         console.print(Text(" " * by) + text)
 
 
+MAX_RECALLS = 10
+"""Classes of a cell with recalls."""
+
+TEXT_COLUMNS = ("model", "recall", "effect")
+"""Columns that stand to the left."""
+
+
 class Column(NamedTuple):
     """A column of the table of methods.
 
@@ -165,6 +172,11 @@ def _format_effect(value: float) -> str:
     return f"{100 * value:.1g}% (idle)" if value < IDLE_BELOW else f"{100 * value:.0f}%"
 
 
+def _format_recall(row: "MethodRow") -> str:
+    shares = sorted(row.recall.items(), key=lambda one: one[1]) if len(row.recall) > MAX_RECALLS else row.recall.items()
+    return ", ".join(f"{name} {format_points(share, 1)}" for name, share in list(shares)[:MAX_RECALLS]) or "-"
+
+
 def _format_interval(row: "MethodRow") -> str:
     return format_interval(row.interval) if row.interval else "-"
 
@@ -183,6 +195,7 @@ QUALITY_COLUMNS: Columns = {
     "pooled": _make_spread_column("pooled", "the same over all test rows together", is_metric=True),
     "std": _make_spread_column("std", "its spread over clients", is_metric=True, has_best=False),
     "worst 10%": _make_spread_column("worst10", "mean of the worst tenth of the clients", is_metric=True),
+    "worst": _make_spread_column("worst", "the worst client", is_metric=True),
     "> local": Column(
         lambda row: format_percent(row.better_than_local, 0),
         "clients better than under local",
@@ -193,6 +206,11 @@ EXTRA_COLUMNS: Columns = {
     "epsilon": Column(
         lambda row: "-" if row.epsilon is None else f"{row.epsilon:.3g}",
         "differential privacy spent by a run: of one client, or of a training row of the client with least",
+    ),
+    "recall": Column(
+        _format_recall,
+        "percent of each class's test rows, of all clients, that are classified rightly; of many classes, the "
+        f"{MAX_RECALLS} lowest",
     ),
     "effect": Column(
         lambda row: ", ".join(f"{part} {_format_effect(value)}" for part, value in row.effects.items()) or "-",
@@ -300,7 +318,7 @@ def print_methods(
             return "bold" if row == best else None
 
         cells = {title: one.format for title, one in (method | columns).items()}
-        return fill_table(lines, cells, ("method", "model", "effect"), style)
+        return fill_table(lines, cells, ("method", *TEXT_COLUMNS), style)
 
     def fits(columns: Columns) -> bool:
         return not console.is_terminal or measure_width(make(columns), console) <= console.width
