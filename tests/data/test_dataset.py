@@ -13,7 +13,7 @@ from fedattune.data import Dataset
         ({"y": np.zeros(3, dtype=np.int64)}, "4 samples but 3 labels"),
         ({"y": np.zeros(4)}, "int64"),
         ({"y": np.array([0, 1, 2, 0])}, "row 2 has label 2"),
-        ({"x": np.zeros((4, 2))}, "uint8 or float32"),
+        ({"x": np.zeros((4, 2))}, "uint8, int64 or float32"),
         ({"x": np.zeros(4, dtype=np.float32)}, "shape"),
         ({"x": np.array([[1], [np.inf], [-np.inf], [0]], dtype=np.float32)}, "row 1 holds NaN"),
         ({"scale": np.ones((3,), dtype=np.float32)}, "scale of shape"),

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import fedattune
 from fedattune import ConfigError, Federation, ModelError
 from fedattune.algorithms import ALGORITHMS
+from fedattune.core.task import Task
 from fedattune.models import check_model
 
 CHECKPOINTED = "layers that torch.func cannot differentiate: it trained with --engine sequential"
@@ -76,10 +77,28 @@ def test_what_torch_func_cannot_differentiate_runs_one_by_one(
         fedattune.fit(pictures, "fedavg", model(), rounds=1, dp_record=8)
 
 
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_attention_with_noise_on_rows(pictures: Federation) -> None:
     """Its dropout cannot be drawn for rows of several clients at once."""
     assert fedattune.fit(pictures, "fedavg", Attention(), rounds=2, dp_record=8).is_finished
+    with pytest.raises(ModelError, match=r"cannot be trained by the vectorized engine.*use --engine auto"):
+        fedattune.fit(pictures, "fedavg", Attention(), rounds=1, dp_record=8, engine="vectorized")
+
+
+def test_predictions_of_attention_are_the_plain_ones(pictures: Federation) -> None:
+    """PyTorch's fused prediction has no rule for `vmap`, and cuts off the padding that all rows of a batch share."""
+
+    class Masked(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            padding = torch.arange(8, device=x.device).expand(len(x), 8) >= 5
+            return self.head((self.layer(x, src_key_padding_mask=padding) * ~padding[..., None]).sum(1) / 5)
+
+    model = Masked()
+    task = Task(model)
+    x = pictures.features(torch.arange(4))
+    model.eval()
+    expected = model(x)  # a gradient is possible here, so PyTorch takes the plain way
+    with torch.no_grad():
+        torch.testing.assert_close(task.predict(task.params, task.buffers, x), expected)
 
 
 def test_computed_weights(pictures: Federation) -> None:
@@ -89,10 +108,25 @@ def test_computed_weights(pictures: Federation) -> None:
         fedattune.fit(pictures, "fedavg", old, rounds=1)
     new = Normed(torch.nn.utils.parametrizations.weight_norm)
     assert fedattune.fit(pictures, "fedavg", new, rounds=1).is_finished
+    with pytest.raises(ModelError, match=r"it uses torch\.nn\.utils\.spectral_norm; use .*parametrizations"):
+        fedattune.fit(pictures, "fedavg", Normed(torch.nn.utils.spectral_norm), rounds=1)
+
+
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_parametrizations_agree_between_engines(norm: str, pictures: Federation) -> None:
+    """Where PyTorch would loop over the models of a batch and warn, they run one after the other."""
+    torch.manual_seed(0)
+    model = Normed(getattr(torch.nn.utils.parametrizations, norm))
+    both = [
+        fedattune.fit(pictures, "fedavg", model, rounds=2, steps=4, dtype="float64", engine=engine).model("c0")
+        for engine in ("auto", "sequential")
+    ]
+    for one, other in zip(*(model.state_dict().values() for model in both), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_tokens_are_made_whole_by_the_model() -> None:
-    data = fedattune.federation_from({c: (torch.randint(0, 9, (40, 5)), torch.arange(40) % 2) for c in "ab"})
+    data = fedattune.federation_from({c: (torch.randint(0, 9, (40, 5)).float(), torch.arange(40) % 2) for c in "ab"})
     embedding = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 2))
     with pytest.raises(ModelError, match=r"call x\.long\(\) before the embedding"):
         fedattune.fit(data, "fedavg", embedding, rounds=1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..core.effect import OWN_MODEL, Effect, Mechanism
 from ..core.errors import ModelError
 from ..core.losses import LossFunction
-from ..core.network import MethodModule, Network, split_head
+from ..core.network import MethodModule, Network, split_head, to_input
 from ..core.params import Params
 from ..core.payload import Batch
 
@@ -138,7 +138,7 @@ class TwinNetwork(Network):
         except ModelError:
             body, head = copy.deepcopy(model), nn.Identity()  # type: ignore[assignment]
         with torch.no_grad():
-            n_outputs = copy.deepcopy(model).eval()(x.to(next(model.parameters()))).shape[1]
+            n_outputs = copy.deepcopy(model).eval()(to_input(x, model)).shape[1]
         return TwinModule(body, head, n_outputs, self.share, own_head=self.own_head)
 
     def client_buffers(self, label_counts: Tensor) -> Params:

@@ -70,6 +70,12 @@ class Network(ABC):
         return Params()
 
 
+def to_input(x: Tensor, model: nn.Module) -> Tensor:
+    """Return samples on the device of a model; those that are no whole numbers in the type of its weights."""
+    like = next(model.parameters())
+    return x.to(like) if x.is_floating_point() else x.to(like.device)
+
+
 def split_head(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn.Module, nn.Linear]:
     """Copy the model's body and its head: the `nn.Linear` that maps features to the output, or the one called `head`.
 
@@ -85,7 +91,7 @@ def split_head(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn
         raise ModelError(f"the model {name} cannot be split into body and head: it has no nn.Linear layer")
     if head is not None and head not in linear:
         raise ConfigError(f"head: got {head!r}, expected a linear layer of the model {name}: {', '.join(linear)}")
-    x = x.to(next(model.parameters()))
+    x = to_input(x, model)
     whole = copy.deepcopy(model).eval()
     with torch.no_grad():
         output = whole(x)

@@ -1,14 +1,17 @@
 """Turn a model and its loss into pure functions of parameters and buffers."""
 
 import copy
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from .errors import ModelError, summarize_error
 from .gradient import differentiate, sum_clipped, take_gradient
@@ -43,6 +46,22 @@ def limit_samples(model: nn.Module, max_samples: int, input_values: int) -> int:
     if activations == 1:
         return max_samples
     return max(1, min(max_samples, MAX_ACTIVATIONS // (activations * max(1, input_values))))
+
+
+class PlainAttention(TorchFunctionMode):
+    """Keep attention layers from the fused prediction of PyTorch.
+
+    `vmap` has no rule for it, and with a padding mask it cuts off what is padding in the whole batch.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -109,8 +128,13 @@ class Task:
         self.model.eval()
         state = {**params, **buffers}
         state.pop(CLASS_WEIGHTS, None)
-        out: Tensor = functional_call(self.model, state, (x,))
+        with PlainAttention() if self._has_attention else nullcontext():
+            out: Tensor = functional_call(self.model, state, (x,))
         return out
+
+    @cached_property
+    def _has_attention(self) -> bool:
+        return any(isinstance(m, nn.MultiheadAttention) for m in self.model.modules())
 
     def gradient(self, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
         """Return the gradient of the mean loss in training mode, and new buffers after it; works under `vmap`."""
@@ -186,11 +210,12 @@ class Task:
         if clip is None:
             return self.gradient(params, buffers, batch)[0]
         x, y = batch
-        return self.clipped_gradient(params, buffers, (x, y, torch.ones(len(y), dtype=x.dtype, device=x.device)), clip)
+        like = next(iter(params.values()))
+        return self.clipped_gradient(params, buffers, (x, y, like.new_ones(len(y))), clip)
 
     def _advise_on_tokens(self) -> str:
         has_tokens = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in self.model.modules())
-        return "; inputs are floating-point numbers: call x.long() before the embedding" if has_tokens else ""
+        return "; give whole numbers (int64), or call x.long() before the embedding" if has_tokens else ""
 
     def check(self, x: Tensor, n_outputs: int) -> None:
         """Run the model once on `x` (B, ...); raise a ModelError if it has not one score per class, or one number."""

@@ -37,7 +37,7 @@ class Dataset:
 
     Args:
         name: name of the data.
-        x: samples (n, *shape), uint8 or float32.
+        x: samples (n, *shape), uint8, int64 (such as token numbers) or float32.
         y: class numbers (n,), int64; or, if the target is a number, its values (n,), float32, in their unit.
         classes: names of the classes; empty if the target is a number.
         shift: subtracted from the samples, float32, broadcastable to one sample.
@@ -149,8 +149,8 @@ def _check_target(name: str, y: Array, n_classes: int) -> None:
 
 
 def _check_features(name: str, x: Array) -> None:
-    if x.dtype not in (np.uint8, np.float32):
-        raise DataError(f"{name}: samples must be uint8 or float32, got {x.dtype}")
+    if x.dtype not in (np.uint8, np.int64, np.float32):
+        raise DataError(f"{name}: samples must be uint8, int64 or float32, got {x.dtype}")
     if x.ndim < 2 or 0 in x.shape:
         raise DataError(f"{name}: samples must have the shape (n, features...), got {x.shape}")
     if (row := find_nonfinite_row(x)) is not None:
@@ -158,9 +158,9 @@ def _check_features(name: str, x: Array) -> None:
 
 
 def find_nonfinite_row(x: Array) -> int | None:
-    """Find the first row of x, uint8 or float32, with NaN or an infinite value; None if there is none."""
+    """Find the first row of x with NaN or an infinite value; None if there is none."""
     # A finite sum proves all values finite without a temporary array; float64 cannot overflow here.
     with np.errstate(invalid="ignore"):  # inf - inf
-        if x.dtype == np.uint8 or np.isfinite(x.sum(dtype=np.float64)):
+        if x.dtype.kind != "f" or np.isfinite(x.sum(dtype=np.float64)):
             return None
     return int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))[0])

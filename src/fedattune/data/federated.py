@@ -26,11 +26,11 @@ from .types import Array, Index, TargetScale
 class Federation:
     """All samples, kept once, and the N clients as index lists into them.
 
-    The model's input is `(x - shift) * scale`.
+    The model's input is `(x - shift) * scale`, or x itself if it is int64.
 
     Args:
         name: name of the data.
-        x: samples (n, *shape), uint8 or float32.
+        x: samples (n, *shape), uint8, int64 (such as token numbers) or float32.
         y: class numbers (n,), int64; or, if the target is a number, (value - mean) / deviation, float32.
         classes: names of the classes; empty if the target is a number.
         clients: the clients, kept as a `ClientIndex`.
@@ -133,7 +133,8 @@ class Federation:
     def features(self, index: Tensor, dtype: torch.dtype = torch.float32, moves: Tensor | None = None) -> Tensor:
         """Return the model's input for the samples `index` of any shape: (*index.shape, *input_shape).
 
-        `moves`, of the shape of `index`, change images; see `fedattune.data.augmentation`.
+        It is of the given floating-point type; samples that are int64 stay int64. `moves`, of the shape of `index`,
+        change images; see `fedattune.data.augmentation`.
         """
         x, shift, scale = self.samples(dtype)
         return gather(x, index, shift, scale, dtype, moves)
@@ -258,6 +259,8 @@ def infer_schema(data: Dataset | Federation) -> Schema:
     if data.schema is not None:
         return data.schema
     scaling = {key: one.tolist() for key in ("shift", "scale") if (one := getattr(data, key)) is not None}
+    if "int64" in str(data.x.dtype):
+        scaling["input_type"] = "int64"
     if not data.classes:
         scaling |= describe_target(getattr(data, "target_scale", None))
     values = {"classes": data.classes, "input_shape": tuple(data.x.shape[1:]), **scaling}
@@ -323,10 +326,15 @@ def gather(
     dtype: torch.dtype,
     moves: Tensor | None = None,
 ) -> Tensor:
-    """Return `(x - shift) * scale` of some samples, (*index.shape, *shape). TorchScript can compile this function."""
+    """Return `(x - shift) * scale` of some samples, (*index.shape, *shape), in a floating-point type.
+
+    Samples that are int64 stay as they are. TorchScript can compile this function.
+    """
     chosen = x.index_select(0, index.reshape(-1))
     if moves is not None:  # before shift and scale, so that the padding is black
         chosen = move_images(chosen, moves.reshape(-1))
+    if x.dtype == torch.int64:
+        return chosen.view(index.size() + x.size()[1:])
     samples = chosen.to(dtype)
     if shift is not None:
         samples.sub_(shift)

@@ -38,7 +38,8 @@ def federation_from(
 
     An object is a pair `(x, y)` of arrays or tensors, or a `torch.utils.data.Dataset` of such items. Where the user
     has split the samples already, it is a mapping with such an object for "train" and "test" and maybe "validation".
-    Samples are used as they are: (n_i, *shape), uint8 or converted to float32. Targets are (n_i,): classes, as text
+    Samples are used as they are: (n_i, *shape), uint8, int64 for other whole numbers, or float32. Whole numbers reach a
+    model as int64 if it takes them, as `nn.Embedding` does, and else as float32. Targets are (n_i,): classes, as text
     or as whole numbers from 0, or numbers to predict, in their unit.
 
     Args:
@@ -153,7 +154,7 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
         y = y.astype(np.int64)
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):  # reported just below
-            x = x.astype(np.float32)
+            x = x.astype(np.int64 if x.dtype.kind in "ui" else np.float32, copy=False)
     if (row := find_nonfinite_row(x)) is not None:
         raise DataError(f"{where}: sample {row} holds NaN or a value that is not finite in float32")
     return x, y
@@ -165,6 +166,8 @@ def _to_array(values: Any) -> Array:
 
 def _concatenate(owners: list[str], xs: list[Array]) -> Array:
     """Put all samples into one array, after a check that they agree in shape and type."""
+    if {x.dtype.str[1:] for x in xs} == {"i8", "f4"}:
+        xs = [x.astype(np.float32, copy=False) for x in xs]
     first = xs[0]
     for owner, x in zip(owners, xs, strict=True):
         if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:

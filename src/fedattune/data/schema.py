@@ -55,6 +55,7 @@ class Schema(StrictSchema):
     Of other samples, whose model input is (x - shift) * scale where they have such constants:
 
         shift, scale: nested lists that fit the input shape, such as [[[0.0625]]]
+        input_type: type of the model's input: "float", or "int64" for whole numbers such as those of tokens
 
     Raises:
         pydantic.ValidationError: values that are no schema. The functions that read schemas raise `ConfigError`.
@@ -75,6 +76,7 @@ class Schema(StrictSchema):
     max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(default=None, validate_default=True)
     target: str | None = Field(default=None, validate_default=True)
     input_shape: tuple[int, ...] = Field(default=(), validate_default=True)
+    input_type: Literal["float", "int64"] = "float"
     shift: NestedNumbers | None = None
     scale: NestedNumbers | None = None
     target_mean: float | None = Field(default=None, allow_inf_nan=False)
@@ -146,7 +148,7 @@ class Schema(StrictSchema):
                 is_same = (other.shift is None and other.scale is None) or self._is_equal(value, other_value)
             else:
                 is_table = self.columns and other.columns
-                is_same = value == other_value or not (is_table or field in ("classes", "input_shape"))
+                is_same = value == other_value or not (is_table or field in ("classes", "input_shape", "input_type"))
             if not is_same:
                 raise DataError(
                     f"{where} does not fit the schema: expected {field} {_abbreviate(value)}, got "

@@ -1,5 +1,6 @@
 """Run clients one at a time (`SequentialEngine`, the reference) or as one batch of models (`VectorizedEngine`)."""
 
+import warnings
 from typing import Literal
 
 import torch
@@ -31,20 +32,27 @@ def make_engine(
 
     `auto` and the actors of `ray` run clients as one batch of models. They run one client after the other on every core
     for convolutions and pretrained networks on a CPU, where this is faster. They do the same with models that cannot
-    run as one batch, such as models with recurrent layers of PyTorch or branches on values. Steps are compiled if a
-    client takes MIN_COMPILED_STEPS of them until the process ends. Models without a gradient inside `torch.func`, such
-    as those with checkpointed layers, run in the sequential engine. `clip` is the norm of the gradients of single rows,
-    with differential privacy of rows.
+    run as one batch, such as models with recurrent layers of PyTorch, branches on values, or operations without a rule
+    for `torch.func.vmap`. Steps are compiled if a client takes MIN_COMPILED_STEPS of them until the process ends.
+    Models without a gradient inside `torch.func`, such as those with checkpointed layers, run in the sequential engine.
+    `clip` is the norm of the gradients of single rows, with differential privacy of rows.
     """
     if name == "sequential":
         return SequentialEngine(task, federation)
     slow = task.is_fastest_alone and federation.y.device.type == "cpu"
     batch = _take_batch(task, federation)
-    is_serial = name != "vectorized" and (slow or task.find_vectorization_error(batch, clip) is not None)
+    is_serial = name != "vectorized" and (slow or _find_obstacle(task, batch, clip) is not None)
     if is_serial and task.find_gradient_error(batch, clip) is not None:
         return SequentialEngine(task, federation)
     separate = steps * (cohort_size if is_serial else 1)
     return VectorizedEngine(task, federation, is_serial=is_serial, should_compile=separate >= MIN_COMPILED_STEPS)
+
+
+def _find_obstacle(task: Task, batch: Batch, clip: float | None) -> str | None:
+    """Return why models are not trained as one batch, or None; where PyTorch would loop over them, it warns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "There is a performance drop", UserWarning)
+        return task.find_vectorization_error(batch, clip)
 
 
 def _take_batch(task: Task, federation: Federation) -> Batch:

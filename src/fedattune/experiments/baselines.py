@@ -74,7 +74,7 @@ class SplitRows:
         import torch
 
         index = torch.as_tensor(samples, device=self.federation.y.device)
-        x = self.federation.features(index).cpu().numpy().reshape(len(samples), -1)
+        x = self.federation.features(index).float().cpu().numpy().reshape(len(samples), -1)
         if self.has_client:
             x = np.hstack([x, np.eye(len(self.federation.clients), dtype=x.dtype)[self._owners[samples]]])
         return x, self.federation.y[index].cpu().numpy()

@@ -209,6 +209,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     from ..algorithms.own import build_method
     from ..data import PARTITIONS
     from ..models import complete_options, make_model
+    from ..models.inputs import suit_inputs
     from ..training.clients.options import check_clients, check_method
     from ..training.setup import build_trained_module, hold_out_newcomers, settle_optimizer
     from ..training.uploads.pipeline import check_upload_steps
@@ -262,7 +263,9 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
         seed=experiment.seed,
         batch_size=experiment.training.batch_size,
         engine=experiment.execution.engine,
+        clip=experiment.privacy.record.clip if experiment.privacy.record else None,
     )
+    federation = suit_inputs(federation, module)
     before, experiment = experiment, settle_optimizer(experiment, algorithms.values(), experiment.model, model_options)
     if before is not experiment:
         rate = experiment.training.lr

@@ -18,6 +18,7 @@ from ..core.task import Task
 from ..data import Federation
 from ..data.schema import Schema
 from .architectures import char_lstm, cnn, digit_model, dnn, gam, lenet, mcmahan_cnn, mlr, reddi_cnn, resnet18, tf_cnn
+from .inputs import suit_inputs, take_extremes
 from .pretrained import PretrainedNetwork, hf
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -41,6 +42,10 @@ MAX_LISTED = 5
 """Clients that a message names."""
 
 
+_COMPUTING_HOOKS = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}
+"""Hooks of PyTorch that keep a computed weight in the module, and their names."""
+
+
 def has_outside_parts(name: str) -> bool:
     """Tell whether a model depends on more than this package: on the user's code, or on a pretrained network."""
     return name not in MODELS or name == "hf"
@@ -61,6 +66,7 @@ def make_model(
     seed: int = 0,
     batch_size: int = 20,
     engine: EngineName = "auto",
+    clip: float | None = None,
 ) -> nn.Module:
     """Build a model by name, with its initial weights, and check it on a federation's data; see `build_model`.
 
@@ -69,7 +75,7 @@ def make_model(
         ModelError: the factory is missing or fails, or the model does not fit the data.
     """
     model = build_seeded_model(name, federation, options=options, seed=seed)
-    check_model(model, federation, batch_size=batch_size, engine=engine)
+    check_model(model, federation, batch_size=batch_size, engine=engine, clip=clip)
     return model
 
 
@@ -116,25 +122,31 @@ def copy_module(model: nn.Module) -> nn.Module:
     Raises:
         ModelError: it holds something that cannot be copied.
     """
+    cannot = f"the model {type(model).__name__} cannot be copied, and every client needs a copy"
+    for hook in (hook for module in model.modules() for hook in module._forward_pre_hooks.values()):
+        if (name := _COMPUTING_HOOKS.get(type(hook).__name__)) is not None:  # its result is no leaf after a gradient
+            raise ModelError(f"{cannot}: it uses torch.nn.utils.{name}; use torch.nn.utils.parametrizations.{name}")
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        old_norms = any("weight_g" in dict(m.named_parameters(recurse=False)) for m in model.modules())
-        advice = (
-            "it uses torch.nn.utils.weight_norm; use torch.nn.utils.parametrizations.weight_norm"
-            if old_norms
-            else f"keep no computed tensors, locks or open files in it ({summarize_error(error)})"
-        )
         raise ModelError(
-            f"the model {type(model).__name__} cannot be copied, and every client needs a copy: {advice}"
+            f"{cannot}: keep no computed tensors, locks or open files in it ({summarize_error(error)})"
         ) from error
 
 
-def check_model(model: nn.Module, federation: Federation, *, batch_size: int = 20, engine: EngineName = "auto") -> None:
+def check_model(
+    model: nn.Module,
+    federation: Federation,
+    *,
+    batch_size: int = 20,
+    engine: EngineName = "auto",
+    clip: float | None = None,
+) -> None:
     """Run the model on one batch of the federation, with the gradient that the engine will compute.
 
     Args:
         batch_size: samples in the batch; the smallest client may have fewer.
+        clip: norm to which the gradients of single samples are clipped, with differential privacy of rows.
 
     Raises:
         ModelError: the model does not fit the data, or this engine cannot train the model.
@@ -150,11 +162,13 @@ def check_model(model: nn.Module, federation: Federation, *, batch_size: int = 2
     part = federation.part("train")
     smallest = part[int(part.sizes.argmin())][:batch_size]
     index = torch.as_tensor(smallest, device=federation.y.device)
+    federation = suit_inputs(federation, model)
     x = federation.features(index, like.dtype).to(like.device)
     y = federation.y[index].to(like.device)
     if isinstance(model, PretrainedNetwork):
         model.check_inputs(x)
-    task.check(x, federation.n_outputs)
+    whole = [] if x.is_floating_point() else [take_extremes(federation).to(x)]
+    task.check(torch.cat([x, *whole]), federation.n_outputs)
     # A model without the gradient of other engines may train in the sequential one.
     modes = (True,) if engine == "sequential" else (False, True)
     errors = [task.find_gradient_error((x, y), is_eager=is_eager) for is_eager in modes]
@@ -168,10 +182,8 @@ def check_model(model: nn.Module, federation: Federation, *, batch_size: int = 2
                 "without BatchNorm"
             )
         raise ModelError(f"the model {name} cannot be trained on batches of {len(x)} samples: {errors[-1]}")
-    if engine == "vectorized" and (reason := task.find_vectorization_error((x, y))):
-        raise ModelError(
-            f"the model {name} cannot be trained by the vectorized engine ({reason}); use --engine sequential"
-        )
+    if engine == "vectorized" and (reason := task.find_vectorization_error((x, y), clip)):
+        raise ModelError(f"the model {name} cannot be trained by the vectorized engine ({reason}); use --engine auto")
 
 
 def find_factory(path: str) -> Callable[..., nn.Module]:

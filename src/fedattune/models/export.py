@@ -17,7 +17,17 @@ from torch import Tensor, nn
 
 from ..core.errors import ConfigError, RunError, summarize_error
 from ..core.io import clean_file_name, replace_atomically
-from .files import CARD_KEY, ModelCard, describe_model, draw_inputs, get_dtype, is_rebuildable, load_model, save_model
+from .files import (
+    CARD_KEY,
+    ModelCard,
+    describe_model,
+    draw_inputs,
+    get_dtype,
+    get_integer_type,
+    is_rebuildable,
+    load_model,
+    save_model,
+)
 
 LogitsFunction = Callable[[Tensor], Tensor]
 """Prepared inputs (B, ...) to logits (B, classes)."""
@@ -146,7 +156,7 @@ def _read_onnx(file: Path, _model: nn.Module, _card: ModelCard) -> LogitsFunctio
 
 def _trace_model(model: nn.Module, card: ModelCard) -> torch.export.ExportedProgram:
     """Trace the model as a graph of prepared inputs (B, ...) for any B."""
-    x = torch.zeros(3, *card["input_shape"], dtype=get_dtype(model))
+    x = torch.zeros(3, *card["input_shape"], dtype=get_integer_type(card) or get_dtype(model))
     try:
         with redirect_stderr(io.StringIO()):  # PyTorch prints code that it cannot follow
             program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))

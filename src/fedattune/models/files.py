@@ -85,6 +85,7 @@ def check_preparation(card: ModelCard, source: str) -> None:
 def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
     """Return the card with the inputs and outputs of the network."""
     dtype = str(get_dtype(model)).removeprefix("torch.")
+    input_type = dtype if get_integer_type(card) is None else "int64"
     schema, shape = card.get("schema") or {}, ", ".join(map(str, ("batch", *card["input_shape"])))
     output = f"(batch, {len(card['classes'])}), logits in the order of `classes`; softmax gives probabilities"
     if not card["classes"]:
@@ -104,7 +105,7 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
     return {
         **card,
         "dtype": dtype,
-        "input": f"{dtype} ({shape}), {preparation}",
+        "input": f"{input_type} ({shape}), {preparation}",
         "output": f"{dtype} {output}",
         **({"reference_logits": compute_reference_logits(model, card)} if has_outside_parts(card["model"]) else {}),
     }
@@ -123,11 +124,25 @@ def compute_reference_logits(model: nn.Module, card: ModelCard) -> Logits | None
 
 def draw_inputs(model: nn.Module, card: ModelCard, n: int, generator: torch.Generator) -> Tensor:
     """Draw n inputs (n, ...) that the network can take: token numbers if it has a vocabulary, else normal numbers."""
-    shape = (n, *card["input_shape"])
-    vocabularies = [int(size) for m in model.modules() if isinstance(size := getattr(m, "vocabulary", None), int)]
+    shape, integer = (n, *card["input_shape"]), get_integer_type(card)
+    names = ("vocabulary",) if integer is None else ("vocabulary", "num_embeddings")
+    sizes = [getattr(m, name, None) for m in model.modules() for name in names]
+    vocabularies = [size for size in sizes if isinstance(size, int)]
+    if integer is not None:  # 0 is a token of every vocabulary
+        return torch.randint(0, min(vocabularies, default=1), shape, generator=generator, dtype=integer)
     if vocabularies:
         return torch.randint(0, vocabularies[0], shape, generator=generator).to(get_dtype(model))
     return torch.randn(*shape, generator=generator, dtype=get_dtype(model))
+
+
+def get_integer_type(card: ModelCard) -> torch.dtype | None:
+    """Return the type of inputs that are whole numbers; None for inputs of the type of the weights."""
+    return torch.int64 if (card.get("schema") or {}).get("input_type") == "int64" else None
+
+
+def make_zero_inputs(card: ModelCard, n: int) -> Tensor:
+    """Return inputs (n, ...) of zeros."""
+    return torch.zeros(n, *card["input_shape"], dtype=get_integer_type(card))
 
 
 def check_reference_logits(model: nn.Module, card: ModelCard, before: Logits | None, file: Path | str) -> None:
@@ -143,7 +158,7 @@ def check_reference_logits(model: nn.Module, card: ModelCard, before: Logits | N
 
 
 def get_dtype(model: nn.Module) -> torch.dtype:
-    """Return the type of the floating-point weights, which is also the type of the inputs."""
+    """Return the type of the floating-point weights, which is also the type of inputs that are no whole numbers."""
     return cast(torch.dtype, next(v.dtype for v in model.state_dict().values() if v.is_floating_point()))
 
 
@@ -219,7 +234,7 @@ def fill_model(module: nn.Module | None, state: Mapping[str, Tensor], card: Mode
     network = build_algorithm(card).network if is_known else None
     if network and not state.keys() <= {**dict(module.named_parameters()), **module.state_dict()}.keys():
         module = copy.deepcopy(module).to("cpu")
-        module = wrap_model(network, module, torch.zeros(2, *card["input_shape"]), card["seed"])
+        module = wrap_model(network, module, make_zero_inputs(card, 2), card["seed"])
     dtype = next((v.dtype for v in state.values() if v.is_floating_point()), torch.float32)
     filled = copy.deepcopy(module).to("cpu", dtype)
     targets = {**dict(filled.named_parameters()), **dict(filled.named_buffers())}

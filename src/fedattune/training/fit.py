@@ -18,6 +18,7 @@ from ..core.settings import Settings, SettingsKeywords
 from ..data import Federation
 from ..models import build_seeded_model, check_model, complete_options, copy_module
 from ..models.files import SOURCE_KEY
+from ..models.inputs import suit_inputs
 from ..runs.callbacks import Callback, StartedRun, check_callbacks
 from ..runs.context import Progress
 from ..runs.folder import RunFolder
@@ -160,11 +161,18 @@ def prepare_run(
         module = copy_module(model)
     settings = settle_optimizer(settings, [algorithm], model if isinstance(model, str) else module, model_options or {})
     if check:
-        check_model(module, federation, batch_size=settings.training.batch_size, engine=settings.execution.engine)
+        record = settings.privacy.record
+        check_model(
+            module,
+            federation,
+            batch_size=settings.training.batch_size,
+            engine=settings.execution.engine,
+            clip=record.clip if record else None,
+        )
     return PreparedRun(
         name or "custom",
         algorithm,
-        federation,
+        suit_inputs(federation, module),
         module,
         settings,
         model if isinstance(model, str) else type(model).__name__,

@@ -92,7 +92,7 @@ def compute_safe_rate(federation: Federation, batch_size: int, loss: LossOptions
 def _read_inputs(federation: Federation, index: NDArray[np.integer]) -> NDArray[np.float32]:
     """Return inputs with a bias (n, inputs + 1)."""
     samples = torch.as_tensor(index.astype(np.int64), device=federation.y.device)
-    x = federation.features(samples).flatten(1).cpu().numpy()
+    x = federation.features(samples).float().flatten(1).cpu().numpy()
     return np.concatenate([x, np.ones((len(x), 1), dtype=np.float32)], axis=1)
 
 

@@ -24,6 +24,7 @@ from ..core.task import Task
 from ..data import Federation
 from ..data.federated import FederationInfo
 from ..models.files import wrap_model
+from ..models.inputs import suit_inputs
 from ..models.pretrained import PretrainedNetwork
 from ..runs.context import RunContext
 from ..runs.rows import LazyModel, drop_laziness
@@ -73,6 +74,8 @@ def make_run_context(
     device, excluded = resolve_device(settings), find_excluded(settings, federation)
     check_augmentation(federation.input_shape, settings)
     algorithm = apply_settings(algorithm, settings)
+    if isinstance(federation, Federation):
+        federation = suit_inputs(federation, model)
     loss = make_loss(settings.loss, federation.classes)
     task = Task(model, settings.execution.mixed_precision != "off", loss)
     task = task.to(device, getattr(torch, settings.execution.dtype))

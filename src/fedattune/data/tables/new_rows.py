@@ -22,7 +22,7 @@ TARGET_NAMES = ("label", "target")
 
 
 class NewRows(NamedTuple):
-    """Samples (n, *input_shape), float32 or uint8; their classes (n,), -1 where unknown, or None; and notes."""
+    """Samples (n, *input_shape), float32, int64 or uint8; their classes (n,), -1 where unknown, or None; and notes."""
 
     x: Array
     y: Array | None
@@ -99,6 +99,15 @@ def _read_number_rows(table: TableFile, schema: Schema) -> NewRows:
             f"{table.path}: column {names[column]!r} holds no finite number in data row {row + 1}; the model knows no "
             "value to put in its place; correct the cell"
         )
+    if schema.input_type == "int64":
+        wrong = np.argwhere(x != np.floor(x))
+        if len(wrong):
+            row, column = wrong[0]
+            raise DataError(
+                f"{table.path}: column {names[column]!r} holds {x[row, column]:g} in data row {row + 1}, and the model "
+                "takes whole numbers; correct the cell"
+            )
+        x = x.astype(np.int64)
     y = _read_classes(table, target, schema, notes) if target else None
     return NewRows(x.reshape(len(x), *schema.input_shape), y, notes)
 

@@ -1,0 +1,33 @@
+"""Give a model its inputs in the type that it takes."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..core.task import Task
+from ..data import Federation
+
+
+def suit_inputs(federation: Federation, model: nn.Module) -> Federation:
+    """Return the federation with its whole numbers as float32, if the model does not take them as int64.
+
+    The model tries the samples with the smallest and the largest number. If it fails in both types, they stay int64.
+    """
+    if federation.x.dtype != torch.int64:
+        return federation
+    task, x = Task(model), take_extremes(federation)
+    like = next(iter(task.params.values()))
+    for whole in (True, False):
+        with suppress(Exception), torch.no_grad():
+            task.predict(task.params, task.buffers, x.to(like.device) if whole else x.to(like))
+            return federation if whole else replace(federation, x=federation.x.float())
+    return federation
+
+
+def take_extremes(federation: Federation) -> Tensor:
+    """Return the int64 samples (2, ...) with the smallest and the largest number, which no vocabulary may lack."""
+    flat = federation.x.flatten(1)
+    rows = torch.stack([flat.amin(1).argmin(), flat.amax(1).argmax()])
+    return federation.features(rows)
