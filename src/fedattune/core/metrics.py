@@ -266,12 +266,18 @@ def calibration_error(y: Labels, logits: Values) -> float:
     It is the mean over rows of |accuracy - mean probability| in the row's bin, of 15 bins of the largest probability.
     Source: Guo et al., On Calibration of Modern Neural Networks (ICML 2017), equation 3.
     """
+    bins, gaps = find_calibration_gaps(y, logits)
+    return float(np.abs(np.bincount(bins, gaps, CALIBRATION_BINS)).sum() / len(y))
+
+
+def find_calibration_gaps(y: NDArray[np.generic], logits: Values) -> tuple[Labels, Values]:
+    """Find the bin of each row (n,) by its largest probability, and 1 or 0 for right or wrong, minus this probability.
+
+    The gap is NaN for a model that diverged.
+    """
     confidence = compute_probabilities(logits).max(axis=1)
-    if not np.isfinite(confidence).all():
-        return float("nan")
     bins = np.searchsorted(np.linspace(0, 1, CALIBRATION_BINS + 1)[1:-1], confidence)  # a bin has its upper limit
-    gaps = np.bincount(bins, (logits.argmax(axis=1) == y) - confidence)
-    return float(np.abs(gaps).sum() / len(y))
+    return bins, (logits.argmax(axis=1) == y) - confidence
 
 
 def compute_recalls(y: NDArray[Any], logits: NDArray[Any]) -> Values:

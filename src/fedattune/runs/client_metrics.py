@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.metrics import compute_probabilities, compute_row_losses
+from ..core.metrics import CALIBRATION_BINS, compute_probabilities, compute_row_losses, find_calibration_gaps
 
 Counts = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -46,6 +46,14 @@ def _measure_f1(starts: Counts, y: NDArray[np.generic], outputs: Values) -> Valu
 
 def _measure_rmse(starts: Counts, y: NDArray[np.generic], outputs: Values) -> Values:
     return np.sqrt(_average_rows("rmse")(starts, y, outputs))
+
+
+def _measure_calibration_error(starts: Counts, y: NDArray[np.generic], outputs: Values) -> Values:
+    n_clients, sizes = len(starts) - 1, np.diff(starts)
+    bins, gaps = find_calibration_gaps(y, outputs)
+    keys = CALIBRATION_BINS * np.repeat(np.arange(n_clients), sizes) + bins
+    sums = np.bincount(keys, gaps, n_clients * CALIBRATION_BINS).reshape(n_clients, CALIBRATION_BINS)
+    return np.asarray(np.abs(sums).sum(axis=1) / sizes)
 
 
 def _measure_auc(starts: Counts, y: NDArray[np.generic], outputs: Values) -> Values:
@@ -97,6 +105,7 @@ CLIENT_MEASURES: Mapping[str, ClientMeasure] = {
     "auc": _measure_auc,
     "f1": _measure_f1,
     "log_loss": _average_rows("log_loss"),
+    "calibration_error": _measure_calibration_error,
     "mae": _average_rows("mae"),
     "rmse": _measure_rmse,
 }
