@@ -12,7 +12,7 @@ import fedattune
 ROOT = Path(fedattune.__file__).parent
 LAYERS = (
     "core", "data", "client", "server", "algorithms", "models", "privacy", "engine", "runs", "training",
-    "analysis", "experiments", "studies", "deploy", "cli",
+    "analysis", "experiments", "studies", "deploy", "flower", "cli",
 )  # fmt: skip
 """The entries of the package, from the foundation up."""
 ENTRY_POINTS = {"", "__main__", "_version"}

@@ -68,6 +68,9 @@ REFERENCE = {
         "Your own method over a network; see [Deployment](../deployment.md).",
         ("server.server_app.make_server_app", "node.client_app.make_client_app"),
     ),
+    "flower": ReferencePage(
+        "fedattune.flower", "Methods inside a Flower project; see [Inside a Flower project](../tutorials/flower.md)."
+    ),
 }
 """File name -> page, in the order of the navigation."""
 

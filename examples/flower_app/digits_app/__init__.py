@@ -1,0 +1,1 @@
+"""digits-app: A Flower / PyTorch app."""

@@ -1,0 +1,390 @@
+"""FedAttune inside a Flower project: the strategy, the mod, and training by the engine in place of a loop."""
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fedattune
+from fedattune import Algorithm, ConfigError, Federation, ModelError, RunError, flower
+from fedattune.client import SGD
+from fedattune.flower.strategy import list_plain_methods
+from fedattune.server import Average
+from flower.in_process import InProcessGrid
+
+SIZES = (20, 23, 26)
+LR = 0.1
+Part = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Flower logs every round."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
+
+
+def make_parts(dtype: torch.dtype = torch.float32) -> list[dict[str, Part]]:
+    """Three clients with rules of their own: rows to train, to choose and to test by."""
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for i, n in enumerate(SIZES):
+        x = torch.randn(n + 10, 6, generator=generator)
+        y = (x[:, 0] * (1 if i < 2 else -1) > 0).long() + (x[:, 1] > 1)
+        x = x.to(dtype)
+        parts.append({"train": (x[:n], y[:n]), "validation": (x[n:-6], y[n:-6]), "test": (x[-6:], y[-6:])})
+    return parts
+
+
+def make_federation(parts: Sequence[Mapping[str, Part]]) -> Federation:
+    return fedattune.federation_from(list(parts), classes=["0", "1", "2"])
+
+
+def make_model(*, norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    middle = [nn.BatchNorm1d(5)] if norm else []
+    return nn.Sequential(nn.Linear(6, 5), *middle, nn.ReLU(), nn.Linear(5, 3))
+
+
+class Project:
+    """A Flower project: a plain training function on the whole part, two epochs, and what its nodes evaluated."""
+
+    def __init__(self, model: nn.Module, parts: Sequence[Mapping[str, Part]], *, mods: Any = (flower.mod,)) -> None:
+        self.model, self.parts, self.evaluated = model, parts, dict[int, dict[str, Tensor]]()
+        self.messages: list[Message] = []
+        self.spoil: Callable[[int, dict[str, Tensor], dict[str, Any]], None] = lambda *_: None
+        self.app = ClientApp(mods=[self.record, *mods])
+        self.app.train()(self.train)
+        self.app.evaluate()(self.evaluate)
+
+    def record(self, message: Message, context: Context, call_next: Any) -> Message:
+        """Keep what crosses the network."""
+        reply: Message = call_next(message, context)
+        self.messages += [message, reply]
+        return reply
+
+    def load(self, message: Message) -> nn.Module:
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        return model
+
+    def train(self, message: Message, context: Context) -> Message:
+        node = int(context.node_config["partition-id"])
+        model, (x, y) = self.load(message).train(), self.parts[node]["train"]
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        state, metrics = dict(model.state_dict()), {"num-examples": len(y), "train_loss": 0.5}
+        self.spoil(node, state, metrics)
+        content = RecordDict({"arrays": ArrayRecord(state), "metrics": MetricRecord(metrics)})
+        return Message(content, reply_to=message)
+
+    def evaluate(self, message: Message, context: Context) -> Message:
+        node = int(context.node_config["partition-id"])
+        self.evaluated[node] = dict(self.load(message).state_dict())
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1, "acc": 0.5})}), reply_to=message)
+
+    def grid(self, n: int = 3) -> InProcessGrid:
+        return InProcessGrid(self.app, [{"partition-id": i} for i in range(n)], {})
+
+    def start(self, strategy: flower.MethodStrategy, rounds: int = 2, grid: InProcessGrid | None = None) -> Any:
+        return strategy.start(grid or self.grid(), ArrayRecord(self.model.state_dict()), num_rounds=rounds)
+
+
+class EngineProject(Project):
+    """The same project with training by FedAttune's engine, by steps on mini-batches."""
+
+    def __init__(self, *args: Any, method: Algorithm | None = None, **settings: Any) -> None:
+        super().__init__(*args, mods=())
+        self.method, self.settings = method, {"lr": LR, "steps": 3, "batch_size": 8} | settings
+
+    def train(self, message: Message, context: Context) -> Message:
+        part = self.parts[int(context.node_config["partition-id"])]
+        return flower.train(
+            message,
+            context,
+            copy.deepcopy(self.model),
+            DataLoader(TensorDataset(*part["train"]), batch_size=4),
+            validation=part["validation"],
+            method=self.method,
+            **self.settings,
+        )
+
+    def evaluate(self, message: Message, context: Context) -> Message:
+        node = int(context.node_config["partition-id"])
+        part, model = self.parts[node], copy.deepcopy(self.model)
+        found = flower.personal_model(
+            message, context, model, part["train"], validation=part["validation"], method=self.method
+        )
+        self.evaluated[node] = dict(found.state_dict())
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1, "acc": 0.5})}), reply_to=message)
+
+
+def assert_models(evaluated: Mapping[int, Mapping[str, Tensor]], result: fedattune.Result, atol: float) -> None:
+    assert result.models
+    for node, state in evaluated.items():
+        for name, rows in result.models.items():
+            torch.testing.assert_close(state[name], rows[node], atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "pfedla", "igfl_s", "fedadam", "fedper", "local"])
+def test_a_plain_training_function_gives_what_fit_gives(name: str) -> None:
+    """Whole parts as batches, in float64: the user's loop, and the strategy's server, against a simulation."""
+    parts, model = make_parts(torch.float64), make_model().double()
+    project = Project(model, parts)
+    project.start(flower.strategy(name, model), 3)
+    result = fedattune.fit(
+        make_federation(parts),
+        name,
+        model,
+        rounds=3,
+        epochs=2,
+        batch_size=100,
+        lr=LR,
+        weight_decay=0.0,
+        dtype="float64",
+        early_stopping="off",
+    )
+    assert_models(project.evaluated, result, 1e-7)  # the data of a federation are float32
+
+
+@pytest.mark.parametrize("name", ["scaffold", "ditto", "mocha", "fedavg_ft", "fedfomo", "fedrod", "attune"])
+def test_train_gives_what_fit_gives(name: str) -> None:
+    """Any method, with its extras and its state on the nodes: the same numbers as in a simulation."""
+    parts, model = make_parts(), make_model()
+    project = EngineProject(model, parts)
+    project.start(flower.strategy(name, model, input_shape=(6,)))
+    settings: dict[str, Any] = {"lr": LR, "steps": 3, "batch_size": 8, "rounds": 2, "early_stopping": "off"}
+    assert_models(project.evaluated, fedattune.fit(make_federation(parts), name, model, **settings), 1e-6)
+
+
+def test_personal_models_differ_and_a_global_model_does_not() -> None:
+    parts, model = make_parts(), make_model()
+    models = {}
+    for name in ("fedavg", "fedmcsa"):
+        strategy = flower.strategy(name, model, options={"sigma": 1e4} if name == "fedmcsa" else {})
+        Project(model, parts).start(strategy)
+        models[name] = [arrays.to_torch_state_dict()["2.weight"] for arrays in strategy.personal_arrays().values()]
+    assert torch.equal(models["fedavg"][0], models["fedavg"][2])
+    assert not torch.allclose(models["fedmcsa"][0], models["fedmcsa"][2], atol=1e-3)
+
+
+def test_personal_tensors_never_leave_a_node() -> None:
+    """FedBN: BatchNorm stays on the nodes, with its statistics, and each node goes on with its own."""
+    parts, model = make_parts(), make_model(norm=True)
+    project = Project(model, parts)
+    result = project.start(flower.strategy("fedbn", model))
+    own = {"1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    train = [message for message in project.messages if message.metadata.message_type == "train"]
+    replies = [message for message in train if message.metadata.src_node_id != 1]
+    assert len(replies) == 6
+    assert all(own.isdisjoint(reply.content["arrays"]) for reply in replies)
+    assert int(project.evaluated[0]["1.num_batches_tracked"]) == 4  # two rounds of two steps
+    assert not torch.equal(project.evaluated[0]["1.weight"], project.evaluated[1]["1.weight"])
+    assert torch.equal(project.evaluated[0]["0.weight"], project.evaluated[1]["0.weight"])
+    assert torch.equal(result.arrays.to_torch_state_dict()["1.weight"], torch.ones(5))
+
+
+def test_statistics_are_averaged_by_samples() -> None:
+    parts, model = make_parts(), make_model(norm=True)
+    project = Project(model, parts)
+    sent: dict[int, Tensor] = {}
+    project.spoil = lambda node, state, _: sent.update({node: state["1.running_mean"].clone()})
+    state = project.start(flower.strategy("fedmcsa", model), 1).arrays.to_torch_state_dict()
+    mean = sum(n * sent[i].double() for i, n in enumerate(SIZES)) / sum(SIZES)
+    torch.testing.assert_close(state["1.running_mean"].double(), mean, atol=1e-6, rtol=0)
+    assert int(state["1.num_batches_tracked"]) == 2
+
+
+def test_messages_have_one_record_of_each_kind_as_mods_of_flower_expect() -> None:
+    project = Project(make_model(), make_parts())
+    strategy = flower.strategy("fedmcsa", project.model)
+    strategy.start(
+        project.grid(), ArrayRecord(project.model.state_dict()), num_rounds=1, train_config=ConfigRecord({"lr": 0.3})
+    )
+    content = project.messages[0].content
+    assert list(content) == ["arrays", "config"]
+    assert content["config"]["lr"] == 0.3
+    assert content["config"]["server-round"] == 1
+
+
+def test_a_node_that_fails_keeps_its_row_and_a_newcomer_joins() -> None:
+    """Node 1 errs in round 2, node 2 sends nothing, and node 3 comes in round 2."""
+    parts, model = make_parts(), make_model()
+    project = Project(model, [*parts, parts[0]])
+    strategy, round_ = flower.strategy("fedmcsa", model), 0
+
+    def spoil(node: int, *_: Any) -> None:
+        if round_ == 2 and node == 1:
+            raise OSError("the disk is full")
+
+    project.spoil = spoil
+    first = project.grid()
+    project.start(strategy, 1, first)
+    before = strategy._state["theta"]["0.weight"].clone()
+    round_ = 2
+    later = project.grid(4)
+    later.lost = lambda node, _: node == 102
+    arrays = ArrayRecord(model.state_dict())
+    replies = later.send_and_receive(strategy.configure_train(2, arrays, ConfigRecord(), later))
+    strategy.aggregate_train(2, replies)
+    after = strategy._state["theta"]["0.weight"]
+    assert torch.equal(after[1:3], before[1:3])
+    assert not torch.equal(after[0], before[0])
+    assert len(after) == 4
+    # The newcomer began at the mean of the others, and took two steps from there.
+    newcomer = next(m for m in project.messages if m.metadata.dst_node_id == 103)
+    start = newcomer.content["arrays"].to_torch_state_dict()["0.weight"]
+    torch.testing.assert_close(start, before.mean(0))
+    assert not torch.equal(after[3], start)
+    assert strategy._state["n"].tolist() == [20, 23, 26, 20]
+
+
+def test_some_nodes_train_and_others_are_evaluated() -> None:
+    project = Project(make_model(), make_parts())
+    strategy = flower.strategy("fedmcsa", project.model, fraction_train=0.4, min_train_nodes=1)
+    project.start(strategy, 1)
+    (trained,) = strategy._state["has_uploaded"].nonzero().flatten().tolist()
+    initial = project.model.state_dict()["0.weight"]
+    assert [torch.equal(project.evaluated[i]["0.weight"], initial) for i in range(3)] == [
+        i != trained for i in range(3)
+    ]
+
+
+def test_a_new_start_forgets_the_last_one() -> None:
+    project = Project(make_model(), make_parts())
+    strategy = flower.strategy("fedavgm", project.model)
+    first, second = (project.start(strategy, 1).arrays.to_torch_state_dict() for _ in range(2))
+    assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+BAD: dict[str, tuple[Callable[[dict[str, Tensor], dict[str, Any]], Any], str]] = {
+    "shape": (lambda state, _: state.update({"0.weight": torch.zeros(4, 6)}), r"shape \(4, 6\): '0.weight', expected"),
+    "missing": (lambda state, _: state.pop("2.bias"), "no such array: '2.bias'"),
+    "integer": (lambda state, _: state.update({"0.bias": torch.ones(5, dtype=torch.int8)}), "'0.bias' as torch.int8"),
+    "nan": (lambda state, _: state["0.bias"].fill_(torch.nan), "not finite in '0.bias'.*lower the learning rate"),
+    "no count": (lambda _, metrics: metrics.pop("num-examples"), r"sent no num-examples.*len\(trainloader.dataset\)"),
+    "no rows": (lambda _, metrics: metrics.update({"num-examples": 0}), "sent 0 num-examples"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_reply_that_does_not_fit_is_left_out_and_named(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    spoil, text = BAD[kind]
+    project = Project(make_model(), make_parts())
+    project.spoil = lambda node, state, metrics: spoil(state, metrics) if node == 1 else None
+    strategy = flower.strategy("fedmcsa", project.model)
+    grid = project.grid()
+    initial = ArrayRecord(project.model.state_dict())
+    with caplog.at_level(logging.WARNING, "flwr"):
+        strategy.aggregate_train(1, grid.send_and_receive(strategy.configure_train(1, initial, ConfigRecord(), grid)))
+    assert strategy._state["has_uploaded"].tolist() == [True, False, True]
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith("round 1: node 101 sent")
+    project.spoil = lambda _, state, metrics: spoil(state, metrics)
+    with pytest.raises(RunError, match=f"round 1: no reply fits: node 10. .*{text}"):
+        project.start(strategy, 1)
+
+
+def start_plain(name: str, **options: Any) -> None:
+    project = Project(make_model(), make_parts(), mods=())
+    project.start(flower.strategy(name, project.model, **options), 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: flower.strategy("fedmcas", make_model()), "unknown algorithm 'fedmcas'; did you mean 'fedmcsa'"),
+        (lambda: flower.strategy("fedmcsa", make_model(), options={"sigm": 1}), "sigm"),
+        (
+            lambda: flower.strategy("fedmcsa", make_model(), fraction=0.5),
+            "'fraction'; beside its own arguments it takes",
+        ),
+        (lambda: flower.strategy("fedmcsa", 0.5), "got float as the model"),  # type: ignore[arg-type]
+        (lambda: flower.strategy("attune", make_model()), "the shape of one sample; give input_shape"),
+        (lambda: flower.strategy("vrl_sgd", make_model(), fraction_train=0.5), "all nodes in each round"),
+        (lambda: flower.strategy("fedavg", make_model(), bn_buffers="none"), "bn_buffers: got 'none'"),  # type: ignore[arg-type]
+        (lambda: start_plain("fedper"), r"fedper keeps '2.bias' on the nodes, and node 10. sent it.*mods="),
+        (lambda: start_plain("scaffold"), "scaffold changes the local training.*flower.train.*fedmcsa"),
+    ],
+)
+def test_errors_of_a_strategy_say_what_to_do(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_initial_arrays_are_those_of_the_model() -> None:
+    project = Project(make_model(), make_parts())
+    strategy = flower.strategy("fedavg", make_model(norm=True))
+    with pytest.raises(ConfigError, match=r"initial_arrays: '1.bias' is not alike.*ArrayRecord\(model.state_dict"):
+        project.start(strategy)
+
+
+def handle(project: Project, strategy: flower.MethodStrategy) -> Message:
+    """Let the first node handle its first message; its errors come out."""
+    grid = project.grid()
+    message = next(iter(strategy.configure_train(1, ArrayRecord(project.model.state_dict()), ConfigRecord(), grid)))
+    grid._identify(message.metadata.dst_node_id)
+    return project.app(message, grid.contexts[message.metadata.dst_node_id])
+
+
+def test_errors_of_a_node_say_what_to_do() -> None:
+    parts, model = make_parts(), make_model()
+    scaffold = flower.strategy("scaffold", model)
+    with pytest.raises(ConfigError, match="unknown setting 'epoch'; did you mean 'epochs'"):
+        handle(EngineProject(model, parts, steps=None, epoch=2), scaffold)
+    with pytest.raises(ConfigError, match="rounds is no setting of local training"):
+        handle(EngineProject(model, parts, rounds=2), scaffold)
+    with pytest.raises(RunError, match=r"training diverged in round 1 .*lower the learning rate \(lr is 1e\+30\)"):
+        handle(EngineProject(model, parts, lr=1e30), scaffold)
+    other = EngineProject(model, parts)
+    other.model = make_model(norm=True)
+    grid = other.grid()
+    message = next(iter(scaffold.configure_train(1, ArrayRecord(model.state_dict()), ConfigRecord(), grid)))
+    context = grid.contexts[100]
+    with pytest.raises(ModelError, match="the model Sequential of the node is not the one of the strategy"):
+        other.app(message, context)
+    foreign = Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), dst_node_id=100, message_type="train")
+    with pytest.raises(ConfigError, match="not from a strategy of FedAttune"):
+        other.app(foreign, context)
+
+
+def test_a_method_of_ones_own_is_given_to_both_sides() -> None:
+    """It is the user's object at the node: a message never names code to load."""
+    parts, model = make_parts(), make_model()
+    mine = Algorithm(SGD(momentum=0.9), Average(), evaluation_point="received")
+    project = EngineProject(model, parts, method=mine)
+    project.start(flower.strategy(mine, model))
+    settings: dict[str, Any] = {"lr": LR, "steps": 3, "batch_size": 8, "rounds": 2, "early_stopping": "off"}
+    assert_models(project.evaluated, fedattune.fit(make_federation(parts), mine, model, **settings), 1e-6)
+    with pytest.raises(ConfigError, match="a method of your own; give it to the node, too"):
+        handle(EngineProject(model, parts), flower.strategy(mine, model))
+
+
+def test_methods_for_a_plain_training_function() -> None:
+    plain = list_plain_methods()
+    assert {"fedavg", "fedavgm", "fedadam", "fedmcsa", "pfedla", "fedper", "fedbn"} <= set(plain)
+    assert {
+        "fedprox",
+        "scaffold",
+        "ditto",
+        "attune",
+        "heurpfedla",
+        "fedrod",
+        "fedavg_ft",
+        "pfedhn",
+        "fedamp",
+    }.isdisjoint(plain)
