@@ -362,10 +362,25 @@ def test_errors_of_a_node_say_what_to_do() -> None:
         other.app(foreign, context)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep", "lr_schedule": "cosine"},
+        {"loss": "focal", "class_weights": "balanced", "max_grad_norm": 0.5},
+    ],
+)
+def test_settings_of_local_training_are_those_of_fit(settings: dict[str, Any]) -> None:
+    parts, model = make_parts(), make_model()
+    project = EngineProject(model, parts, **settings)
+    project.start(flower.strategy("fedmcsa", model))
+    given: dict[str, Any] = {"lr": LR, "steps": 3, "batch_size": 8, "rounds": 2, "early_stopping": "off"} | settings
+    assert_models(project.evaluated, fedattune.fit(make_federation(parts), "fedmcsa", model, **given), 1e-6)
+
+
 def test_a_method_of_ones_own_is_given_to_both_sides() -> None:
     """It is the user's object at the node: a message never names code to load."""
     parts, model = make_parts(), make_model()
-    mine = Algorithm(SGD(momentum=0.9), Average(), evaluation_point="received")
+    mine = Algorithm(SGD(clip=0.1), Average(), evaluation_point="received")
     project = EngineProject(model, parts, method=mine)
     project.start(flower.strategy(mine, model))
     settings: dict[str, Any] = {"lr": LR, "steps": 3, "batch_size": 8, "rounds": 2, "early_stopping": "off"}

@@ -20,15 +20,16 @@ from ..core.io import flatten_tree
 from ..core.options import build, look_up
 from ..core.params import Params
 from ..core.payload import Payload
-from ..core.settings import Settings, SettingsKeywords, Training
+from ..core.settings import LossOptions, Settings, SettingsKeywords, Training
 from ..data import Client, ClientIndex, Federation, federation_from
 from ..data.federated import renumber_clients, rescale_target
 from ..data.types import TargetScale
 from ..models import check_model
-from ..models.files import wrap_model
 from ..training.backends.local import LocalBackend
 from ..training.backends.message import WorkerMessage
 from ..training.backends.worker import export_state, handle_message, load_state, open_backend
+from ..training.clients.options import check_clients, check_method
+from ..training.setup import build_trained_module
 from .messages import KEY, Order, adapt, find_key, pack, pack_extras, read_order, unpack
 
 OWN, STATE, MODEL, SETTINGS = ("fedattune-own", "fedattune-state", "fedattune-model", "fedattune-settings")
@@ -37,7 +38,8 @@ OWN, STATE, MODEL, SETTINGS = ("fedattune-own", "fedattune-state", "fedattune-mo
 HELD_OUT = 0.1
 """Share of the training samples that is held out for methods that choose by validation samples, as in `fit`."""
 
-LOCAL_SETTINGS = {info.alias or name for name, info in Training.model_fields.items()} - {"bn_affine", "bn_buffers"} | {
+_LOCAL_GROUPS = (*Training.model_fields.items(), *LossOptions.model_fields.items())
+LOCAL_SETTINGS = {info.alias or name for name, info in _LOCAL_GROUPS} - {"bn_affine", "bn_buffers"} | {
     "device", "dtype", "engine", "mixed_precision",
 }  # fmt: skip
 """Settings of `train`; others concern the server or a simulation."""
@@ -218,7 +220,7 @@ def _open(
     settings = Settings.from_keywords(
         **{
             **given,
-            "rounds": order.round,
+            "rounds": max(order.rounds, order.round),
             "seed": order.seed,
             "cohort": min(order.cohort, order.n_nodes),
             "bn_buffers": order.bn_buffers,
@@ -232,13 +234,13 @@ def _open(
     federation = _read_data(model, data, validation, held_out, [order.seed, order.number])
     saved = context.state.array_records.get(STATE)
     if saved is None:
+        check_clients(settings, federation)
         check_model(model, federation, batch_size=settings.training.batch_size, engine=settings.execution.engine)
     n_train = int(federation.sizes("train")[0])
     tensors = Params(message.content.array_records[find_key(message.content)].to_torch_state_dict())
-    module = copy.deepcopy(model).cpu()
-    if algorithm.network:
-        example = torch.as_tensor(federation.part("train")[0][:4])
-        module = wrap_model(algorithm.network, module, federation.features(example), order.seed)
+    module = build_trained_module(algorithm, copy.deepcopy(model).cpu(), federation, order.seed)
+    if saved is None:
+        check_method(algorithm, module, settings, federation)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:

@@ -37,6 +37,7 @@ class Order:
         n_nodes: number of all nodes so far.
         cohort: nodes that train in this round.
         round: number of the round, from 1.
+        rounds: rounds of the run, as far as the strategy knows.
         personal: names of the tensors that stay on the node.
         update_server: whether uploads change what the server sends to others.
     """
@@ -49,6 +50,7 @@ class Order:
     n_nodes: int
     cohort: int
     round: int
+    rounds: int
     personal: list[str]
     update_server: bool
 

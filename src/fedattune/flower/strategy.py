@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Result
 from flwr.supercore import log
 from torch import Tensor, nn
 
@@ -89,11 +89,29 @@ class MethodStrategy(FedAvg):
         self._algorithm = adapt(algorithm, bn_buffers)
         self._rule: ServerWrapper[Any] = ServerWrapper(self._algorithm.server)
         self._model, self._input_shape = model, input_shape
+        self._rounds = 0
         self._numbers: dict[int, int] = {}
         self._state: ServerState = {}
         self._sent: dict[int, Payload] = {}
         self._uploaded: dict[int, Params] = {}
         self._is_ours: dict[int, bool] = {}
+
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *more: Any, **others: Any) -> Result:
+        """Run all rounds, and let the nodes know their number, which schedules of the learning rate need.
+
+        Args:
+            grid: the connection to the nodes.
+            initial_arrays: the initial model: `ArrayRecord(model.state_dict())`.
+            num_rounds: number of rounds.
+            more: further arguments of Flower's `Strategy.start`.
+            others: the same by keyword, such as `train_config`.
+
+        Raises:
+            ConfigError: the initial model is not that of the strategy, or nodes cannot do what the method needs.
+            RunError: no reply of a round fits.
+        """
+        self._rounds = num_rounds
+        return super().start(grid, initial_arrays, num_rounds, *more, **others)
 
     def summary(self) -> None:
         """Log the method, and the configuration that Flower's FedAvg logs."""
@@ -248,6 +266,7 @@ class MethodStrategy(FedAvg):
             len(self._numbers),
             cohort,
             r,
+            self._rounds,
             self._personal,
             self._rule.traits.should_update,
         )
