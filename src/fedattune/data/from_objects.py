@@ -8,9 +8,12 @@ import numpy as np
 import torch
 
 from ..core.errors import ConfigError, DataError, did_you_mean
+from .build import partition_dataset
 from .client_index import PARTS, Client, ClientIndex
 from .dataset import TARGET_NOTE, Dataset, find_nonfinite_row, scale_target
 from .federated import Federation
+from .hub_datasets import find_hub_data
+from .items import read_torch_dataset, to_array
 from .splits import SmallClients, check_fractions, compute_part_sizes, select_usable_clients, split_parts
 from .tables.checks import MAX_ABS_VALUE, MAX_NUMBER_CLASSES, TargetType
 from .types import Array, Index
@@ -22,8 +25,11 @@ LabelledSamples = tuple[Array, Array]
 
 
 def federation_from(
-    clients: Sequence[Any] | Mapping[str, Any],
+    clients: Any,
     *,
+    client_column: str | None = None,
+    target: str | None = None,
+    features: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     target_type: TargetType = "auto",
     names: Sequence[str] | None = None,
@@ -36,14 +42,21 @@ def federation_from(
 ) -> Federation:
     """Build a federation from one object per client.
 
-    An object is a pair `(x, y)` of arrays or tensors, or a `torch.utils.data.Dataset` of such items. Where the user
-    has split the samples already, it is a mapping with such an object for "train" and "test" and maybe "validation".
-    Samples are used as they are: (n_i, *shape), uint8, int64 for other whole numbers, or float32. Whole numbers reach a
-    model as int64 if it takes them, as `nn.Embedding` does, and else as float32. Targets are (n_i,): classes, as text
-    or as whole numbers from 0, or numbers to predict, in their unit.
+    An object is a pair `(x, y)` of arrays or tensors, or a map-style `torch.utils.data.Dataset` of such items, which is
+    read once. Where the user has split the samples already, it is a mapping with such an object for "train" and "test"
+    and maybe "validation". Samples are used as they are: (n_i, *shape), uint8, int64 for other whole numbers, or
+    float32. Whole numbers reach a model as int64 if it takes them, as `nn.Embedding` does, and else as float32. Targets
+    are (n_i,): classes, as text or as whole numbers from 0, or numbers to predict, in their unit.
+
+    Data of the library `datasets` of Hugging Face are one `datasets.Dataset` with a column that names the client of
+    each row, or a `datasets.Dataset` per client. Its numbers, names and texts become features as those of a table do; a
+    column of images or of arrays must be the only feature.
 
     Args:
-        clients: the objects in a list, or by the client's name.
+        clients: the objects in a list, or by the client's name; or one `datasets.Dataset`.
+        client_column: column of a `datasets.Dataset` that names each row's client.
+        target: column of a `datasets.Dataset` to predict; by default its only column of class labels.
+        features: columns of a `datasets.Dataset` to predict from; by default all others.
         classes: names of the classes, in their order.
         target_type: "class" or "number"; "auto" takes floating point numbers, and more than 20 different whole numbers
             that do not count classes from 0, as numbers to predict, unless `classes` are given.
@@ -66,6 +79,20 @@ def federation_from(
         (['north', 'south'], ('no', 'yes'), [6, 4])
     """
     check_fractions(test, validation, seed)
+    if hub := find_hub_data(clients, client_column, target, features):
+        if hub.is_table:
+            if classes is not None or names is not None:
+                raise ConfigError("classes and names: a datasets.Dataset has them in its columns; leave them out")
+            return partition_dataset(
+                hub.read_table(name, target_type),
+                partition="by_column",
+                test=test,
+                validation=validation,
+                seed=seed,
+                small_clients=small_clients,
+                min_clients=min_clients,
+            )
+        clients, classes = hub.read_clients(), classes or hub.classes
     if isinstance(clients, Mapping):
         names, clients = names or list(clients), list(clients.values())
     if not clients:
@@ -120,23 +147,16 @@ def _read_parts(name: str, client: Any) -> dict[str, LabelledSamples]:
 
 def _read_samples(where: str, item: Any) -> LabelledSamples:
     """Read samples and labels as arrays; `where` names them in messages."""
+    if isinstance(item, torch.utils.data.DataLoader):
+        raise DataError(f"{where}: got a DataLoader, expected its Dataset; give loader.dataset, without batches")
     if isinstance(item, torch.utils.data.TensorDataset):
         item = item.tensors
     elif isinstance(item, torch.utils.data.Dataset):
-        if not hasattr(item, "__len__"):
-            raise DataError(f"{where}: an iterable Dataset has no length; give arrays or an indexed Dataset")
-        pairs = [item[i] for i in range(len(item))]
-        if any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in pairs):
-            raise DataError(f"{where}: every item of the Dataset must be a pair (x, y)")
-        xs = [_to_array(x) for x, _ in pairs]
-        shapes = sorted({x.shape for x in xs})
-        if len(shapes) != 1:
-            raise DataError(f"{where}: samples must all have one shape, got {shapes[:3] or 'no samples'}")
-        item = (np.stack(xs), np.asarray([_to_array(y) for _, y in pairs]))
+        item = read_torch_dataset(where, item)
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise DataError(f"{where}: expected a pair (x, y) of arrays or a torch Dataset, got {type(item).__name__}")
     try:
-        x, y = _to_array(item[0]), _to_array(item[1])
+        x, y = to_array(item[0]), to_array(item[1])
     except ValueError as error:
         raise DataError(
             f"{where}: its samples have different shapes, expected one for all; pad or cut sequences to one length"
@@ -158,10 +178,6 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
     if (row := find_nonfinite_row(x)) is not None:
         raise DataError(f"{where}: sample {row} holds NaN or a value that is not finite in float32")
     return x, y
-
-
-def _to_array(values: Any) -> Array:
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
 
 
 def _concatenate(owners: list[str], xs: list[Array]) -> Array:

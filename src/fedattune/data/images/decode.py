@@ -13,6 +13,8 @@ from ...core.errors import DataError, did_you_mean
 from .. import cache
 from ..types import Array
 
+GREY_MODES = ("1", "L")
+"""Pillow's names of modes with one channel of at most 8 bits."""
 ColourMode = Literal["L", "RGB"] | None
 """Grey, coloured, or like the first image."""
 
@@ -128,18 +130,28 @@ def decode_image(
         raise DataError(f"{where} holds no image bytes; embed the images in the file")
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            is_grey = (mode or opened.mode) in ("1", "L") if like is None else like.shape[1] == 1
-            mode_name = "L" if is_grey else "RGB"
-            if opened.mode[0] in "IF":  # conversion would cut most values to white
-                raise DataError(f"{where} has more than 8 bits per channel (mode {opened.mode}); convert it to 8 bits")
-            image = opened if opened.mode == mode_name else opened.convert(mode_name)
-            pixels = np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BILINEAR))
+            is_grey = (mode or opened.mode) in GREY_MODES if like is None else like.shape[1] == 1
+            image = read_pixels(opened, where, is_grey, size)
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise DataError(f"{where} cannot be decoded as an image: {error}") from error
-    array = pixels[None] if is_grey else pixels.transpose(2, 0, 1)
-    if like is not None and array.shape != like.shape[1:]:
-        raise DataError(f"{where} has the shape {array.shape}, the first {like.shape[1:]}; all must be alike")
-    return array
+    if like is not None and image.shape != like.shape[1:]:
+        raise DataError(f"{where} has the shape {image.shape}, the first {like.shape[1:]}; all must be alike")
+    return image
+
+
+def read_pixels(image: Any, where: str, is_grey: bool | None = None, size: int | None = None) -> Array:
+    """Return a PIL image as (channels, height, width), uint8: grey or coloured as told, or else as it is.
+
+    `size` resizes it to this height and width, in pixels.
+    """
+    from PIL import Image
+
+    if image.mode[0] in "IF":  # conversion would cut most values to white
+        raise DataError(f"{where} has more than 8 bits per channel (mode {image.mode}); convert it to 8 bits")
+    mode = "L" if (image.mode in GREY_MODES if is_grey is None else is_grey) else "RGB"
+    converted = image if image.mode == mode else image.convert(mode)
+    pixels = np.asarray(converted if size is None else converted.resize((size, size), Image.Resampling.BILINEAR))
+    return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
 
 
 def _find_columns(schema: Any, label: str | None, where: str) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:

@@ -13,7 +13,7 @@ from ..dataset import Dataset
 from ..schema import Schema
 from ..types import Array
 from . import build_image_dataset
-from .decode import ColourMode, Images, decode_image, read_cached
+from .decode import GREY_MODES, ColourMode, Images, decode_image, read_cached
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 """Endings of the files that count as images, as in torchvision's `ImageFolder`."""
@@ -21,7 +21,6 @@ PART_NAMES = {"train", "training", "val", "valid", "validation", "test", "testin
 """Names of folders that hold parts of the data, not clients."""
 MAX_NAMED = 3
 """Files that one message or note names."""
-GREY_MODES = ("1", "L")
 
 
 class ImageFile(NamedTuple):
