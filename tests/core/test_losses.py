@@ -89,11 +89,11 @@ def test_without_options_nothing_changes(logits: Tensor, y: Tensor) -> None:
 
 
 def test_balanced_weights_are_those_of_scikit_learn() -> None:
-    """10 rows of 3 classes: 10 / (3 count). A class that a client lacks has weight 0, and the others are 2 classes."""
+    """10 rows of 3 classes: 10 / (3 count). A class that a client lacks has weight 1, and the others are 2 classes."""
     loss = make_loss(Settings(class_weights="balanced").loss, CLASSES)
     assert loss.is_balanced
     got = loss.make_class_weights(np.array([[6, 3, 1], [0, 2, 8], [0, 0, 0]]))
-    np.testing.assert_allclose(got, [[10 / 18, 10 / 9, 10 / 3], [0, 10 / 4, 10 / 16], [0, 0, 0]])
+    np.testing.assert_allclose(got, [[10 / 18, 10 / 9, 10 / 3], [1, 10 / 4, 10 / 16], [1, 1, 1]])
 
 
 @pytest.mark.parametrize("given", ["0.2,1,3", [0.2, 1, 3], {"c": 3, "a": 0.2, "b": 1.0}, " c=3, b=1,a=0.2 "])

@@ -1,5 +1,6 @@
 """Runs with other training losses: on both engines, with private gradients, and with the methods' own losses."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,17 @@ def test_the_default_is_the_run_without_options(uneven: Federation) -> None:
         assert one.metrics["loss_uniform"] == pytest.approx(plain.metrics["loss_uniform"])
 
 
+def test_rows_of_classes_that_training_lacks_have_a_loss(tmp_path: Path) -> None:
+    """Adapting to test rows of a class without training rows: its weight is 1, not 0 / 0."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([0] * 20 + [1] * 20)
+    data = fedattune.federation_from([(x, y), (x, y)])
+    rows = [torch.as_tensor(data.part("train")[0])[data.y[data.part("train")[0]] == 0].numpy() for _ in range(2)]
+    only = replace(data, clients=[replace(one, train=mine) for one, mine in zip(data.clients, rows, strict=True)])
+    result = fit(only, "perfedavg", options={"adapt_on": "test"}, class_weights="balanced")
+    assert all(v.isfinite().all() for v in result.models.values())
+
+
 def test_a_custom_loss_trains_on_both_engines_and_is_resumed(uneven: Federation, tmp_path: Path) -> None:
     file = tmp_path / "own_training_loss.py"
     file.write_text(
@@ -151,6 +163,18 @@ def test_record_privacy_clips_the_gradient_of_each_row(settings: Any, uneven: Fe
             want[k] += 0.5 * v * min(1.0, 1.5 / float(norm))
     for k, v in want.items():
         torch.testing.assert_close(got[k], v)
+
+
+@pytest.mark.parametrize("settings", [SMOOTH, {"loss": "focal"}], ids=["smooth", "focal"])
+def test_bfloat16_is_cast_before_the_loss(settings: Any) -> None:
+    """Logits of bfloat16 give the loss of the same numbers in float32."""
+    loss = make_loss(Settings(**settings).loss, ("a", "b", "c"))
+    logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
+    batch = logits, torch.tensor([0, 1, 2, 2, 1, 0])
+    weights = torch.tensor([1.0, 2.0, 0.5]) if loss.has_class_weights else None
+    got = loss.bind(weights)(logits, batch)
+    assert got.dtype == torch.float32
+    assert got == loss.bind(weights)(logits.float(), batch)
 
 
 def test_record_privacy_refuses_balanced_weights(uneven: Federation) -> None:

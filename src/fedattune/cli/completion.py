@@ -80,6 +80,7 @@ def collect_names() -> dict[str, list[str]]:
     from ..algorithms import ALGORITHMS
     from ..analysis.output.formats import TABLE_FORMATS
     from ..core.metrics import METRICS
+    from ..core.settings import LOSSES
     from ..data import PARTITIONS, SOURCES
     from ..models import MODELS
     from ..studies import STUDIES
@@ -92,6 +93,7 @@ def collect_names() -> dict[str, list[str]]:
         "baseline": ["majority", "sklearn", "centralized"],
         "name": [*STUDIES],
         "metric": [*METRICS],
+        "loss": [*LOSSES],
         "format_": [*TABLE_FORMATS],
     }
 

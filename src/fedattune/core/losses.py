@@ -77,8 +77,7 @@ def compute_huber_losses(outputs: Tensor, y: Tensor, *, delta: float) -> Tensor:
 
 def compute_smooth_losses(outputs: Tensor, class_weights: Tensor | None) -> Tensor:
     """Return the mean over classes of the cross-entropies with each of them (B,), times the classes' weights."""
-    logits = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
-    each = -logits.log_softmax(1)
+    each = -outputs.log_softmax(1)
     return (each if class_weights is None else each * class_weights).mean(1)
 
 
@@ -109,12 +108,12 @@ class TrainingLoss:
     def make_class_weights(self, label_counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the class weights of clients (N, classes) from their training samples of each class.
 
-        Balanced weights are scikit-learn's: n / (classes * count) with the client's n samples and its classes. A class
-        that a client lacks has weight 0 there.
+        Balanced weights are scikit-learn's: n / (classes * count) with the client's n samples and its classes. They are
+        1 on average over samples, and so is the weight of a class that a client lacks.
         """
         if self.class_weights is None:
             n, present = label_counts.sum(1, keepdims=True), (label_counts > 0).sum(1, keepdims=True)
-            return np.where(label_counts > 0, n / np.maximum(1, present * label_counts), 0.0)
+            return np.where(label_counts > 0, n / np.maximum(1, present * label_counts), 1.0)
         return np.tile(self.class_weights, (len(label_counts), 1))
 
     def bind(self, class_weights: Tensor | None, *, is_mean: bool = True) -> LossFunction:
@@ -129,6 +128,7 @@ class TrainingLoss:
 
     def _compute(self, outputs: Tensor, batch: Batch, *, class_weights: Tensor | None, is_mean: bool) -> Tensor:
         _, y, *weight = batch
+        outputs = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
         losses = self.sample_losses(outputs, y)
         weights = torch.ones_like(losses) if class_weights is None else class_weights.gather(0, y).to(losses.dtype)
         losses = losses * weights

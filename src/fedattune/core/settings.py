@@ -184,7 +184,9 @@ class Training(Group):
 
 
 BALANCED = "balanced"
+"""The class weights that follow from each client's training rows."""
 LOSSES = ("auto", "focal", "absolute", "huber")
+"""Names of the losses of local training."""
 
 
 def read_class_weights(text: str) -> list[float] | dict[str, float]:
