@@ -14,6 +14,7 @@ from fedattune import Federation
 from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.client import SGD
+from fedattune.core.optimizers import GradientDescent
 from fedattune.core.settings import Settings
 from fedattune.core.task import Task
 from fedattune.data.augmentation import add_moves, move_images, split_moves
@@ -136,7 +137,9 @@ def test_recorded_steps_give_what_the_reference_gives(kind: str, name: str, work
     torch.manual_seed(0)
     data, task = make_clients([40, 13, 90]), Task(NETWORKS[name]().double())
     more = {**work, "drop_last": task.has_batch_statistics, "augment": ("crop", "flip")}
-    for rule in (SGD(momentum=0.9), PFedMeClient(0.5, 2, 0.02)) if name == "mlp" else (SGD(),):
+    for rule in (
+        (SGD(optimizer=GradientDescent(momentum=0.9)), PFedMeClient(0.5, 2, 0.02)) if name == "mlp" else (SGD(),)
+    ):
         engine = VectorizedEngine(task, data, **EACH[kind])
         want, got = (train_round(e, task, 3, rule, **more) for e in (SequentialEngine(task, data), engine))
         plain = train_round(engine, task, 3, rule, **{**more, "augment": ()})
