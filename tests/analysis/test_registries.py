@@ -56,7 +56,7 @@ def test_what_is_no_metric_or_format_is_named(code: Path, cli: Callable[..., Don
     assert "did you mean 'latex'" in cli("table", "o", "--format", "latx").err
     assert "or a custom metric as file.py:metric" in cli("compare", *FAST, "--metric", "acuracy").err
     with pytest.raises(ConfigError, match="as the target is a number"):
-        check_metric("accuracy", is_regression=True)
+        check_metric("accuracy", "number")
 
     def accuracy(y: object, logits: object) -> float:
         return 0.0

@@ -123,10 +123,10 @@ def test_means_over_rows_are_means_of_row_losses() -> None:
 
 
 def test_a_metric_suits_its_target() -> None:
-    assert check_metric("auc", is_regression=False) is METRICS["auc"]
+    assert check_metric("auc", "class") is METRICS["auc"]
     with pytest.raises(
         ConfigError, match="metric: got 'auc', expected one of r2, mae, rmse, as the target is a number"
     ):
-        check_metric("auc", is_regression=True)
+        check_metric("auc", "number")
     with pytest.raises(ConfigError, match=r"got .mae., expected one of accuracy, .*a class"):
-        check_metric("mae", is_regression=False)
+        check_metric("mae", "class")

@@ -209,12 +209,27 @@ def _predict_each(w: Params, x: Tensor, predict: Callable[[Params, Tensor], Tens
 
 
 def _score(predictions: Tensor, experts: Sequence[Sequence[float]], y: Tensor) -> Tensor:
-    """Return the losses (E, B) of means of predictions (P, B, outputs), whose weights are `experts` (E, P)."""
+    """Return the losses (E, B) of means of predictions (P, B, outputs), whose weights are `experts` (E, P).
+
+    Several labels or numbers count by the mean of their losses.
+    """
     weights = predictions.new_tensor(experts)
+    if y.dim() > 1:
+        return _score_several(predictions, weights, y)
     if y.is_floating_point():
         return (weights @ predictions.squeeze(-1) - y).square()
     right = predictions.gather(-1, y.expand(len(predictions), -1)[..., None]).squeeze(-1).exp()
     return -(weights @ right).clamp_min(MIN_PROBABILITY).log()
+
+
+def _score_several(predictions: Tensor, weights: Tensor, y: Tensor) -> Tensor:
+    is_labels = y.dtype == torch.bool
+    each = predictions.sigmoid() if is_labels else predictions
+    mixed = (weights @ each.flatten(1)).view(-1, *y.shape)
+    if not is_labels:
+        return (mixed - y).square().mean(-1)
+    right = torch.where(y, mixed, 1 - mixed)
+    return -right.clamp_min(MIN_PROBABILITY).log().mean(-1)
 
 
 def _unit(scale: Tensor, otherwise: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from ..core.effect import OWN_MODEL, Effect, Mechanism
 from ..core.errors import ModelError
@@ -33,6 +34,13 @@ def set_guard(w: Params, weights: Tensor) -> Params:
     share = 1 - weights[..., 0]
     parts = weights[..., 1:] / share.clamp_min(torch.finfo(share.dtype).tiny)[..., None]
     return Params({**w, **dict(zip(GUARD, (share, parts), strict=True))})
+
+
+def mix_labels(logits: Tensor, weights: Tensor, dim: int) -> Tensor:
+    """Return the logits of the weighted mean over `dim` of the probabilities that each label is true."""
+    log_weights = weights.clamp_min(torch.finfo(logits.dtype).tiny).log()
+    true, false = ((log_weights + logsigmoid(one)).logsumexp(dim) for one in (logits, -logits))
+    return true - false
 
 
 class Intercept(nn.Module):
@@ -77,7 +85,10 @@ class TwinModule(MethodModule):
         self.register_buffer("log_shares", like.new_zeros(n_outputs))
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Return log-probabilities (B, C) or numbers (B, 1) of the mixture; in training, the outputs of each model."""
+        """Return log-probabilities (B, C), logits of labels (B, L) or numbers (B, M) of the mixture.
+
+        In training, return the outputs of each model.
+        """
         features = self.shared["body"](x)
         shared, own = self.shared["head"](features), self.own["head"](self.own["body"](x))
         if not self.training:
@@ -94,8 +105,11 @@ class TwinModule(MethodModule):
         moved = self.own["intercept"](shared) if "intercept" in self.own else shared
         share = self.guard["share"][..., None]
         weights = torch.cat([1 - share, share * self.guard["parts"]], -1)[..., None]
-        if shared.shape[1] == 1:
+        if shared.shape[1] == 1 or self.kind == "numbers":
             return (weights * torch.stack([own, adapted, moved, shared, shared, shared], 1)).sum(-2)
+        if self.kind == "labels":
+            each = torch.stack([own, adapted, moved, shared, shared, shared], 1)
+            return mix_labels(each, weights, -2)
         each = torch.stack([own, adapted, moved, *(shared + c * self.log_shares for c in CLASS_WEIGHTS)], 1)
         # The logarithm of a mixture of probabilities stays finite where one model is sure.
         return (each.log_softmax(-1) + weights.clamp_min(torch.finfo(each.dtype).tiny).log()).logsumexp(-2)

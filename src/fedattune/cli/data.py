@@ -9,6 +9,7 @@ from ..analysis.output.tables import make_console, make_table, print_whole
 from ..core.errors import ConfigError
 from ..core.io import write_text
 from ..core.metrics import format_number
+from ..core.targets import KIND_WORDS
 from .options import ShowOptions, parse_options, read_experiment
 
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ def show_data(space: Namespace, problems: list[str]) -> int:
     files = {"--json": output.json_file, "--picture": options.picture, "--schema": options.schema_file}
     check_output_files(files, list_input_files(experiment, config=output.config))
     federation = prepare_data(experiment)
-    if options.picture and not federation.classes:
-        raise ConfigError(f"--picture draws the labels of clients, and the target of {federation.name} is a number")
+    if options.picture and not federation.n_labels:
+        what = KIND_WORDS[federation.kind]
+        raise ConfigError(f"--picture draws the labels of clients, and the target of {federation.name} is {what}")
     if experiment.save_partition:
         from ..data.manifest import save_manifest
 
@@ -67,6 +69,7 @@ def _to_json(federation: "Federation") -> dict[str, Any]:
         "hash": federation.digest,
         "partition": dict(federation.partition),
         "classes": list(federation.classes),
+        **({"targets": list(names)} if (names := federation.labels or federation.outputs) else {}),
         "clients": [
             {
                 "name": client.name,
@@ -101,13 +104,13 @@ def list_features(federation: "Federation") -> list[dict[str, Any]]:
 
 
 def _print_federation(federation: "Federation", console: "Console") -> None:
-    in_full = _print_labels(federation, console) if federation.classes else _print_targets(federation, console)
+    in_full = _print_labels(federation, console) if federation.n_labels else _print_targets(federation, console)
     if federation.n_clients > MAX_TABLE_CLIENTS:
         console.print(f"The first {MAX_TABLE_CLIENTS} of {federation.n_clients} clients are shown; --json gives all.")
     if not in_full:
-        first = f" the first {MAX_TABLE_LABELS} of" if federation.n_classes > MAX_TABLE_LABELS else ""
+        first = f" the first {MAX_TABLE_LABELS} of" if federation.n_labels > MAX_TABLE_LABELS else ""
         console.print(
-            f"Each of{first} the {federation.n_classes} labels has one character, from 1 (few samples) to 9 (the "
+            f"Each of{first} the {federation.n_labels} labels has one character, from 1 (few samples) to 9 (the "
             "client's most frequent label); '.' means no sample."
         )
     if features := list_features(federation):
@@ -124,12 +127,15 @@ def _print_targets(federation: "Federation", console: "Console") -> bool:
     """Print the sizes of clients, and mean and deviation of their targets, which are numbers; nothing is left out."""
     scale = federation.target_scale
     assert scale is not None
-    y = federation.y.double().cpu().numpy() * scale.deviation + scale.mean
-    table = make_table("client", "train", "val.", "test", "mean target", "deviation", text_columns=("client",))
+    y = scale.restore(federation.y.double().cpu().numpy()).reshape(len(federation.y), -1)
+    names = federation.outputs or ("target",)
+    heads = [head for name in names for head in (f"mean {name}", "deviation")]
+    table = make_table("client", "train", "val.", "test", *heads, text_columns=("client",))
     for client in federation.clients[:MAX_TABLE_CLIENTS]:
         mine = y[client.all]
         sizes = (str(len(part)) for part in (client.train, client.validation, client.test))
-        table.add_row(client.name, *sizes, format_number(mine.mean()), format_number(mine.std()))
+        numbers = [format_number(one) for column in mine.T for one in (column.mean(), column.std())]
+        table.add_row(client.name, *sizes, *numbers)
     print_whole(table, console)
     return True
 
@@ -142,15 +148,17 @@ def _print_labels(federation: "Federation", console: "Console") -> bool:
 
     counts = federation.label_counts()
     shares = counts / np.maximum(counts.max(axis=1, keepdims=True), 1)  # of the client's most frequent label
-    digits = max(len(str(counts.max())), *(len(name) for name in federation.classes)) + 1
-    heads: tuple[object, ...] = federation.classes
+    names = federation.classes or federation.labels
+    digits = max(len(str(counts.max())), *(len(name) for name in names)) + 1
+    heads: tuple[object, ...] = names
     is_numbered = digits * len(heads) > MAX_WIDTH_NAMES
     if is_numbered:
         heads = tuple(range(len(heads)))
         digits = max(len(str(counts.max())), len(str(len(heads)))) + 1
     in_full = digits * len(heads) <= MAX_WIDTH_NUMBERS
     labels = "".join(f"{head!s:>{digits}}" for head in heads) if in_full else "labels"
-    table = make_table("client", "train", "val.", "test", "classes", labels, text_columns=("client", labels))
+    held = "classes" if federation.classes else "present"
+    table = make_table("client", "train", "val.", "test", held, labels, text_columns=("client", labels))
 
     def cell(count: int, share: float) -> tuple[str, Style]:
         heat = round(255 * (1 - 0.8 * share**0.5)) if count else 255
@@ -167,16 +175,17 @@ def _print_labels(federation: "Federation", console: "Console") -> bool:
         )
     print_whole(table, console)
     if is_numbered and in_full:
-        console.print("labels: " + ", ".join(f"{i} {name}" for i, name in enumerate(federation.classes)))
+        console.print("labels: " + ", ".join(f"{i} {name}" for i, name in enumerate(names)))
     return in_full
 
 
 def _describe_heterogeneity(federation: "Federation") -> list[str]:
     h = federation.heterogeneity()
-    target = f"{federation.n_classes} classes" if federation.classes else "a number to predict"
     shape = " x ".join(map(str, federation.input_shape))
-    head = f"{federation.name}: {federation.n_clients} clients, {target}, input {shape}"
+    head = f"{federation.name}: {federation.n_clients} clients, {federation.describe_target()}, input {shape}"
     samples = f"samples per client: {h['samples_min']} to {h['samples_max']}, median {h['samples_median']:g}"
+    if federation.labels:
+        return [head, samples, f"distance of the shares of labels from those of all data: {h['label_distance']:.3f}"]
     if not federation.classes:
         distance = f"distance of the clients' mean targets from the mean of all: {h['target_distance']:.3f} deviations"
         return [head, samples, distance]

@@ -7,18 +7,20 @@ Models are evaluated by `compute_loss`, always. Clients train on it, too, unless
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import huber_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, huber_loss
 
 from .errors import ConfigError, list_some, summarize_error
 from .own_code import is_reference, load_function
 from .payload import Batch
 from .settings import BALANCED, LossOptions, read_class_weights
+from .targets import IGNORED, KIND_WORDS, NUMBER_KINDS, TargetKind
 
 SampleLosses = Callable[[Tensor, Tensor], Tensor]
 """Compute the loss of each sample (B,) from outputs (B, ...) and targets (B, ...)."""
@@ -31,48 +33,72 @@ CLASS_WEIGHTS = "class weights of the training loss"
 
 
 def compute_loss(outputs: Tensor, batch: Batch) -> Tensor:
-    """Return the mean loss: cross-entropy of class numbers, squared error of targets that are numbers.
-
-    Outputs are logits (B, classes), or predicted numbers (B, 1). Padding has weight 0 and does not count.
-    """
+    """Return the mean over samples of `compute_sample_losses`; padding has weight 0 and does not count."""
     _, y, *weight = batch
     losses = compute_sample_losses(outputs, y)
     return (losses * weight[0]).sum() / weight[0].sum() if weight else losses.mean()
 
 
 def compute_sample_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the loss (B,) of each sample: cross-entropy of class numbers y (B,), squared error of numbers.
+    """Return the loss (B,) of each sample, by the kind of its target; a target of several parts counts by their mean.
 
+    Cross-entropy of class numbers y (B,) by logits (B, classes), or y (B, *positions) by (B, classes, *positions);
+    squared error of numbers (B,) by (B, 1), or (B, M) by (B, M); binary cross-entropy of labels (B, L) by (B, L).
     PyTorch's softmax over few classes takes five times as long as these operations.
     """
+    return average_parts(compute_part_losses(outputs, y), y)
+
+
+def compute_part_losses(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the losses of all parts of targets y, in its shape; see `compute_sample_losses`."""
     if y.is_floating_point():
-        return (outputs.squeeze(1).to(y.dtype) - y) ** 2
+        return (_as_targets(outputs, y) - y) ** 2
     logits = outputs
     if logits.dtype == torch.bfloat16:
         logits = logits.float()
+    if y.dtype == torch.bool:
+        return binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none")
+    if y.dim() > 1:
+        return cross_entropy(logits, y, reduction="none", ignore_index=IGNORED)
     z = logits - logits.detach().amax(1, keepdim=True)
     return z.exp().sum(1).log() - z.gather(1, y[:, None]).squeeze(1)
+
+
+def _as_targets(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return predicted numbers (B, 1) or (B, M) in the shape of targets y, (B,) or (B, M)."""
+    return (outputs if y.dim() > 1 else outputs.squeeze(1)).to(y.dtype)
+
+
+def average_parts(values: Tensor, y: Tensor) -> Tensor:
+    """Return the mean (B,) of values of the parts of targets y; of positions, of those that are not ignored, or 0."""
+    if y.dim() == 1:
+        return values
+    if y.dtype == torch.bool or y.is_floating_point():
+        return values.mean(1)
+    counts = (y != IGNORED).flatten(1)
+    return (values.flatten(1) * counts).sum(1) / counts.sum(1).clamp_min(1)
 
 
 def compute_focal_losses(outputs: Tensor, y: Tensor, *, gamma: float) -> Tensor:
     """Return (1 - p)^gamma times the cross-entropy -log p (B,), p the probability of the class y (B,).
 
+    Of several labels or positions, it is the mean of theirs.
     Source: Lin et al., Focal Loss for Dense Object Detection (ICCV 2017), equation 4.
     """
-    losses = compute_sample_losses(outputs, y)
+    losses = compute_part_losses(outputs, y)
     # A gamma below 1 has no slope at p = 1.
     others = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny)
-    return others**gamma * losses
+    return average_parts(others**gamma * losses, y)
 
 
 def compute_absolute_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the absolute error (B,) of numbers (B, 1) that are predicted for y (B,)."""
-    return (outputs.squeeze(1).to(y.dtype) - y).abs()
+    """Return the absolute error (B,) of numbers (B, 1) that are predicted for y (B,); the mean of several (B, M)."""
+    return average_parts((_as_targets(outputs, y) - y).abs(), y)
 
 
 def compute_huber_losses(outputs: Tensor, y: Tensor, *, delta: float) -> Tensor:
     """Return half the squared error, and beyond an error of delta its tangent (B,): PyTorch's `huber_loss`."""
-    return huber_loss(outputs.squeeze(1).to(y.dtype), y, reduction="none", delta=delta)
+    return average_parts(huber_loss(_as_targets(outputs, y), y, reduction="none", delta=delta), y)
 
 
 def compute_smooth_losses(outputs: Tensor, class_weights: Tensor | None) -> Tensor:
@@ -144,29 +170,41 @@ DEFAULT_LOSS = TrainingLoss()
 """The loss of a run whose settings choose none."""
 
 
-def make_loss(options: LossOptions, classes: Sequence[str]) -> TrainingLoss:
-    """Make the loss of local training for a target with these classes; there are none if it is a number.
+def make_loss(
+    options: LossOptions, classes: Sequence[str], kind: TargetKind | None = None, output_shape: tuple[int, ...] = ()
+) -> TrainingLoss:
+    """Make the loss of local training.
+
+    Args:
+        options: the settings of the loss.
+        classes: the classes of the target; none for labels and numbers.
+        kind: what the target is; by default a class, or a number if there are no classes.
+        output_shape: shape of the outputs for one sample; by default one for each class, or one.
 
     Raises:
         ConfigError: the loss does not suit the target, or a custom loss does not give one number per sample.
     """
-    name = options.name
+    name, kind = options.name, kind or ("class" if classes else "number")
     if is_reference(name):
-        sample_losses = _load_custom(name, len(classes))
+        sample_losses = _load_custom(name, kind, output_shape or (max(1, len(classes)),))
     elif name == "focal":
         sample_losses = partial(compute_focal_losses, gamma=options.focal_gamma)
     elif name == "huber":
         sample_losses = partial(compute_huber_losses, delta=options.huber_delta)
     else:
         sample_losses = {"auto": compute_sample_losses, "absolute": compute_absolute_losses}[name]
-    fits = {"focal": bool(classes), "absolute": not classes, "huber": not classes}
+    is_number = kind in NUMBER_KINDS
+    fits = {"focal": not is_number, "absolute": is_number, "huber": is_number}
     if not fits.get(name, True):
-        kind = "a class, which takes auto (cross-entropy) or focal" if classes else ""
-        kind = kind or "a number, which takes auto (squared error), absolute or huber"
-        raise ConfigError(f"loss: got {name}, and the target is {kind}; or give a custom loss as file.py:loss")
-    if not classes:
+        takes = "auto (squared error), absolute or huber" if is_number else "auto (cross-entropy) or focal"
+        raise ConfigError(
+            f"loss: got {name}, and the target is {KIND_WORDS[kind]}, which takes {takes}; or give a custom loss as "
+            "file.py:loss"
+        )
+    if kind != "class":
         for key, value in options.corrections.items():
-            raise ConfigError(f"{key}: got {value}, and the target is a number, which has no classes; leave it out")
+            lacks = "has no classes" if not classes else "takes none"
+            raise ConfigError(f"{key}: got {value}, and the target is {KIND_WORDS[kind]}, which {lacks}; leave it out")
     return TrainingLoss(sample_losses, options.label_smoothing, _resolve_weights(options.weights, classes))
 
 
@@ -188,19 +226,23 @@ def _resolve_weights(text: str | None, classes: Sequence[str]) -> tuple[float, .
     return tuple(given[one] for one in classes)
 
 
-def _load_custom(reference: str, n_classes: int) -> SampleLosses:
+def _load_custom(reference: str, kind: TargetKind, output_shape: tuple[int, ...]) -> SampleLosses:
     function = load_function(reference, "the loss")
     # The losses of two samples, and of each alone: padding must not change the loss of another sample.
-    outputs = torch.linspace(-1.0, 1.0, 2 * max(1, n_classes)).view(2, -1)
-    y = torch.arange(2) if n_classes else torch.tensor([0.5, -1.0])
+    outputs = torch.linspace(-1.0, 1.0, 2 * prod(output_shape)).view(2, *output_shape)
+    y = torch.arange(2) if kind == "class" else torch.tensor([0.5, -1.0])
+    if kind in ("labels", "numbers"):
+        y = outputs > 0.2 if kind == "labels" else outputs.flip(1)
+    elif kind == "positions":
+        y = torch.arange(2 * prod(output_shape[1:])).view(2, *output_shape[1:]) % 2
     try:
         with torch.enable_grad():
             both = function(outputs.requires_grad_(), y)
             alone: list[Any] = [function(outputs[i : i + 1], y[i : i + 1]) for i in range(2)]
     except Exception as error:
         raise ConfigError(
-            f"loss: {reference} fails on outputs {tuple(outputs.shape)} and targets (2,): {summarize_error(error)}; "
-            "expected a function loss(outputs, targets) that returns one loss per sample"
+            f"loss: {reference} fails on outputs {tuple(outputs.shape)} and targets {tuple(y.shape)}: "
+            f"{summarize_error(error)}; expected a function loss(outputs, targets) that returns one loss per sample"
         ) from error
     if not isinstance(both, Tensor) or both.shape != (2,) or not both.is_floating_point():
         got = tuple(both.shape) if isinstance(both, Tensor) else type(both).__name__

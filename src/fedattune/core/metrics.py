@@ -1,7 +1,9 @@
 """Measure predictions: the metrics that a verdict can be about, for one client or for all rows together.
 
-A metric is computed from the true values of some rows and the model's outputs for them: logits (n, classes) for
-classes, or one number (n, 1) in the unit of the target.
+A metric is computed from the true values of some rows and the model's outputs for them. These are class numbers (n,)
+with logits (n, classes), or one number (n,) with (n, 1) in the unit of the target. Several labels are bool (n, L) with
+logits (n, L); several numbers (n, M) with (n, M) are in deviations of each; classes of positions are (n, *positions)
+with logits (n, classes, *positions).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 from .errors import ConfigError, list_some, summarize_error
 from .own_code import check_new_name, is_reference, load_registered
+from .targets import IGNORED, KIND_WORDS, NUMBER_KINDS, TargetKind, find_kind
 
 MetricName = str
 """Name of a registered metric."""
@@ -20,7 +23,7 @@ Values = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 Measure = Callable[[NDArray[Any], Values], float]
-"""Compute a metric of some rows from their true values (n,) and the outputs for them (n, classes) or (n, 1)."""
+"""Compute a metric of some rows from their true values (n, ...) and the outputs for them (n, ...)."""
 
 AnyMeasure = TypeVar("AnyMeasure", bound=Measure)
 
@@ -33,8 +36,13 @@ class Metric(NamedTuple):
     label: str
     is_higher_better: bool
     is_percent: bool
-    is_for_classes: bool
+    kinds: tuple[TargetKind, ...]
     has_unit: bool = False
+
+    @property
+    def is_for_classes(self) -> bool:
+        """True if the target is classes or labels, not numbers."""
+        return not set(self.kinds) & set(NUMBER_KINDS)
 
     @property
     def sign(self) -> int:
@@ -88,11 +96,18 @@ METRICS: dict[str, Metric] = {}
 
 
 def register_metric(
-    label: str, *, is_higher_better: bool, is_percent: bool = False, is_for_classes: bool = True, has_unit: bool = False
+    label: str,
+    *,
+    is_higher_better: bool,
+    is_percent: bool = False,
+    is_for_classes: bool = True,
+    has_unit: bool = False,
+    kinds: Sequence[TargetKind] | None = None,
 ) -> Callable[[AnyMeasure], AnyMeasure]:
     """Register a function of true values (n,) and outputs (n, classes) or (n, 1) as the metric of its name.
 
-    True values are class numbers, and outputs are logits. For a number, both have the unit of the target.
+    True values are class numbers, and outputs are logits. For a number, both have the unit of the target. For the
+    shapes of other targets, see the module.
 
     Args:
         label: its name in tables.
@@ -100,6 +115,8 @@ def register_metric(
         is_percent: whether its values are fractions, of which tables show percent.
         is_for_classes: whether the target is a class, not a number.
         has_unit: whether its values have the unit of the target.
+        kinds: the targets that it measures: "class", "number", "labels", "numbers", "positions". By default "class",
+            or "number" if it is not for classes.
 
     Raises:
         ConfigError: the name is that of a metric of FedAttune.
@@ -108,25 +125,38 @@ def register_metric(
     def register(measure: AnyMeasure) -> AnyMeasure:
         name = measure.__name__
         check_new_name("metric", measure, METRICS[name].measure if name in METRICS else None)
-        METRICS[name] = Metric(name, measure, label, is_higher_better, is_percent, is_for_classes, has_unit)
+        of_one: tuple[TargetKind, ...] = ("class",) if is_for_classes else ("number",)
+        METRICS[name] = Metric(
+            name, measure, label, is_higher_better, is_percent, of_one if kinds is None else tuple(kinds), has_unit
+        )
         return measure
 
     return register
 
 
-def _list_metrics(*, is_for_classes: bool) -> list[str]:
-    return [name for name, metric in METRICS.items() if metric.is_for_classes == is_for_classes]
+def list_metrics(kind: TargetKind) -> list[str]:
+    """List the names of the metrics for a kind of target."""
+    return [name for name, metric in METRICS.items() if kind in metric.kinds]
 
 
-def check_metric(name: str, *, is_regression: bool) -> Metric:
+CURVE_METRICS: dict[TargetKind, MetricName] = {
+    "class": "accuracy",
+    "number": "rmse",
+    "labels": "label_accuracy",
+    "numbers": "rmse",
+    "positions": "position_accuracy",
+}
+"""Kind of target -> the metric that scores of every round give."""
+
+
+def check_metric(name: str, kind: TargetKind) -> Metric:
     """Return the metric with this name, or the custom metric that file.py:name refers to."""
     known = load_registered(name, "metric", METRICS) if is_reference(name) else METRICS.get(name)
-    if known is None or known.is_for_classes == is_regression:
-        kind = "a number" if is_regression else "a class"
-        names = list_some(_list_metrics(is_for_classes=not is_regression), 20)
+    if known is None or kind not in known.kinds:
+        names = list_some(list_metrics(kind), 20)
         raise ConfigError(
-            f"metric: got {name!r}, expected one of {names}, as the target is {kind}; or a custom metric as "
-            "file.py:metric"
+            f"metric: got {name!r}, expected one of {names}, as the target is {KIND_WORDS[kind]}; or a custom metric "
+            "as file.py:metric"
         )
     return known
 
@@ -134,16 +164,18 @@ def check_metric(name: str, *, is_regression: bool) -> Metric:
 def compute_metrics(
     y: NDArray[np.generic], outputs: NDArray[Any], names: Sequence[str] | None = None
 ) -> dict[str, float]:
-    """Compute metrics of some rows, by default all, from class numbers (n,) or target values (n,) of floats.
+    """Compute metrics of some rows, by default all for the kind of target that y is; see `find_kind`.
 
     A value is NaN where the rows do not define it, such as the AUC of rows of a single class.
     """
-    is_for_classes = y.dtype.kind in "iu"
-    y, outputs = y.astype(np.int64 if is_for_classes else np.float64), np.asarray(outputs, dtype=np.float64)
+    kind = find_kind(y)
+    if kind != "labels":
+        y = y.astype(np.float64 if kind in NUMBER_KINDS else np.int64)
+    outputs = np.asarray(outputs, dtype=np.float64)
     with np.errstate(invalid="ignore", over="ignore"):  # outputs of a model that diverged
         return {
             name: _measure(METRICS[name], y, outputs) if len(y) else float("nan")
-            for name in (_list_metrics(is_for_classes=is_for_classes) if names is None else names)
+            for name in (list_metrics(kind) if names is None else names)
         }
 
 
@@ -184,22 +216,42 @@ def compute_row_losses(y: NDArray[np.generic], outputs: Values, metric: str) -> 
     """Compute what each row adds to a metric that is a mean over rows, the smaller the better (n,).
 
     Log loss adds its terms, the metrics of numbers add squared errors (absolute ones for MAE), and all others count
-    wrong classes.
+    wrong classes, or the share of wrong labels or positions.
     """
     outputs = np.asarray(outputs, dtype=np.float64)
     if not METRICS[metric].is_for_classes:
-        errors: Values = outputs[:, 0] - y.astype(np.float64)
-        return np.abs(errors) if metric == "mae" else errors**2
+        errors = _by_number(outputs) - _by_number(y.astype(np.float64))
+        losses: Values = (np.abs(errors) if metric == "mae" else errors**2).mean(axis=0)
+        return losses
     if metric == "log_loss":
-        return _compute_log_losses(y.astype(np.int64), outputs)
+        return _compute_log_losses(y, outputs)
+    if y.dtype == np.bool_:
+        return np.asarray(((outputs > 0) != y).mean(axis=1))
+    if y.ndim > 1:
+        return _average_positions(outputs.argmax(axis=1) != y, y)
     return np.asarray(outputs.argmax(axis=1) != y, dtype=np.float64)
 
 
-def _compute_log_losses(y: Labels, logits: Values) -> Values:
+def _compute_log_losses(y: NDArray[Any], logits: Values) -> Values:
+    """Compute the cross-entropy of each row (n,); of several labels or positions, it is their mean."""
     from scipy.special import logsumexp
 
-    losses: Values = logsumexp(logits, axis=1) - logits[np.arange(len(y)), y]
+    losses: Values
+    if y.dtype == np.bool_:
+        losses = np.logaddexp(0, np.where(y, -logits, logits)).mean(axis=1)
+        return losses
+    if y.ndim > 1:
+        own = np.take_along_axis(logits, np.maximum(y, 0)[:, None], axis=1)[:, 0]
+        return _average_positions(logsumexp(logits, axis=1) - own, y)
+    losses = logsumexp(logits, axis=1) - logits[np.arange(len(y)), y]
     return losses
+
+
+def _average_positions(values: NDArray[Any], y: NDArray[Any]) -> Values:
+    """Return the mean of each row (n,) over the positions that count; 0 where none does."""
+    counted = (y != IGNORED).reshape(len(y), -1)
+    sums: Values = (values.reshape(len(y), -1) * counted).sum(axis=1) / np.maximum(counted.sum(axis=1), 1)
+    return sums
 
 
 def _count_hits(y: Labels, logits: Values) -> tuple[Labels, Labels, Labels]:
@@ -236,13 +288,14 @@ def auc(y: Labels, logits: Values) -> float:
     scores = compute_probabilities(logits)
     if logits.shape[1] == 2:  # both classes have the same area; the difference keeps what a probability rounds off
         scores, classes = (logits[:, 1] - logits[:, 0])[:, None].repeat(2, axis=1), np.array([1])
-    areas = []
-    for label in classes:
-        is_positive = y == label
-        of_class, of_others = (np.sort(scores[chosen, label]) for chosen in (is_positive, ~is_positive))
-        below, not_above = (np.searchsorted(of_others, of_class, side) for side in ("left", "right"))
-        areas.append((below + not_above).sum() / (2 * len(of_class) * len(of_others)))
-    return float(np.mean(areas))
+    return float(np.mean([_compute_area(scores[:, label], y == label) for label in classes]))
+
+
+def _compute_area(scores: Values, is_positive: NDArray[np.bool_]) -> float:
+    """Return the share of pairs of a positive row and another one (n,) in which the first has the larger score."""
+    of_class, of_others = (np.sort(scores[chosen]) for chosen in (is_positive, ~is_positive))
+    below, not_above = (np.searchsorted(of_others, of_class, side) for side in ("left", "right"))
+    return float((below + not_above).sum() / (2 * len(of_class) * len(of_others)))
 
 
 @register_metric("macro F1", is_higher_better=True, is_percent=True)
@@ -253,9 +306,9 @@ def f1(y: Labels, logits: Values) -> float:
     return float((2 * hits[seen] / (rows + columns)[seen]).mean())
 
 
-@register_metric("log loss", is_higher_better=False)
-def log_loss(y: Labels, logits: Values) -> float:
-    """Compute the mean cross-entropy."""
+@register_metric("log loss", is_higher_better=False, kinds=("class", "labels", "positions"))
+def log_loss(y: NDArray[Any], logits: Values) -> float:
+    """Compute the mean cross-entropy; of labels, it is binary."""
     return float(_compute_log_losses(y, logits).mean())
 
 
@@ -286,20 +339,88 @@ def compute_recalls(y: NDArray[Any], logits: NDArray[Any]) -> Values:
     return np.where(rows > 0, hits / np.maximum(rows, 1), np.nan)
 
 
-@register_metric("R2", is_higher_better=True, is_for_classes=False)
+@register_metric("R2", is_higher_better=True, kinds=NUMBER_KINDS)
 def r2(y: Values, predicted: Values) -> float:
-    """Compute the coefficient of determination; rows of one value have none."""
-    spread = float(((y - y.mean()) ** 2).sum())
-    return 1 - float(((predicted[:, 0] - y) ** 2).sum()) / spread if spread > 0 else float("nan")
+    """Compute the coefficient of determination; rows of one value have none. Of several numbers, it is the mean."""
+    truth = _by_number(y)
+    errors, spread = (((one - truth) ** 2).sum(axis=1) for one in (_by_number(predicted), truth.mean(axis=1)[:, None]))
+    return float((1 - errors / spread).mean()) if (spread > 0).all() else float("nan")
 
 
-@register_metric("MAE", is_higher_better=False, is_for_classes=False, has_unit=True)
+@register_metric("MAE", is_higher_better=False, has_unit=True, kinds=NUMBER_KINDS)
 def mae(y: Values, predicted: Values) -> float:
-    """Compute the mean absolute error."""
-    return float(np.abs(predicted[:, 0] - y).mean())
+    """Compute the mean absolute error; of several numbers in deviations of each."""
+    return float(np.abs(_by_number(predicted) - _by_number(y)).mean())
 
 
-@register_metric("RMSE", is_higher_better=False, is_for_classes=False, has_unit=True)
+@register_metric("RMSE", is_higher_better=False, has_unit=True, kinds=NUMBER_KINDS)
 def rmse(y: Values, predicted: Values) -> float:
-    """Compute the root of the mean squared error."""
-    return float(np.sqrt(((predicted[:, 0] - y) ** 2).mean()))
+    """Compute the root of the mean squared error; of several numbers in deviations of each."""
+    return float(np.sqrt(((_by_number(predicted) - _by_number(y)) ** 2).mean()))
+
+
+def _by_number(values: Values) -> Values:
+    """Return values (n,) or (n, M) as one contiguous row for each number, (M, n)."""
+    return np.ascontiguousarray(values.reshape(len(values), -1).T)
+
+
+def _count_labels(y: NDArray[np.bool_], logits: Values) -> tuple[Labels, Labels]:
+    """Count, for each label (L,), the rows that rightly have it, and its rows plus its predictions."""
+    predicted = logits > 0
+    return (predicted & y).sum(axis=0), y.sum(axis=0) + predicted.sum(axis=0)
+
+
+@register_metric("label accuracy", is_higher_better=True, is_percent=True, kinds=("labels",))
+def label_accuracy(y: NDArray[np.bool_], logits: Values) -> float:
+    """Compute the share of right labels: 1 minus the Hamming loss."""
+    return float(((logits > 0) == y).mean())
+
+
+@register_metric("subset accuracy", is_higher_better=True, is_percent=True, kinds=("labels",))
+def subset_accuracy(y: NDArray[np.bool_], logits: Values) -> float:
+    """Compute the share of rows of which all labels are right."""
+    return float(((logits > 0) == y).all(axis=1).mean())
+
+
+@register_metric("micro F1", is_higher_better=True, is_percent=True, kinds=("labels",))
+def micro_f1(y: NDArray[np.bool_], logits: Values) -> float:
+    """Compute the F1 of all labels together; rows without any label, true or predicted, have none."""
+    hits, both = _count_labels(y, logits)
+    return float(2 * hits.sum() / both.sum()) if both.sum() else float("nan")
+
+
+@register_metric("macro F1 of labels", is_higher_better=True, is_percent=True, kinds=("labels",))
+def macro_f1(y: NDArray[np.bool_], logits: Values) -> float:
+    """Compute the mean F1 over the labels that some row has or is predicted to have."""
+    hits, both = _count_labels(y, logits)
+    seen = both > 0
+    return float((2 * hits[seen] / both[seen]).mean()) if seen.any() else float("nan")
+
+
+@register_metric("macro AUC of labels", is_higher_better=True, is_percent=True, kinds=("labels",))
+def macro_auc(y: NDArray[np.bool_], logits: Values) -> float:
+    """Compute the mean AUC over the labels that some rows have and others lack."""
+    several = np.flatnonzero(y.any(axis=0) & ~y.all(axis=0))
+    if not len(several) or not np.isfinite(logits).all():
+        return float("nan")
+    return float(np.mean([_compute_area(logits[:, label], y[:, label]) for label in several]))
+
+
+@register_metric("position accuracy", is_higher_better=True, is_percent=True, kinds=("positions",))
+def position_accuracy(y: Labels, logits: Values) -> float:
+    """Compute the share of positions whose class is right, such as the pixel accuracy."""
+    counted = y != IGNORED
+    return float((logits.argmax(axis=1) == y)[counted].mean()) if counted.any() else float("nan")
+
+
+@register_metric("mean IoU", is_higher_better=True, is_percent=True, kinds=("positions",))
+def mean_iou(y: Labels, logits: Values) -> float:
+    """Compute the mean intersection over union, over the classes of positions that are there or predicted."""
+    counted, n_classes = y != IGNORED, logits.shape[1]
+    if not counted.any():
+        return float("nan")
+    pairs = np.bincount(n_classes * y[counted] + logits.argmax(axis=1)[counted], minlength=n_classes**2)
+    confusion = pairs.reshape(n_classes, n_classes)
+    union = confusion.sum(axis=0) + confusion.sum(axis=1) - confusion.diagonal()
+    seen = union > 0
+    return float((confusion.diagonal()[seen] / union[seen]).mean())

@@ -14,6 +14,7 @@ from .errors import ConfigError, ModelError, summarize_error
 from .losses import LossFunction
 from .params import Params
 from .payload import Batch
+from .targets import TargetKind
 
 
 class MethodModule(nn.Module, ABC):
@@ -31,6 +32,9 @@ class MethodModule(nn.Module, ABC):
 
     `shared` is for the weight of the shared model, 0 to 1, beside the client's own: `explain` and the verdict tell it.
     """
+
+    kind: TargetKind = "class"
+    """What the module predicts, where classes and labels need other sums of predictions; set after it is built."""
 
     @abstractmethod
     def objective(self, output: Any, batch: Batch, loss: LossFunction) -> Tensor:

@@ -19,6 +19,7 @@ from .losses import CLASS_WEIGHTS, DEFAULT_LOSS, TrainingLoss
 from .network import MethodModule
 from .params import Params
 from .payload import Batch
+from .targets import TargetKind
 
 MAX_ACTIVATIONS = 1 << 27
 """Activations of one call that predicts with a large model: half a gigabyte."""
@@ -217,8 +218,12 @@ class Task:
         has_tokens = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in self.model.modules())
         return "; give whole numbers (int64), or call x.long() before the embedding" if has_tokens else ""
 
-    def check(self, x: Tensor, n_outputs: int) -> None:
-        """Run the model once on `x` (B, ...); raise a ModelError if it has not one score per class, or one number."""
+    def check(self, x: Tensor, output_shape: tuple[int, ...], kind: TargetKind = "class") -> None:
+        """Run the model once on `x` (B, ...).
+
+        Raises:
+            ModelError: its outputs are not (B, *output_shape): a score per class or label, or the predicted numbers.
+        """
         name = type(self.model).__name__
         try:
             with torch.no_grad():
@@ -228,10 +233,20 @@ class Task:
                 f"the model {name} does not fit the data: it cannot take inputs of shape "
                 f"{tuple(x.shape[1:])} ({summarize_error(error)}){self._advise_on_tokens()}"
             ) from error
-        if not isinstance(out, Tensor) or out.shape != (len(x), n_outputs):
-            description = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
+        if not isinstance(out, Tensor) or out.shape != (len(x), *output_shape):
+            got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
             raise ModelError(
-                f"the model {name} does not fit the data: expected {n_outputs} "
-                + ("scores per sample (one per class)" if n_outputs > 1 else "number per sample (the target)")
-                + f", got {description}"
+                f"the model {name} does not fit the data: expected {_describe_outputs(output_shape, kind)}, got {got}"
             )
+
+
+def _describe_outputs(shape: tuple[int, ...], kind: TargetKind) -> str:
+    """Say what a model must predict for one sample."""
+    n = shape[0]
+    return {
+        "class": f"{n} scores per sample (one per class)",
+        "number": f"{n} number per sample (the target)",
+        "labels": f"{n} scores per sample (one per label, as logits)",
+        "numbers": f"{n} numbers per sample",
+        "positions": f"scores of shape {shape} per sample ({n} classes at each position)",
+    }[kind]

@@ -11,8 +11,9 @@ import torch
 from ..core.errors import ConfigError, DataError, list_some
 from ..core.options import check_options, list_options
 from ..core.own_code import get_short_name, is_reference
+from ..core.targets import KIND_WORDS, NUMBER_KINDS
 from .client_index import PARTS, Client, ClientIndex
-from .dataset import TARGET_NOTE, Dataset, scale_target
+from .dataset import Dataset, describe_target_kind, scale_target
 from .federated import Federation
 from .manifest import check_manifest, check_saved_partition, load_manifest
 from .partitions import (
@@ -86,13 +87,13 @@ def partition_dataset(
     checked = check_options(get_short_name(name), find_partition(name), options or {})
     seed = DEFAULT_SEEDS.get(name, 0) if seed is None else seed
     check_fractions(test, validation, seed)
-    is_stratified = bool(dataset.classes) and (name in STRATIFIED if stratify is None else stratify)
+    is_stratified = dataset.kind == "class" and (name in STRATIFIED if stratify is None else stratify)
     times = read_times(dataset, split, time_column, is_stratified=is_stratified, split_number=split_number)
     names, keys = _find_names_and_keys(dataset, name, clients)
-    if not dataset.classes and name in CLASS_PARTITIONS:
+    if dataset.kind != "class" and name in CLASS_PARTITIONS:
         raise ConfigError(
-            f"the partition {name} divides samples by class, and the target of {dataset.name} is a number; take "
-            "iid, or clients of the data's own"
+            f"the partition {name} divides samples by class, and the target of {dataset.name} is "
+            f"{KIND_WORDS[dataset.kind]}; take iid, or clients of the data's own"
         )
     rows = divide_samples(name, keys, len(names), seed, checked)
     rows, time_notes = leave_out_timeless(rows, times)
@@ -204,9 +205,9 @@ def _assemble(
 ) -> Federation:
     """Build the federation; features of a table are fitted on each client's training part."""
     y, target_scale, schema = dataset.y, None, dataset.schema
-    if not dataset.classes:
+    notes = (*notes, *describe_target_kind(dataset))
+    if dataset.kind in NUMBER_KINDS:
         y, target_scale = scale_target(y, [client.train for client in members])
-        notes = (*notes, TARGET_NOTE)
         schema = schema and schema.model_copy(update=describe_target(target_scale))
     x, preparation = dataset.x, dict[str, Array]()
     if dataset.encode is not None:
@@ -243,6 +244,8 @@ def _assemble(
         preparation=preparation,
         target_scale=target_scale,
         groups=dataset.groups,
+        labels=dataset.labels,
+        outputs=dataset.outputs,
     )
 
 

@@ -7,7 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ..core.errors import DataError
+from ..core.errors import DataError, list_some
+from ..core.targets import IGNORED, TargetKind, find_info_kind, find_kind
 from .schema import Schema, fits
 from .types import Array, Index, Scaling, TargetScale
 
@@ -25,6 +26,8 @@ class Times:
         return str(np.datetime64(int(np.floor(value)), "D")) if self.are_dates else f"{value:g}"
 
 
+MAX_LISTED = 5
+"""Labels or numbers that a note lists."""
 Encoder = Callable[[list[Index], list[Index], Scaling], tuple[Array, list[Array], Array]]
 
 
@@ -38,8 +41,9 @@ class Dataset:
     Args:
         name: name of the data.
         x: samples (n, *shape), uint8, int64 (such as token numbers) or float32.
-        y: class numbers (n,), int64; or, if the target is a number, its values (n,), float32, in their unit.
-        classes: names of the classes; empty if the target is a number.
+        y: class numbers (n,), int64; or, if the target is a number, its values (n,), float32, in their unit; or L
+            labels (n, L), bool, M numbers (n, M), float32, or class numbers of positions (n, *positions), int64.
+        classes: names of the classes; empty for labels and numbers.
         shift: subtracted from the samples, float32, broadcastable to one sample.
         scale: multiplied with the shifted samples, likewise.
         owner: number of each sample's natural client, (n,), int64.
@@ -52,6 +56,8 @@ class Dataset:
         notes: sentences for the user.
         known_fingerprint: fingerprint of x and y, where reading them has found it.
         schema: columns and categories of a table.
+        labels: names of the labels of a target that has several.
+        outputs: names of the numbers of a target that has several.
 
     Raises:
         DataError: lengths differ, values are not finite, or a label is no class.
@@ -72,17 +78,19 @@ class Dataset:
     notes: tuple[str, ...] = ()
     known_fingerprint: str = ""
     schema: Schema | None = None
+    labels: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or (self.owner is not None and len(self.owner) != len(self.y)):
             labels = f"{len(self.y)} labels" + ("" if self.owner is None else f", {len(self.owner)} owners")
             raise DataError(f"{self.name}: {len(self.x)} samples but {labels}; give one of each per sample")
-        if self.groups is not None and (self.groups.shape != self.y.shape or self.groups.dtype != np.int64):
+        if self.groups is not None and (self.groups.shape != self.y.shape[:1] or self.groups.dtype != np.int64):
             got = f"{self.groups.dtype} of shape {self.groups.shape}"
             raise DataError(f"{self.name}: groups must be int64 of shape ({len(self.y)},), one per sample, got {got}")
         if len(self.y) == 0:
             raise DataError(f"{self.name}: no samples; give at least one")
-        _check_target(self.name, self.y, len(self.classes))
+        self._check_target()
         if self.owner is not None and not 0 <= self.owner.min() <= self.owner.max() < len(self.owners):
             raise DataError(f"{self.name}: owners must lie in [0, {len(self.owners)})")
         if self.encode is None:
@@ -91,12 +99,36 @@ class Dataset:
             if value is not None and not fits(value, shape := self.x.shape[1:]):
                 raise DataError(f"{self.name}: {what} of shape {value.shape} does not fit samples of shape {shape}")
 
+    def _check_target(self) -> None:
+        kind, y, n_classes = find_info_kind(self.classes, self.labels, self.outputs), self.y, len(self.classes)
+        if kind in ("labels", "numbers"):
+            names, dtype = (self.labels, "bool") if kind == "labels" else (self.outputs, "float32")
+            if y.shape != (len(y), len(names)) or y.dtype != dtype:
+                got = f"{y.dtype} of shape {y.shape}"
+                raise DataError(f"{self.name}: targets must be {dtype} of shape (n, {len(names)}), got {got}")
+        elif y.dtype != ("int64" if n_classes else "float32") or (y.ndim > 1 and not n_classes):
+            what, wanted = ("labels", "int64") if n_classes else ("without classes, targets", "float32")
+            raise DataError(f"{self.name}: {what} must be {wanted} of shape (n,), got {y.dtype} of shape {y.shape}")
+        wrong = np.argwhere(_find_wrong(y, n_classes))
+        if len(wrong):
+            row, value = wrong[0][0], y[tuple(wrong[0])]
+            if n_classes:
+                raise DataError(
+                    f"{self.name}: row {row} has label {value}, but the {n_classes} classes are numbered from 0"
+                )
+            raise DataError(f"{self.name}: row {row} has the target {value}, which is no finite number")
+
+    @property
+    def kind(self) -> TargetKind:
+        """What the target is; see `find_kind`."""
+        return find_kind(self.y)
+
     @property
     def default_partition(self) -> str:
         """The partition to use by default: the natural clients where there are any."""
         if self.owner is not None:
             return "by_column"
-        return "dirichlet" if self.classes else "iid"
+        return "dirichlet" if self.kind == "class" else "iid"
 
     @property
     def default_clients(self) -> int:
@@ -110,10 +142,14 @@ class Dataset:
 
 
 def scale_target(y: Array, train: Sequence[Index]) -> tuple[Array, TargetScale]:
-    """Scale targets (n,) by mean and deviation of the training rows, and return both.
+    """Scale targets (n,) by mean and deviation of the training rows, and return both; each of M numbers (n, M) alone.
 
     They come from what clients share: count, sum and sum of squares.
     """
+    if y.ndim > 1:
+        each = [scale_target(column, train) for column in y.T]
+        means, deviations = zip(*(scale for _, scale in each), strict=True)
+        return np.stack([column for column, _ in each], axis=1), TargetScale(means, deviations)
     sums = np.array([(len(rows), y[rows].sum(dtype=np.float64)) for rows in train])
     mean = float(sums[:, 1].sum() / sums[:, 0].sum())
     squares = sum(float(((y[rows].astype(np.float64) - mean) ** 2).sum()) for rows in train)
@@ -125,6 +161,22 @@ TARGET_NOTE = (
     "The target is a number: models learn it in deviations from its mean over all training rows, for which clients "
     "share count, sum and sum of squares; results are in its unit."
 )
+SEVERAL_NUMBERS_NOTE = (
+    "The target is {n} numbers ({names}): models learn each in deviations from its mean over all training rows, for "
+    "which clients share count, sum and sum of squares; RMSE and MAE are in these deviations, as units differ."
+)
+LABELS_NOTE = "The target is {n} labels, each true or false: {names}; a row counts by the share of its right labels."
+
+
+def describe_target_kind(dataset: Dataset) -> tuple[str, ...]:
+    """Say what is predicted, if it is not one class or given positions."""
+    if dataset.kind == "number":
+        return (TARGET_NOTE,)
+    if dataset.kind in ("labels", "numbers"):
+        names = dataset.labels or dataset.outputs
+        note = LABELS_NOTE if dataset.labels else SEVERAL_NUMBERS_NOTE
+        return (note.format(n=len(names), names=list_some(names, MAX_LISTED)),)
+    return ()
 
 
 def hash_arrays(*arrays: Array) -> str:
@@ -136,16 +188,14 @@ def hash_arrays(*arrays: Array) -> str:
     return digest.hexdigest()
 
 
-def _check_target(name: str, y: Array, n_classes: int) -> None:
-    what, dtype = ("labels", "int64") if n_classes else ("without classes, targets", "float32")
-    if y.ndim != 1 or y.dtype != dtype:
-        raise DataError(f"{name}: {what} must be {dtype} of shape (n,), got {y.dtype} of shape {y.shape}")
-    wrong = np.flatnonzero((y < 0) | (y >= n_classes) if n_classes else ~np.isfinite(y))
-    if len(wrong):
-        row, value = wrong[0], y[wrong[0]]
-        if n_classes:
-            raise DataError(f"{name}: row {row} has label {value}, but the {n_classes} classes are numbered from 0")
-        raise DataError(f"{name}: row {row} has the target {value}, which is no finite number")
+def _find_wrong(y: Array, n_classes: int) -> Array:
+    """Mark the values of y that are no class, or no finite number; a position may be ignored."""
+    if y.dtype == np.bool_:
+        return np.zeros_like(y)
+    if not n_classes:
+        return ~np.isfinite(y)
+    is_ignored = (y == IGNORED) & (y.ndim > 1)
+    return np.asarray(((y < 0) & ~is_ignored) | (y >= n_classes))
 
 
 def _check_features(name: str, x: Array) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.metrics import MetricName
+from ..core.targets import TargetKind, find_info_kind, find_kind
 from .augmentation import move_images
 from .client_index import PARTS, Client, ClientIndex, Part, RaggedIndex, hash_clients
 from .dataset import Dataset, hash_arrays
@@ -31,8 +32,10 @@ class Federation:
     Args:
         name: name of the data.
         x: samples (n, *shape), uint8, int64 (such as token numbers) or float32.
-        y: class numbers (n,), int64; or, if the target is a number, (value - mean) / deviation, float32.
-        classes: names of the classes; empty if the target is a number.
+        y: class numbers (n,), int64; or, if the target is a number, (value - mean) / deviation, float32; or L labels
+            (n, L), bool, M such numbers (n, M), float32, or class numbers of positions (n, *positions), int64, where
+            -100 does not count.
+        classes: names of the classes; empty for labels and numbers.
         clients: the clients, kept as a `ClientIndex`.
         shift: subtracted from the samples, float32, broadcastable to one sample.
         scale: multiplied with the shifted samples, likewise.
@@ -41,8 +44,10 @@ class Federation:
         source: fingerprint of the data before features were fitted per client; empty for the fingerprint of x, y.
         schema: columns and categories of a table.
         preparation: by the client's name, the constants (3, K) that prepare the client's rows of a table.
-        target_scale: mean and deviation of a target that is a number.
+        target_scale: mean and deviation of a target that is a number, or several.
         groups: group of each sample, (n,), whose samples share a part; None without groups.
+        labels: names of the labels of a target that has several.
+        outputs: names of the numbers of a target that has several.
 
     Raises:
         DataError: no clients, names that repeat, indices out of range, or a sample in two parts of a client.
@@ -62,6 +67,8 @@ class Federation:
     preparation: Mapping[str, Array] = field(default_factory=dict)
     target_scale: TargetScale | None = None
     groups: Array | None = None
+    labels: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         index = ClientIndex.from_clients(self.clients)
@@ -74,8 +81,23 @@ class Federation:
         return cast(ClientIndex, self.clients)
 
     def __repr__(self) -> str:
-        target = f"{self.n_classes} classes" if self.classes else "a number to predict"
-        return f"Federation({self.name!r}, {self.n_clients} clients, {len(self.y)} samples, {target})"
+        about = f"{self.n_clients} clients, {len(self.y)} samples, {self.describe_target()}"
+        return f"Federation({self.name!r}, {about})"
+
+    @property
+    def kind(self) -> TargetKind:
+        """What is predicted: "class", "number", "labels", "numbers" or "positions"."""
+        return find_kind(self.y)
+
+    def describe_target(self) -> str:
+        """Say what is predicted: 10 classes, a number to predict."""
+        if self.kind == "positions":
+            return f"{self.n_classes} classes at positions {tuple(self.y.shape[1:])}"
+        if self.classes:
+            return f"{self.n_classes} classes"
+        if self.labels:
+            return f"{len(self.labels)} labels"
+        return f"{len(self.outputs)} numbers to predict" if self.outputs else "a number to predict"
 
     @property
     def n_clients(self) -> int:
@@ -84,13 +106,18 @@ class Federation:
 
     @property
     def n_classes(self) -> int:
-        """Number of classes; 0 if the target is a number."""
+        """Number of classes; 0 for labels and numbers."""
         return len(self.classes)
 
     @property
     def n_outputs(self) -> int:
-        """Number of outputs of a model: one per class, or the predicted number."""
-        return len(self.classes) or 1
+        """Number of outputs of a model: one per class or label, or the predicted numbers."""
+        return len(self.classes) or len(self.labels) or len(self.outputs) or 1
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of a model's output for one sample: (n_outputs,), or (n_outputs, *positions)."""
+        return (self.n_outputs, *self.y.shape[1:]) if self.kind == "positions" else (self.n_outputs,)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -118,9 +145,15 @@ class Federation:
         return torch.from_numpy(self.part(part).sizes)
 
     def label_counts(self, part: Part | None = None) -> Array:
-        """Count each client's samples of each class in one part or in all, int64 (N, classes)."""
-        if not self.classes:
+        """Count each client's samples of each class in one part or in all, int64 (N, classes).
+
+        Of several labels, count the samples that have each label; where positions have classes, count positions.
+        Numbers have no columns.
+        """
+        if not self.n_labels:
             return np.zeros((self.n_clients, 0), dtype=np.int64)
+        if self.kind != "class":
+            return self._count_parts(part)
         y, k = self.y.cpu().numpy(), self.n_classes
         parts = [self.part(p) for p in PARTS] if part is None else [self.part(part)]
         counts = np.zeros((self.n_clients, k), dtype=np.int64)
@@ -129,6 +162,18 @@ class Federation:
                 cells = (lists.client_numbers(start, stop) - start) * k + y[lists.rows_between(start, stop)]
                 counts[start:stop] += np.bincount(cells, minlength=(stop - start) * k).reshape(-1, k)
         return counts
+
+    @property
+    def n_labels(self) -> int:
+        """Number of columns of `label_counts`: classes, or labels of a target that has several."""
+        return len(self.classes or self.labels)
+
+    def _count_parts(self, part: Part | None) -> Array:
+        y = self.y.flatten(1).cpu().numpy()
+        rows = [client.all if part is None else getattr(client, part) for client in self.index]
+        if self.kind == "labels":
+            return np.stack([y[mine].sum(axis=0) for mine in rows])
+        return np.stack([np.bincount(y[mine][y[mine] >= 0], minlength=self.n_classes) for mine in rows])
 
     def features(self, index: Tensor, dtype: torch.dtype = torch.float32, moves: Tensor | None = None) -> Tensor:
         """Return the model's input for the samples `index` of any shape: (*index.shape, *input_shape).
@@ -216,18 +261,26 @@ class Federation:
         """Measure how unlike the clients are: their sizes, their numbers of classes, and their label distributions.
 
         Of a target that is a number, `target_distance` is the root mean square distance of the clients' means from the
-        mean of all, in deviations of the target.
+        mean of all, in deviations of the target; of several numbers, the mean over them. Of labels, `label_distance` is
+        the mean difference between the share of a label at a client and at all.
 
         `label_distance` is the mean total variation distance between a client's label distribution and the
         distribution of all samples (0: all alike, towards 1: nothing in common). `label_distance_pairs` is the
         mean distance between two clients.
         """
         n = self.n_clients
+        if self.kind == "labels":
+            y = self.y.cpu().numpy()
+            every = [y[client.all] for client in self.index]
+            shares, common = np.array([mine.mean(axis=0) for mine in every]), np.concatenate(every).mean(axis=0)
+            sizes = _summarize("samples", np.array([*map(len, every)]))
+            return {"clients": n, **sizes, "label_distance": float(np.abs(shares - common).mean())}
         if not self.classes:
             y = self.y.cpu().numpy()
             every = [y[client.all] for client in self.index]
-            means, whole = np.array([mine.mean() for mine in every]), np.concatenate(every)
-            distance = float(np.sqrt(((means - whole.mean()) ** 2).mean()) / max(whole.std(), 1e-12))
+            means, whole = np.array([mine.mean(axis=0) for mine in every]), np.concatenate(every)
+            distances = np.sqrt(((means - whole.mean(axis=0)) ** 2).mean(axis=0)) / np.maximum(whole.std(axis=0), 1e-12)
+            distance = float(distances.mean())
             return {"clients": n, **_summarize("samples", np.array([*map(len, every)])), "target_distance": distance}
         counts = self.label_counts()
         sizes = counts.sum(axis=1)
@@ -263,7 +316,10 @@ def infer_schema(data: Dataset | Federation) -> Schema:
         scaling["input_type"] = "int64"
     if not data.classes:
         scaling |= describe_target(getattr(data, "target_scale", None))
-    values = {"classes": data.classes, "input_shape": tuple(data.x.shape[1:]), **scaling}
+    names = {"classes": data.classes, "labels": data.labels, "outputs": data.outputs}
+    values = {**names, "input_shape": tuple(data.x.shape[1:]), **scaling}
+    if data.kind == "positions":
+        values["positions"] = tuple(data.y.shape[1:])
     return make_schema(values, f"the schema of {data.name}")
 
 
@@ -280,6 +336,8 @@ def choose_metric(federation: Federation) -> MetricName:
     accuracy. Clients with test rows of one class have no AUC; their balanced accuracy would be 0 or 1 by that class
     alone.
     """
+    if federation.kind in ("labels", "positions"):
+        return _choose_share_metric(federation)
     if not federation.classes:
         return "rmse"
     totals = federation.label_counts().sum(axis=0)
@@ -288,6 +346,15 @@ def choose_metric(federation: Federation) -> MetricName:
     has_several = (federation.label_counts("test") > 0).sum(axis=1) > 1
     is_defined = has_several.mean() > 0.5 or has_several.sum() >= MIN_AUC_CLIENTS
     return "auc" if is_defined else "balanced_accuracy"
+
+
+def _choose_share_metric(federation: Federation) -> MetricName:
+    """Choose the share of right labels or positions, or where most of them are alike, micro F1 or mean IoU."""
+    if federation.kind == "labels":
+        share = float(federation.y.double().mean())
+        return "label_accuracy" if 1 - IMBALANCED_SHARE < share < IMBALANCED_SHARE else "micro_f1"
+    totals = federation.label_counts().sum(axis=0)
+    return "position_accuracy" if totals.max() < IMBALANCED_SHARE * totals.sum() else "mean_iou"
 
 
 @dataclass(frozen=True)
@@ -304,6 +371,16 @@ class FederationInfo:
     input_shape: tuple[int, ...]
     partition: Mapping[str, Any] = field(default_factory=lambda: {"name": "given"})
     target_scale: TargetScale | None = None
+    labels: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> TargetKind:
+        return find_info_kind(self.classes, self.labels, self.outputs)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return (len(self.classes or self.labels or self.outputs) or 1,)
 
     @property
     def n_clients(self) -> int:
@@ -414,11 +491,14 @@ def renumber_clients(federation: Federation, members: Index, n_clients: int) -> 
 
 
 def rescale_target(federation: Federation, scale: TargetScale) -> Federation:
-    """Return the federation with its target, a number, in deviations of another scale."""
+    """Return the federation with its target, a number or several, in deviations of another scale."""
     own = federation.target_scale
     if own is None or own == scale:
         return federation
-    y = (federation.y.double() * own.deviation + own.mean - scale.mean) / scale.deviation
+    mean, deviation, new_mean, new_deviation = (
+        torch.tensor(one, dtype=torch.float64, device=federation.device) for one in (*own, *scale)
+    )
+    y = (federation.y.double() * deviation + mean - new_mean) / new_deviation
     return replace(federation, y=y.float(), target_scale=scale)
 
 

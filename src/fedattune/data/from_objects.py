@@ -2,18 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from ..core.errors import ConfigError, DataError, did_you_mean
+from ..core.targets import NUMBER_KINDS
 from .build import partition_dataset
 from .client_index import PARTS, Client, ClientIndex
-from .dataset import TARGET_NOTE, Dataset, find_nonfinite_row, scale_target
+from .dataset import Dataset, describe_target_kind, find_nonfinite_row, scale_target
 from .federated import Federation
 from .hub_datasets import find_hub_data
 from .items import read_torch_dataset, to_array
+from .several_targets import Encoded, encode_several
 from .splits import SmallClients, check_fractions, compute_part_sizes, select_usable_clients, split_parts
 from .tables.checks import MAX_ABS_VALUE, MAX_NUMBER_CLASSES, TargetType
 from .types import Array, Index
@@ -32,6 +34,7 @@ def federation_from(
     features: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     target_type: TargetType = "auto",
+    targets: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
     test: float = 0.25,
     validation: float = 0.1,
@@ -59,7 +62,9 @@ def federation_from(
         features: columns of a `datasets.Dataset` to predict from; by default all others.
         classes: names of the classes, in their order.
         target_type: "class" or "number"; "auto" takes floating point numbers, and more than 20 different whole numbers
-            that do not count classes from 0, as numbers to predict, unless `classes` are given.
+            that do not count classes from 0, as numbers to predict, unless `classes` are given. Of targets of several
+            parts, "label" is for labels, "number" for numbers, and "class" for classes of positions.
+        targets: names of the labels or numbers of targets that have several.
         names: names of the clients.
         test: fraction of a client's samples for testing, where the user has not split them.
         validation: fraction of a client's training samples for validation, where the user gives none.
@@ -104,8 +109,9 @@ def federation_from(
     owners = [label for label, parts in zip(labels, client_parts, strict=True) for _ in parts]
     pieces = [piece for parts in client_parts for piece in parts.values()]
     x = _concatenate(owners, [x for x, _ in pieces])
-    y, class_names, notes = _encode_targets(owners, [y for _, y in pieces], classes, target_type)
-    dataset = Dataset(name=name, x=x, y=y, classes=class_names)
+    encoded = _encode_targets(owners, [y for _, y in pieces], classes, target_type, targets)
+    y, notes = encoded.y, [*encoded.notes]
+    dataset = Dataset(name=name, x=x, y=y, classes=encoded.classes, labels=encoded.labels, outputs=encoded.outputs)
     if x.dtype == np.uint8:
         notes.append(f"Samples are bytes and reach the model as 0 to {x.max()}; scale them first if it matters.")
     ends = np.cumsum([0, *(len(y) for _, y in pieces)]).tolist()
@@ -116,19 +122,21 @@ def federation_from(
     usable, more_notes = select_usable_clients(dataset, labels, rows, sizes, small_clients, min_clients)
     parts = [Client(labels[u], *_split(members[u], sizes[u][0], test, validation, seed, u)) for u in usable]
     target_scale = None
-    if not class_names:
+    if dataset.kind in NUMBER_KINDS:
         y, target_scale = scale_target(y, [client.train for client in parts])
-        notes.append(TARGET_NOTE)
+    notes += describe_target_kind(dataset)
     return Federation(
         name=name,
         x=torch.from_numpy(x),
         y=torch.from_numpy(y),
-        classes=class_names,
+        classes=dataset.classes,
         clients=ClientIndex.from_clients(parts),
         partition={"name": "given", "seed": seed, "fractions": {"test": test, "validation": validation}},
         notes=(*notes, *more_notes),
         source=dataset.fingerprint,
         target_scale=target_scale,
+        labels=dataset.labels,
+        outputs=dataset.outputs,
     )
 
 
@@ -163,14 +171,17 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
         ) from error
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
+    if x.ndim < 2 or y.ndim < 1 or len(x) != len(y) or 0 in y.shape[1:]:
         got = f"{x.shape} and {y.shape}"
-        raise DataError(f"{where}: expected x of shape (n, features...) and y of shape (n,), got {got}")
+        raise DataError(
+            f"{where}: expected x of shape (n, features...) and y of shape (n,), or (n, parts...) for several labels, "
+            f"numbers or positions, got {got}"
+        )
     if x.dtype.kind not in "buif":
         raise DataError(f"{where}: x must hold numbers, got {x.dtype}")
     if y.dtype.kind not in "buifUO":
         raise DataError(f"{where}: y must hold numbers or text, got {y.dtype}")
-    if y.dtype.kind == "b":
+    if y.dtype.kind == "b" and y.ndim == 1:
         y = y.astype(np.int64)
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):  # reported just below
@@ -197,11 +208,17 @@ def _concatenate(owners: list[str], xs: list[Array]) -> Array:
 
 
 def _encode_targets(
-    owners: list[str], ys: list[Array], classes: Sequence[str] | None, kind: TargetType
-) -> tuple[Array, tuple[str, ...], list[str]]:
-    """Return class numbers, int64, and the names of the classes; or numbers to predict, float32. Notes say which."""
-    if kind not in (kinds := ("auto", "class", "number")):
+    owners: list[str], ys: list[Array], classes: Sequence[str] | None, kind: TargetType, targets: Sequence[str] | None
+) -> Encoded:
+    """Return class numbers, int64, numbers to predict, float32, or targets of several parts. Notes say which."""
+    if kind not in (kinds := get_args(TargetType)):
         raise ConfigError(f"unknown target_type {kind!r}; {did_you_mean(kind, kinds)}")
+    if any(y.ndim > 1 for y in ys):
+        return encode_several(owners, ys, classes, targets, kind)
+    if targets is not None or kind == "label":
+        raise ConfigError(
+            "targets and target_type='label' are for y of shape (n, parts), and y has the shape (n,); leave them out"
+        )
     if kind == "number" and classes:
         raise ConfigError("target_type='number' and classes do not go together; leave one of them out")
     joint = np.concatenate([y for y in ys if len(y)])
@@ -209,10 +226,10 @@ def _encode_targets(
     if is_text and kind == "number":
         raise DataError("target_type='number', but the targets are text; give numbers")
     if is_text:
-        return *_encode_texts(np.concatenate([y.astype(str) for y in ys]), classes), []
+        return Encoded(*_encode_texts(np.concatenate([y.astype(str) for y in ys]), classes))
     is_number, notes = _choose_kind(joint, classes, kind)
     if is_number:
-        return _check_numbers(owners, ys), (), notes
+        return Encoded(_check_numbers(owners, ys), notes=notes)
     for owner, y in zip(owners, ys, strict=True):
         if not np.isfinite(y).all() or not (y == np.floor(y)).all() or (len(y) and y.min() < 0):
             raise DataError(
@@ -228,7 +245,7 @@ def _encode_targets(
             "their names as text, or give target_type='number'"
         )
     names = tuple(classes) if classes is not None else tuple(str(c) for c in range(n_classes))
-    return joint.astype(np.int64), names, notes
+    return Encoded(joint.astype(np.int64), names, notes=notes)
 
 
 def _encode_texts(labels: Array, classes: Sequence[str] | None) -> tuple[Array, tuple[str, ...]]:

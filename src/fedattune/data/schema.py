@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.io import read_yaml
 from ..core.options import MAX_SHOWN_CHARS, StrictSchema, describe_errors
+from ..core.targets import KIND_WORDS, NUMBER_KINDS, TargetKind, find_info_kind
 from .types import Array, Shape, TargetScale
 
 Names = tuple[str, ...]
@@ -25,6 +26,12 @@ MISSING_CATEGORY = "missing"
 """The category of cells without a value."""
 OTHER_CATEGORY = "other"
 """The category of rare values where a column has too many, and of values that are new."""
+ALWAYS_COMPARED = ("classes", "labels", "outputs", "positions", "input_shape", "input_type")
+"""Fields in which two schemas must agree, also if one does not describe a table."""
+
+
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Schema(StrictSchema):
@@ -33,8 +40,12 @@ class Schema(StrictSchema):
     `infer_schema` makes a schema from data. `Schema.read` reads one written by hand, as JSON or YAML with the keys
     below. A schema holds no rows, but it does hold names of columns, categories and classes.
 
-        classes: names of the classes, in the order of the model's outputs; empty if the target is a number
-        target_mean, target_deviation: constants of such a target: models learn (value - mean) / deviation
+        classes: names of the classes, in the order of the model's outputs; empty for labels and numbers
+        labels: names of the labels, in the order of the model's outputs, if several are each true or false
+        outputs: names of the numbers to predict, if there are several
+        positions: sizes of the positions of a sample that each have a class, such as [64, 64]
+        target_mean, target_deviation: constants of a number to predict: models learn (value - mean) / deviation; lists
+            of several numbers
         input_shape: shape of one sample; may be left out for a table, where it follows from the columns
 
     Of a table, whose features are its numbers, the marks of missing numbers, and one column per category:
@@ -50,7 +61,7 @@ class Schema(StrictSchema):
         texts: columns of free text, each with the number of hashed inputs
         tokens: the one column whose text is read as token numbers, with its tokenizer; it has no other column beside it
         max_tokens: token numbers of a row of that column
-        target: column of the class, or the number to predict
+        target: column of the class, or the number to predict; of several, the columns with commas between
 
     Of other samples, whose model input is (x - shift) * scale where they have such constants:
 
@@ -65,6 +76,9 @@ class Schema(StrictSchema):
 
     # Pydantic checks a field after the fields above it.
     classes: Names
+    labels: Names = ()
+    outputs: Names = ()
+    positions: tuple[Annotated[int, Field(ge=1)], ...] = ()
     numbers: Names = ()
     units: dict[str, str] = Field(default_factory=dict)
     decimals: dict[str, Literal[".", ","]] = Field(default_factory=dict)
@@ -79,8 +93,8 @@ class Schema(StrictSchema):
     input_type: Literal["float", "int64"] = "float"
     shift: NestedNumbers | None = None
     scale: NestedNumbers | None = None
-    target_mean: float | None = Field(default=None, allow_inf_nan=False)
-    target_deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    target_mean: _Finite | tuple[_Finite, ...] | None = None
+    target_deviation: _Positive | tuple[_Positive, ...] | None = None
 
     @classmethod
     def from_json(cls, text: str) -> "Schema":
@@ -117,10 +131,25 @@ class Schema(StrictSchema):
 
     @property
     def target_scale(self) -> TargetScale | None:
-        """The constants of a target that is a number; None for classes, or if they are not known."""
-        if self.classes or self.target_mean is None or self.target_deviation is None:
+        """The constants of a target that is a number or several; None for others, or if they are not known."""
+        if self.kind not in NUMBER_KINDS or self.target_mean is None or self.target_deviation is None:
             return None
         return TargetScale(self.target_mean, self.target_deviation)
+
+    @property
+    def kind(self) -> TargetKind:
+        """What is predicted; see `core.targets`."""
+        return "positions" if self.positions else find_info_kind(self.classes, self.labels, self.outputs)
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs of a model for one sample, or at each position."""
+        return len(self.classes) or len(self.labels) or len(self.outputs) or 1
+
+    @property
+    def target_columns(self) -> Names:
+        """Columns of a table that hold the target."""
+        return self.labels or self.outputs or (() if self.target is None else (self.target,))
 
     @property
     def columns(self) -> Names:
@@ -148,7 +177,7 @@ class Schema(StrictSchema):
                 is_same = (other.shift is None and other.scale is None) or self._is_equal(value, other_value)
             else:
                 is_table = self.columns and other.columns
-                is_same = value == other_value or not (is_table or field in ("classes", "input_shape", "input_type"))
+                is_same = value == other_value or not (is_table or field in ALWAYS_COMPARED)
             if not is_same:
                 raise DataError(
                     f"{where} does not fit the schema: expected {field} {_abbreviate(value)}, got "
@@ -161,7 +190,7 @@ class Schema(StrictSchema):
         a, b = (np.broadcast_to(np.array(values), self.input_shape) for values in (one, other))
         return np.array_equal(a, b)
 
-    @field_validator("classes", "numbers", "flagged")
+    @field_validator("classes", "labels", "outputs", "numbers", "flagged")
     @classmethod
     def _check_distinct(cls, names: Names) -> Names:
         if len(set(names)) < len(names):
@@ -174,6 +203,16 @@ class Schema(StrictSchema):
     def _check_classes(cls, names: Names) -> Names:
         if len(names) == 1:
             raise ValueError("expected two classes or more, or none if the target is a number")
+        return names
+
+    @field_validator("labels", "outputs")
+    @classmethod
+    def _check_several(cls, names: Names, info: ValidationInfo) -> Names:
+        others = [key for key in ("classes", "labels") if key != info.field_name and info.data.get(key)]
+        if names and others:
+            raise ValueError(f"a target has {others[0]} or these, not both")
+        if len(names) == 1:
+            raise ValueError("expected two names or more, or none")
         return names
 
     @field_validator("flagged", "dates")
@@ -216,7 +255,8 @@ class Schema(StrictSchema):
     @classmethod
     def _check_target(cls, target: str | None, info: ValidationInfo) -> str | None:
         columns = [name for key in ("numbers", "categories", "texts", "tokens") for name in info.data.get(key, ())]
-        if target in columns:
+        several = info.data.get("labels") or info.data.get("outputs") or (target,)
+        if set(several) & set(columns):
             raise ValueError("it is one of the features, too")
         if (target is not None) != bool(columns) and {"numbers", "categories"} <= set(info.data):
             raise ValueError("a table has both a target and features, in numbers or categories")
@@ -268,7 +308,7 @@ def count_date_inputs(format_: str) -> int:
     return 4 + 2 * format_.endswith(TIME_SUFFIX)
 
 
-def describe_target(scale: TargetScale | None) -> dict[str, float]:
+def describe_target(scale: TargetScale | None) -> dict[str, float | tuple[float, ...]]:
     """Return the constants of a target as the keys of a schema."""
     return {} if scale is None else {"target_mean": scale.mean, "target_deviation": scale.deviation}
 
@@ -293,6 +333,9 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
 
     A column that one table lacks holds no value there, so the merged column may lack values.
     """
+    if len(kinds := {schema.kind for schema in schemas}) > 1:
+        words = " and ".join(sorted(KIND_WORDS[kind] for kind in kinds))
+        raise DataError(f"tables must have one kind of target, got {words}; give --set table.target_type=...")
     targets = sorted({str(schema.target) for schema in schemas})
     if len(targets) > 1:
         raise DataError(f"tables must have one target, got {', '.join(targets)}; rename these columns")
@@ -315,6 +358,8 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
     lacking.update(name for schema in schemas for name in schema.flagged)
     return Schema(
         classes=_sort_classes({name for schema in schemas for name in schema.classes}),
+        labels=schemas[0].labels,
+        outputs=schemas[0].outputs,
         numbers=tuple(numbers),
         flagged=tuple(name for name in numbers if name in lacking),
         categories={name: tuple(sorted(categories)) for name, categories in texts.items()},

@@ -247,7 +247,8 @@ def select_usable_clients(
     if small_clients not in ("error", "drop"):
         raise ConfigError(f"small_clients must be 'error' or 'drop', got {small_clients!r}")
     name, y = dataset.name, dataset.y
-    single = [u for u, mine in enumerate(rows) if dataset.classes and len(mine) and y[mine].min() == y[mine].max()]
+    has_classes = dataset.kind == "class"
+    single = [u for u, mine in enumerate(rows) if has_classes and len(mine) and y[mine].min() == y[mine].max()]
     small = {u: f"{names[u]!r} ({len(mine)})" for u, mine in enumerate(rows) if len(mine) < (min_rows or 0)}
     faults = {}
     for u, (n_train, _, n_test) in enumerate(sizes):

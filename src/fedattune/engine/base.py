@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..core.algorithm import ClientUpdate
 from ..core.errors import ConfigError
-from ..core.losses import CLASS_WEIGHTS, compute_loss
+from ..core.losses import CLASS_WEIGHTS, average_parts, compute_loss, compute_sample_losses
 from ..core.params import Params, clip_norm, take
 from ..core.payload import Batch, Grad, LocalState, Payload
+from ..core.targets import TargetKind
 from ..core.task import Task
 from ..data import Federation
 from ..data.augmentation import split_moves
@@ -68,15 +69,19 @@ class ClientOutputs(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Scores per evaluated client, each (E,): samples, correct predictions, and the sum of losses."""
+    """Scores per evaluated client, each (E,): samples, correct predictions, and the sum of losses.
+
+    Where a target has several labels or positions, a prediction counts by the share of them that are right.
+    """
 
     n: Tensor
     correct: Tensor
     loss: Tensor
 
     @classmethod
-    def zeros(cls, sizes: Tensor) -> "Scores":
-        return cls(sizes, torch.zeros_like(sizes), torch.zeros_like(sizes, dtype=torch.float64))
+    def zeros(cls, sizes: Tensor, kind: TargetKind = "class") -> "Scores":
+        dtype = torch.float64 if kind in ("labels", "positions") else sizes.dtype
+        return cls(sizes, torch.zeros_like(sizes, dtype=dtype), torch.zeros_like(sizes, dtype=torch.float64))
 
     def split(self, n: int) -> "list[Scores]":
         columns = (torch.split(column, n) for column in self)
@@ -146,12 +151,12 @@ class Engine(ABC):
         if self._shared_batches[0] != key:
             batches = self._make_shared_batches(parts, ids, sizes)
             self._shared_batches = key, batches
-        scores = Scores.zeros(sizes)
+        scores = Scores.zeros(sizes, self.federation.kind)
         for rows, samples, y, kept in batches:
             x = self.federation.features(samples, self.dtype) if kept is None else kept
             with FastPrediction():
-                right, losses = score_samples(self.task.predict(params, Params(), x), y)
-            scores.correct.index_add_(0, rows, right.long())
+                right, losses = score_samples(self.task.predict(params, Params(), x), y, self.federation.kind)
+            scores.correct.index_add_(0, rows, right.to(scores.correct.dtype))
             scores.loss.index_add_(0, rows, losses.double())
         return scores.split(len(ids))
 
@@ -237,8 +242,13 @@ def keeps_inputs(federation: Federation, samples: int, dtype: torch.dtype) -> bo
     return samples * math.prod(federation.input_shape) * dtype.itemsize < INPUT_CACHE_BYTES
 
 
-def score_samples(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the right predictions and the losses of samples; of numbers, none counts as right."""
+def score_samples(outputs: Tensor, y: Tensor, kind: TargetKind = "class") -> tuple[Tensor, Tensor]:
+    """Find the right predictions and the losses of samples; of numbers, none counts as right.
+
+    Of several labels or positions, it is the share of them that are right, float64.
+    """
+    if kind not in ("class", "number"):
+        return _score_parts(outputs, y, kind)
     if y.is_floating_point():
         losses = (outputs.squeeze(-1).to(y.dtype) - y) ** 2
         return torch.zeros_like(losses, dtype=torch.bool), losses
@@ -250,3 +260,20 @@ def score_samples(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     has_ties = z.numel() - torch.count_nonzero(z) > own.numel()
     right = logits.argmax(-1) == y if has_ties else own == 0
     return right, z.exp_().sum(-1).log_().sub_(own)
+
+
+def _score_parts(outputs: Tensor, y: Tensor, kind: TargetKind) -> tuple[Tensor, Tensor]:
+    """Score samples whose targets have several parts, y (B, parts) or (B, *positions)."""
+    losses = compute_sample_losses(outputs, y)
+    if kind == "numbers":
+        return torch.zeros_like(losses, dtype=torch.bool), losses
+    right = (outputs > 0 if kind == "labels" else outputs.argmax(1)) == y
+    return average_parts(right.double(), y), losses
+
+
+def score_block(outputs: Tensor, y: Tensor, kind: TargetKind) -> tuple[Tensor, Tensor]:
+    """Score m samples of each of C models as `score_samples` does; return (C, m) of both."""
+    if kind in ("class", "number"):
+        return score_samples(outputs, y, kind)
+    right, losses = score_samples(outputs.flatten(0, 1), y.flatten(0, 1), kind)
+    return right.view(y.shape[:2]), losses.view(y.shape[:2])

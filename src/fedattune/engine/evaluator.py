@@ -16,7 +16,7 @@ from ..core.params import Params
 from ..core.task import Task
 from ..data import Federation
 from ..data.types import Index
-from .base import EvalPart, Scores, keeps_inputs, score_samples
+from .base import EvalPart, Scores, keeps_inputs, score_block, score_samples
 from .compiler import Compiler
 from .kernels import FastPrediction
 
@@ -61,7 +61,7 @@ class Evaluator:
         return self._evaluate_samples(params, buffers, samples).split(len(ids))
 
     def _evaluate_samples(self, params: Params, buffers: Params, samples: "_EvalSamples") -> Scores:
-        scores = Scores.zeros(samples.sizes)
+        scores = Scores.zeros(samples.sizes, self.federation.kind)
         self._evaluate_alone(params, buffers, samples.large_parts, scores)
         # All clients come again, cohorts seldom. A resumed run compiles what the whole run compiled.
         is_all = len(samples.ids) == self.federation.n_clients
@@ -93,7 +93,7 @@ class Evaluator:
                 part = slice(at, at + self._at_once)
                 inputs = self.federation.features(samples[part], self.dtype) if x is None else x[part]
                 with FastPrediction():
-                    correct, losses = score_samples(task.predict(model, state, inputs), y[part])
+                    correct, losses = score_samples(task.predict(model, state, inputs), y[part], self.federation.kind)
                 scores.correct[row] += correct.sum()
                 scores.loss[row] += losses.sum().double()
 
@@ -120,9 +120,9 @@ class Evaluator:
                 (logits,), _ = self._compiler.call(("predict", *names, *states), predict, tensors)
             else:
                 logits = predict(*tensors)
-            correct, losses = score_samples(logits, block.y)
+            correct, losses = score_block(logits, block.y, self.federation.kind)
             scores.loss[block.rows] = losses.masked_fill(~block.real, 0).sum(1).double()
-            scores.correct[block.rows] = (correct & block.real).sum(1)
+            scores.correct[block.rows] = correct.masked_fill(~block.real, 0).sum(1)
 
     def _gather(self, parts: tuple[EvalPart, ...], ids: list[int], params: Params, buffers: Params) -> "_EvalSamples":
         """Gather the samples of clients `ids` as it is fastest; keep them until other clients are evaluated."""
@@ -186,7 +186,7 @@ class Evaluator:
             calls = {}
             for size in (few, many):
                 block = self._load_block([0], 1, [np.zeros(size, dtype=np.int64)], True)
-                scores = Scores.zeros(torch.zeros(1, dtype=torch.int64))
+                scores = Scores.zeros(torch.zeros(1, dtype=torch.int64), self.federation.kind)
                 calls[f"{size} samples"] = partial(self._evaluate_blocks, params, buffers, [block], scores)
             with use_threads(1):
                 seconds = compare("call", (task.params.numel(),), calls)

@@ -70,7 +70,7 @@ class SequentialEngine(Engine):
         return self._batch(where, padded=bool((index < 0).any()))
 
     def evaluate_each(self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:
-        scores = Scores.zeros(self._sizes(parts, ids))
+        scores = Scores.zeros(self._sizes(parts, ids), self.federation.kind)
         rows = [(part, row, client) for part in parts for row, client in enumerate(ids.tolist())]
         for at, (part, row, client) in enumerate(rows):
             model, own = params.rows(row), buffers.rows(row)
@@ -78,7 +78,7 @@ class SequentialEngine(Engine):
             for index in torch.split(samples, self._samples_at_once()):
                 if len(index):
                     x, y = self._batch(index, padded=False)[:2]
-                    right, losses = score_samples(self.task.predict(model, own, x), y)
+                    right, losses = score_samples(self.task.predict(model, own, x), y, self.federation.kind)
                     scores.correct[at] += right.sum()
                     scores.loss[at] += losses.sum().double()
         return scores.split(len(ids))

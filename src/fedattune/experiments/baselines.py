@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ..analysis.compare import BASELINE, Baseline, Kind, average_weighted, read_baselines, weigh_tests
 from ..core.errors import FedAttuneError
 from ..core.metrics import METRICS, MetricName, compute_probabilities
+from ..core.targets import NUMBER_KINDS, TargetKind
 from ..runs.callbacks import OnRound
 from ..runs.predictions import RowPredictions
 from .plan import Plan, ShouldStop, StoppedError
@@ -154,7 +155,7 @@ def score_newest(plan: Plan, baselines: Sequence[Baseline], show: Callable[[str]
     show(f"{BOOSTING_POOLED} on the newest rows")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        boosting = partial(_fit_boosting, categories=_Categories.find(federation))
+        boosting = by_part(partial(_fit_boosting, categories=_Categories.find(federation)), federation.kind)
         predictions = _fit_pooled(_find_rows(plan, federation), boosting)
     both = [next(one for one in baselines if one.name == BOOSTING_POOLED and one.split == 0)]
     both.append(replace(both[0], predictions=predictions))
@@ -168,9 +169,14 @@ def score_newest(plan: Plan, baselines: Sequence[Baseline], show: Callable[[str]
 
 def _measure_skill(rows: RowPredictions) -> tuple[float, float]:
     """Return the share of the rows' variance that predictions explain (of classes: the Brier skill), and its error."""
+    from scipy.special import expit
+
     outputs = rows.outputs.astype(np.float64)
-    y = rows.y[:, None] if rows.is_regression else np.eye(outputs.shape[1])[rows.y]
-    predicted = outputs if rows.is_regression else compute_probabilities(outputs)
+    if rows.kind == "class":
+        y, predicted = np.eye(outputs.shape[1])[rows.y], compute_probabilities(outputs)
+    else:
+        y = rows.y.astype(np.float64).reshape(len(outputs), -1)
+        predicted = expit(outputs) if rows.kind == "labels" else outputs
     errors, spread = (((y - one) ** 2).sum(axis=1) for one in (predicted, y.mean(axis=0)))
     variance = max(float(spread.mean()), 1e-12)
     share = float(errors.mean()) / variance
@@ -181,15 +187,18 @@ Predict = Callable[[ShouldStop], dict[str, RowPredictions]]
 
 
 def _list_baselines(plan: Plan, rows: SplitRows) -> Iterator[tuple[str, Kind, Predict]]:
-    is_regression = not rows.federation.classes
-    yield "mean" if is_regression else "majority", "alone", lambda stop: _fit_each(rows, _fit_constant, stop)
+    kind = rows.federation.kind
+    is_regression = kind in NUMBER_KINDS
+    constant = _fit_constant_positions if kind == "positions" else by_part(_fit_constant, kind)
+    yield "mean" if is_regression else "majority", "alone", lambda stop: _fit_each(rows, constant, stop)
     if "sklearn" in plan.experiment.baseline:
         first, fit = ("ridge", _fit_ridge) if is_regression else ("logistic", _fit_logistic)
         is_large = len(rows.pool()) > MAX_TUNED_ROWS
-        linear = [partial(fit, strength=strength) for strength in ((1.0,) if is_large else STRENGTHS[first])]
+        strengths = (1.0,) if is_large else STRENGTHS[first]
+        linear = [by_part(partial(fit, strength=strength), kind) for strength in strengths]
         yield f"{first} alone", "alone", lambda stop: _tune_each(rows, linear, stop)
         is_hurried = plan.experiment.budget not in (None, "off")
-        boosting = partial(_fit_boosting, categories=_Categories.find(rows.federation))
+        boosting = by_part(partial(_fit_boosting, categories=_Categories.find(rows.federation)), kind)
         yield "boosting alone", "alone", lambda stop: _fit_each(rows, boosting, stop, is_hurried=is_hurried)
         yield f"{first} pooled", "pooled", lambda _: _tune_pooled(rows, linear)
         if len(rows.federation.clients) <= MAX_CLIENT_FEATURES:
@@ -204,6 +213,21 @@ Fitted = Callable[[Array], Array]
 """Maps inputs (n, F) to outputs (n, classes) or (n, 1)."""
 Fit = Callable[[Array, Array, int], Fitted]
 """Fits inputs (n, F) and targets (n,); takes the number of classes too, 0 for a number."""
+
+
+def by_part(fit: Fit, kind: TargetKind) -> Fit:
+    """Return a fit of several labels or numbers (n, parts), each by a model of its own; else the same fit."""
+    if kind not in ("labels", "numbers"):
+        return fit
+
+    def fit_parts(x: Array, y: Array, _: int) -> Fitted:
+        if kind == "numbers":
+            each = [fit(x, part, 0) for part in y.T]
+            return lambda new: np.hstack([fitted(new) for fitted in each])
+        each = [fit(x, part.astype(np.int64), 2) for part in y.T]
+        return lambda new: np.stack([np.diff(fitted(new), axis=1)[:, 0] for fitted in each], axis=1)
+
+    return fit_parts
 
 
 def _tune_each(rows: SplitRows, candidates: Sequence[Fit], should_stop: ShouldStop) -> dict[str, RowPredictions]:
@@ -274,8 +298,8 @@ def _collect(rows: SplitRows, outputs: dict[str, list[Array]]) -> dict[str, RowP
             continue
         values = np.concatenate(each).astype(np.float64)
         y = rows.gather(np.concatenate(samples))[1]
-        if scale is not None:
-            values, y = values * scale.deviation + scale.mean, y * float(scale.deviation) + scale.mean
+        if scale is not None and rows.federation.kind == "number":  # several stay in deviations
+            values, y = scale.restore(values), scale.restore(y)
         predictions[part] = RowPredictions(
             np.repeat(np.arange(len(sizes)), sizes).astype(np.int32),
             np.concatenate(samples).astype(np.int64),
@@ -292,6 +316,13 @@ def _fit_constant(_: Array, y: Array, n_classes: int) -> Fitted:
     counts = np.bincount(y, minlength=n_classes)
     logits = np.where(counts > 0, np.log(np.maximum(counts, 1) / len(y)), UNSEEN_LOGIT)
     return lambda new: np.tile(logits, (len(new), 1))
+
+
+def _fit_constant_positions(_: Array, y: Array, n_classes: int) -> Fitted:
+    """Predict the shares of the classes among all positions."""
+    logits = _fit_constant(y, y[y >= 0], n_classes)(y[:1])[0]
+    shape = (1, n_classes, *(1 for _ in y.shape[1:]))
+    return lambda new: np.broadcast_to(logits.reshape(shape), (len(new), n_classes, *y.shape[1:]))
 
 
 def _fit_logistic(x: Array, y: Array, n_classes: int, strength: float) -> Fitted:

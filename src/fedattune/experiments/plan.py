@@ -13,6 +13,7 @@ from ..core.errors import ConfigError, FedAttuneError, ModelError, RunError
 from ..core.metrics import check_metric, try_metric
 from ..core.options import write_option
 from ..core.own_code import get_short_name, is_reference
+from ..core.targets import KIND_WORDS, NUMBER_KINDS
 from .config import Experiment
 from .load import (
     ALL_METHODS,
@@ -245,6 +246,11 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
                     f"{write_option('baseline')} sklearn: token numbers are no features of such a model; leave it out, "
                     f"or take {write_option('baseline')} centralized"
                 )
+            if "sklearn" in experiment.baseline and one.kind == "positions":
+                problems.append(
+                    f"{write_option('baseline')} sklearn: its models predict no class for each position; leave it out, "
+                    f"or take {write_option('baseline')} centralized"
+                )
             experiment = settle_local_work(settle_metric(experiment, one), is_table=one.schema is not None)
             experiment, rate_notes = settle_rate(experiment, training)
     if problems or not federations:
@@ -319,13 +325,13 @@ def settle_metric(experiment: Experiment, federation: "Federation") -> Experimen
     from ..data.federated import choose_metric
 
     metric = experiment.metric or choose_metric(federation)
-    found = check_metric(metric, is_regression=not federation.classes)
+    found = check_metric(metric, federation.kind)
     if is_reference(metric):
         try_metric(found, federation.n_classes)
-    if experiment.rounds_to is not None and not federation.classes:
+    if experiment.rounds_to is not None and federation.kind in NUMBER_KINDS:
         raise ConfigError(
             f"{write_option('rounds_to')} {experiment.rounds_to:g} is an accuracy, and the target of {federation.name} "
-            "is a number; leave it out"
+            f"is {KIND_WORDS[federation.kind]}; leave it out"
         )
     return experiment.model_copy(update={"metric": metric})
 

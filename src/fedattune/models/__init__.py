@@ -92,7 +92,7 @@ def build_model(name: str, input_shape: tuple[int, ...], n_classes: int, options
 
     Args:
         name: a name of `MODELS`, "file.py:factory", or "package.module:factory".
-        n_classes: number of classes; 1 if the target is a number.
+        n_classes: number of outputs: of classes, labels or numbers.
         options: keywords of the factory. A user's factory without parameters is called without arguments.
 
     Raises:
@@ -168,7 +168,7 @@ def check_model(
     if isinstance(model, PretrainedNetwork):
         model.check_inputs(x)
     whole = [] if x.is_floating_point() else [take_extremes(federation).to(x)]
-    task.check(torch.cat([x, *whole]), federation.n_outputs)
+    task.check(torch.cat([x, *whole]), federation.output_shape, federation.kind)
     # A model without the gradient of other engines may train in the sequential one.
     modes = (True,) if engine == "sequential" else (False, True)
     errors = [task.find_gradient_error((x, y), is_eager=is_eager) for is_eager in modes]

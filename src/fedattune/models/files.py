@@ -16,9 +16,10 @@ from ..core.algorithm import Algorithm
 from ..core.errors import RunError
 from ..core.hardware import seed_rng
 from ..core.io import copy_tensors, load_tensors, save_tensors
-from ..core.network import Network
+from ..core.network import MethodModule, Network
 from ..core.options import describe_errors
 from ..core.own_code import is_reference, make_portable
+from ..core.targets import TargetKind, find_info_kind
 from ..core.task import trainable_params
 from . import MODELS, build_model, has_outside_parts
 
@@ -157,6 +158,14 @@ def check_reference_logits(model: nn.Module, card: ModelCard, before: Logits | N
         )
 
 
+def get_kind(card: ModelCard) -> TargetKind:
+    """Return what the network of a card predicts, by the schema in it."""
+    schema = card.get("schema") or {}
+    if schema.get("positions"):
+        return "positions"
+    return find_info_kind(card["classes"], schema.get("labels"), schema.get("outputs"))
+
+
 def get_dtype(model: nn.Module) -> torch.dtype:
     """Return the type of the floating-point weights, which is also the type of inputs that are no whole numbers."""
     return cast(torch.dtype, next(v.dtype for v in model.state_dict().values() if v.is_floating_point()))
@@ -234,7 +243,7 @@ def fill_model(module: nn.Module | None, state: Mapping[str, Tensor], card: Mode
     network = build_algorithm(card).network if is_known else None
     if network and not state.keys() <= {**dict(module.named_parameters()), **module.state_dict()}.keys():
         module = copy.deepcopy(module).to("cpu")
-        module = wrap_model(network, module, make_zero_inputs(card, 2), card["seed"])
+        module = wrap_model(network, module, make_zero_inputs(card, 2), card["seed"], get_kind(card))
     dtype = next((v.dtype for v in state.values() if v.is_floating_point()), torch.float32)
     filled = copy.deepcopy(module).to("cpu", dtype)
     targets = {**dict(filled.named_parameters()), **dict(filled.named_buffers())}
@@ -271,7 +280,13 @@ def build_algorithm(card: ModelCard) -> Algorithm:
     return build_method(card.get(SOURCE_KEY, card["algorithm"]), card.get("options", {}))
 
 
-def wrap_model(network: Network, module: nn.Module, x: Tensor, seed: int) -> nn.Module:
-    """Return the module that a method trains on inputs x (B, ...) in place of the user's module."""
+def wrap_model(network: Network, module: nn.Module, x: Tensor, seed: int, kind: TargetKind = "class") -> nn.Module:
+    """Return the module that a method trains on inputs x (B, ...) in place of the user's module.
+
+    `kind` is the kind of the target, which tells the module how to join its predictions.
+    """
     with seed_rng(seed):
-        return network.wrap(copy.deepcopy(module), x)
+        wrapped = network.wrap(copy.deepcopy(module), x)
+    if isinstance(wrapped, MethodModule):
+        wrapped.kind = kind
+    return wrapped

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from ..core.effect import Effect, Mechanism
 from ..core.errors import ConfigError
 from ..core.io import replace_nonfinite
-from ..core.metrics import METRICS, Metric, MetricName
+from ..core.metrics import CURVE_METRICS, METRICS, Metric, MetricName
 from ..core.settings import Settings
+from ..core.targets import KIND_WORDS, TargetKind
+from ..data.types import TargetScale
 from .predictions import FOR_CHOICE, RowPredictions
 from .stopping import StoppingRule, pick_by_others
 from .store import MixingLog, RoundRecord, RunStore
@@ -56,6 +58,8 @@ If the target is a number: rmse_uniform, rmse_pooled, rmse_std and rmse_worst10 
 """
 
 JsonDict = dict[str, Any]
+SHARES = ("accuracy", "label_accuracy", "position_accuracy")
+"""Metrics that are the share of right predictions."""
 MERGED_NAME = "all clients together"
 """Name of the client that stands for all where the server learns sums only."""
 ABSURD_RATIO = 1e3
@@ -77,7 +81,7 @@ def measure_scores(metric: MetricName, scores: NDArray[np.float64], deviation: f
     """Compute a metric of each client (N,) from its scores; NaN for metrics that need more than scores."""
     n, correct, loss = scores
     with np.errstate(invalid="ignore", divide="ignore"):
-        if metric == ("accuracy" if deviation is None else "rmse"):
+        if metric in (SHARES if deviation is None else ("rmse",)):
             return score_clients(n, correct, loss, deviation=deviation)
         if metric == "log_loss" and deviation is None:
             return cast(NDArray[np.float64], loss / n)
@@ -91,7 +95,7 @@ def find_diverged(
 
     Args:
         scores: samples, right predictions and sums of losses of each client (3, E); without samples, nothing is found.
-        n_classes: number of classes; 0 if the target is a number.
+        n_classes: number of classes; 2 for labels, 0 if the target is a number.
         constant: mean loss of a constant (E,), in squared deviations, if the target is a number.
     """
     n, _, loss = scores
@@ -274,19 +278,27 @@ class RunMetrics:
 
     @property
     def is_regression(self) -> bool:
-        """True if the target is a number."""
+        """True if the target is a number, or several."""
         return self.facts.get("target_scale") is not None
 
     @property
     def target_deviation(self) -> float | None:
-        """The standard deviation that is one unit of the model's outputs, if the target is a number."""
+        """The factor from the model's errors to those of tables, if the target is a number: its deviation.
+
+        It is 1 for several numbers, whose errors stay in deviations.
+        """
         scale = self.facts.get("target_scale")
-        return None if scale is None else float(scale["deviation"])
+        return None if scale is None else TargetScale.from_json(scale).error_unit
+
+    @property
+    def kind(self) -> TargetKind:
+        """What is predicted: "class", "number", "labels", "numbers" or "positions"."""
+        return cast(TargetKind, self.facts.get("target_kind", "number" if self.is_regression else "class"))
 
     @property
     def curve_metric(self) -> Metric:
-        """The metric of curves over rounds: accuracy, or RMSE of a target that is a number."""
-        return METRICS["rmse" if self.is_regression else "accuracy"]
+        """The metric of curves over rounds: accuracy, of labels or positions too, or RMSE of numbers."""
+        return METRICS[CURVE_METRICS[self.kind]]
 
     def read_curve(self, metrics: Mapping[str, float], over: str = "uniform") -> float:
         """Return the value of a curve at one evaluation: accuracy in percent, or RMSE in the unit of the target."""
@@ -383,7 +395,7 @@ class RunMetrics:
             ConfigError: `accuracy` is no fraction, or the target is a number.
         """
         if self.is_regression:
-            raise ConfigError("rounds_to counts the rounds to an accuracy, and the target is a number")
+            raise ConfigError(f"rounds_to counts the rounds to an accuracy, and the target is {KIND_WORDS[self.kind]}")
         if not 0 < accuracy <= 1:
             raise ConfigError(f"rounds_to needs a fraction above 0 and at most 1, such as 0.9, got {accuracy:g}")
         reached = (e["round"] for e in self._scored if reaches(e[self.evaluation_point], accuracy))
@@ -470,9 +482,12 @@ class RunMetrics:
         for part in ("test", "validation"):
             constant = np.ones(len(self.eval_ids))
             if self.is_regression and (rows := self.predictions.get(part)) is not None:
-                errors = (rows.y - self.facts["target_scale"]["mean"]) / self.facts["target_scale"]["deviation"]
-                constant = np.bincount(rows.client, errors**2, rows.n_clients) / np.maximum(rows.sizes, 1)
-            found |= find_diverged(self.judged_scores(part), len(self.facts.get("classes", ())), constant)
+                scale = TargetScale.from_json(self.facts["target_scale"])
+                is_one = self.kind == "number"  # several are in deviations already
+                errors = ((rows.y - scale.mean) / scale.deviation) ** 2 if is_one else (rows.y**2).mean(axis=1)
+                constant = np.bincount(rows.client, errors, rows.n_clients) / np.maximum(rows.sizes, 1)
+            n_classes = 2 if self.kind == "labels" else len(self.facts.get("classes", ()))
+            found |= find_diverged(self.judged_scores(part), n_classes, constant)
         failures = np.zeros(len(self.eval_ids), dtype=np.int64)
         position = {number: i for i, number in enumerate(self.eval_ids)}
         for record in self._records:

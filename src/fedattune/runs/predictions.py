@@ -17,6 +17,7 @@ from ..core.algorithm import RowWeighing
 from ..core.io import copy_tensors, load_tensors, save_tensors
 from ..core.metrics import METRICS, MetricName, compute_metrics, compute_recalls
 from ..core.params import Params
+from ..core.targets import NUMBER_KINDS, TargetKind, find_kind
 from ..core.task import Task
 from ..data import Federation
 from ..engine.base import EVALUATED_PARTS, EvalPart, TaskLoss
@@ -43,13 +44,17 @@ class RowPredictions:
 
     client: NDArray[np.int32]  # (n,) position of each row's client among the evaluated clients
     sample: NDArray[np.int64]  # (n,) number of each row in the federation
-    y: NDArray[Any]  # (n,) class numbers, int64, or target values in their unit, float64
-    outputs: NDArray[np.float32]  # (n, classes) logits, or (n, 1) predicted values in the unit of the target
+    y: NDArray[Any]  # (n, ...) the truth as `core.metrics` takes it: of one number in its unit, float64
+    outputs: NDArray[np.float32]  # (n, ...) logits, or predicted values in the unit of the target
     n_clients: int  # E; some may have no rows
 
     @property
+    def kind(self) -> TargetKind:
+        return find_kind(self.y)
+
+    @property
     def is_regression(self) -> bool:
-        return self.y.dtype.kind == "f"
+        return self.kind in NUMBER_KINDS
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
@@ -67,10 +72,10 @@ class RowPredictions:
         """Measure every client (E,); NaN where the client's rows do not define the metric.
 
         Raises:
-            KeyError: a metric of numbers for classes, or the reverse.
+            KeyError: a metric of other targets.
         """
         if metric not in self._measured:
-            if METRICS[metric].is_for_classes == self.is_regression:
+            if self.kind not in METRICS[metric].kinds:
                 raise KeyError(metric)
             if metric in CLIENT_MEASURES and self.y.ndim == 1:
                 with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # no rows, or a model that diverged
@@ -164,7 +169,8 @@ def _sum_other_folds(losses: Tensor, fold: Tensor, y: Tensor) -> Tensor:
     Else the classes of a fold would be too rare outside of it, so the weights for its rows would favour other classes.
     A sum is zero where a class has no row outside of the fold.
     """
-    classes = torch.zeros_like(fold) if y.is_floating_point() else y.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
+    has_classes = find_kind(y) == "class"
+    classes = torch.zeros_like(fold) if not has_classes else y.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
     n_classes = int(classes.max()) + 1
     ones = torch.cat([losses, torch.ones_like(losses[:, :1])], 1)
     inside = ones.new_zeros(N_FOLDS * n_classes, ones.shape[1]).index_add(0, fold * n_classes + classes, ones)
@@ -180,7 +186,8 @@ def _divide_rows(federation: Federation, samples: NDArray[Any]) -> NDArray[np.in
 
     A fold of a single row would have other classes than the rest, which ranks the rows of each class too low.
     """
-    y = federation.y[torch.as_tensor(samples, device=federation.y.device)].double().cpu().numpy()
+    values = federation.y[torch.as_tensor(samples, device=federation.y.device)].double()
+    y = (values if values.dim() == 1 else values.flatten(1).mean(1)).cpu().numpy()
     groups = np.arange(len(samples)) if federation.groups is None else federation.groups[samples]
     _, group = np.unique(groups, return_inverse=True)
     order = np.argsort(np.bincount(group, weights=y) / np.bincount(group), kind="stable")
@@ -205,10 +212,10 @@ def predict_rows(
     """
     index = [np.asarray(federation.part(part)[i]) for i in ids]
     sizes = [len(rows) for rows in index]
-    width = federation.n_outputs
-    if not sum(sizes) or sum(sizes) * width > MAX_OUTPUTS:
+    shape = federation.output_shape
+    if not sum(sizes) or sum(sizes) * math.prod(shape) > MAX_OUTPUTS:
         return None
-    outputs, done = np.empty((sum(sizes), width), dtype=np.float32), 0
+    outputs, done = np.empty((sum(sizes), *shape), dtype=np.float32), 0
     alike = not buffers and isinstance(models, Params) and all(len(v) == 1 or v.stride(0) == 0 for v in models.values())
     with torch.no_grad():
         for row, samples, x in _iterate_batches(task, federation, [np.concatenate(index)] if alike else index):
@@ -217,9 +224,9 @@ def predict_rows(
             outputs[rows] = task.predict(params, _get_row(buffers, row), x).float().cpu().numpy()
     sample = np.concatenate(index).astype(np.int64)
     y = federation.y[torch.as_tensor(sample, device=federation.y.device)].cpu().numpy()
-    if (scale := federation.target_scale) is not None:
+    if (scale := federation.target_scale) is not None and federation.kind == "number":
         with np.errstate(over="ignore"):  # a model that diverged; its infinite errors are reported
-            outputs, y = (outputs * scale.deviation + scale.mean, y.astype(np.float64) * scale.deviation + scale.mean)
+            outputs, y = scale.restore(outputs), scale.restore(y.astype(np.float64))
     client = np.repeat(np.arange(len(ids)), sizes).astype(np.int32)
     return RowPredictions(client, sample, y, outputs.astype(np.float32), len(ids))
 

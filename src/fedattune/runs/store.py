@@ -87,19 +87,28 @@ ZLIB_LEVEL = 1
 """The fastest compression: rows that are alike, and whole numbers, take little room already."""
 SCORE_BYTES = 20
 """Bytes of one client's scores: client, samples and right predictions as int32, the sum of losses as float64."""
+SHARE_MARK = b"f"
+"""First byte of scores whose right predictions are sums of shares, float64, 24 bytes for each client."""
 
 
 def pack_scores(clients: NDArray[Any], scores: Scores) -> bytes:
     """Pack the scores of clients (E,): column by column, and the clients' numbers as differences, to compress well."""
+    has_shares = scores.correct.is_floating_point()
+    types = ("<i4", "<f8", "<f8") if has_shares else ("<i4", "<i4", "<f8")
     columns = [np.diff(clients, prepend=0).astype("<i4")]
-    columns += [values.cpu().numpy().astype("<i4") for values in scores[:2]]
-    loss = scores.loss.cpu().numpy().astype("<f8")
-    return zlib.compress(b"".join(one.tobytes() for one in (*columns, loss)), ZLIB_LEVEL)
+    columns += [values.cpu().numpy().astype(dtype) for values, dtype in zip(scores, types, strict=True)]
+    content = b"".join(one.tobytes() for one in columns)
+    return zlib.compress(SHARE_MARK * has_shares + content, ZLIB_LEVEL)
 
 
 def unpack_scores(blob: bytes) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the clients (E,), and samples, right predictions and sums of losses (3, E)."""
     raw = zlib.decompress(blob)
+    if len(raw) % 4:  # it has the mark
+        n = len(raw) // (SCORE_BYTES + 4)
+        whole = np.frombuffer(raw, dtype="<i4", offset=1, count=2 * n).reshape(2, n)
+        correct, loss = np.frombuffer(raw, dtype="<f8", offset=1 + 8 * n).reshape(2, n)
+        return np.cumsum(whole[0], dtype=np.int64), np.stack([whole[1], correct, loss]).astype(np.float64)
     n = len(raw) // SCORE_BYTES
     whole = np.frombuffer(raw, dtype="<i4", count=3 * n).reshape(3, n)
     loss = np.frombuffer(raw, dtype="<f8", offset=12 * n)

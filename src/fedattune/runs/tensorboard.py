@@ -50,7 +50,7 @@ class TensorBoard(Callback):
         is_continued = _wait_for_later_file_name(folder)
         self._writer = SummaryWriter(folder, purge_step=0 if is_continued else None, flush_secs=FLUSH_S)
         scale = run.context.federation.target_scale
-        self._deviation = None if scale is None else scale.deviation
+        self._deviation = None if scale is None else scale.error_unit
         self._run, self._next = run, 0
         self._start = time.time() - run.seconds  # TensorBoard shows the time since then
         self._log_new_rounds()

@@ -276,7 +276,7 @@ class RoundLoop:
     @property
     def _deviation(self) -> float | None:
         scale = self.context.federation.target_scale
-        return None if scale is None else scale.deviation
+        return None if scale is None else scale.error_unit
 
     def _describe_progress(self) -> Progress:
         is_rmse, done = self._deviation is not None, self.record

@@ -18,6 +18,7 @@ from ..core.payload import Broadcast, Payload, ServerState
 from ..core.settings import RAY_DEFAULTS, UNDISTURBED, Settings
 from ..data import Federation, federation_from
 from ..data.federated import rescale_target
+from ..data.tables.checks import TargetType
 from ..data.types import TargetScale
 from ..models.files import SOURCE_KEY, build_algorithm, rebuild_model
 from ..runs.checkpoint import restore_tree
@@ -89,11 +90,22 @@ def personalize(
         RunError: the run was not finished, or its model must be given.
     """
     shape, classes = tuple(result.facts["input_shape"]), tuple(result.facts["classes"])
-    clients = data if isinstance(data, Federation) else federation_from(data, classes=classes, min_clients=1)
-    if clients.input_shape != shape or clients.classes != classes:
+    targets, kind = tuple(result.facts.get("target_names", ())), result.kind
+    if isinstance(data, Federation):
+        clients = data
+    elif kind in ("labels", "numbers"):
+        target_type: TargetType = "label" if kind == "labels" else "number"
+        clients = federation_from(data, targets=targets, target_type=target_type, min_clients=1)
+    else:
+        clients = federation_from(data, classes=classes, min_clients=1)
+    if clients.input_shape != shape or clients.classes != classes or clients.kind != kind:
         raise DataError(
             f"the new clients' data do not fit the run: got inputs of shape {clients.input_shape} and the classes "
             f"{', '.join(clients.classes)}, expected {shape} and {', '.join(classes)}"
+        )
+    if (got := clients.labels or clients.outputs) != targets:
+        raise DataError(
+            f"the new clients' data do not fit the run: got the targets {', '.join(got)}, expected {', '.join(targets)}"
         )
     clients = _prepare_like_run(clients, result)
     if result.trained_server:
@@ -109,7 +121,7 @@ def _prepare_like_run(clients: Federation, result: Result) -> Federation:
     if constants is not None and len(constants) > 1 and np.array_equal(constants[1:], constants[:-1], equal_nan=True):
         clients = clients.rescale(constants[0])
     scale = result.facts.get("target_scale")
-    return clients if scale is None else rescale_target(clients, TargetScale(**scale))
+    return clients if scale is None else rescale_target(clients, TargetScale.from_json(scale))
 
 
 def train_newcomers(

@@ -14,6 +14,7 @@ from ..core.payload import ServerState
 from ..core.selectors import AllParameters, BatchNorms, NoParameters
 from ..data import Federation
 from ..data.client_index import PARTS
+from ..data.federated import FederationInfo
 from ..runs.context import RunContext
 from ..runs.metrics import ABSURD_RATIO, MERGED_NAME, find_diverged
 from ..runs.rows import RowStack
@@ -44,6 +45,7 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
         "input_shape": list(federation.input_shape),
         "classes": list(federation.classes),
         "target_scale": federation.target_scale and federation.target_scale._asdict(),
+        **_describe_several(federation),
         "clients": [
             {"id": federation.names[i], "n_train": train, "n_validation": validation, "n_test": test}
             for i, (train, validation, test) in zip(ids, sizes, strict=True)
@@ -55,9 +57,17 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
         if not are_all:
             evaluated = replace(federation, clients=federation.index.take(context.eval_ids.cpu().numpy()))
         facts["data_notes"] = list(federation.notes)
-        if federation.classes:
+        if federation.kind == "class":
             facts["labels"] = evaluated.label_counts().tolist()
     return facts if are_all else facts | {"numbers": ids, "population": context.n_clients}
+
+
+def _describe_several(federation: Federation | FederationInfo) -> dict[str, Any]:
+    """Return the kind of a target of several parts, and the names of its labels or numbers."""
+    kind = federation.kind
+    if kind in ("class", "number"):
+        return {}
+    return {"target_kind": kind, "target_names": list(federation.labels or federation.outputs)}
 
 
 def merge_clients(facts: Mapping[str, Any], context: RunContext) -> dict[str, Any]:
@@ -130,7 +140,8 @@ def _note_divergence(records: Sequence[RoundRecord], names: Sequence[str]) -> li
 
 def _note_absurd_errors(context: RunContext, store: RunStore) -> list[str]:
     """Name the clients whose models had finite weights and absurd errors at some evaluation."""
-    ids, n_classes = context.eval_ids.tolist(), len(context.federation.classes)
+    ids, federation = context.eval_ids.tolist(), context.federation
+    n_classes = 2 if federation.labels else len(federation.classes)
     first: dict[int, int] = {}
     for round_, point, scores in store.scores("test"):
         if point == context.algorithm.evaluation_point and len(scores[0]) == len(ids):

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..core.settings import LossOptions
+from ..core.targets import NUMBER_KINDS
 from ..data import Federation
 
 MAX_VALUES = 1 << 25
@@ -75,7 +76,8 @@ def compute_safe_rate(federation: Federation, batch_size: int, loss: LossOptions
     has = np.flatnonzero(kept)
     beta = np.maximum.reduceat(squares, starts[has]) if len(has) else np.empty(0)
     trace = np.add.reduceat(squares, starts[has]) / kept[has] if len(has) else np.empty(0)
-    curvature = find_curvature(loss, is_for_classes=bool(federation.classes))
+    # The loss of labels is flatter than this bound, which keeps networks stable whose layers all labels share.
+    curvature = find_curvature(loss, is_for_classes=federation.kind not in NUMBER_KINDS)
     m = np.minimum(sizes[has], 1 if loss.weights else batch_size)
     # The trace bounds the eigenvalue: clients whose bound is above a rate found before need no eigenvalue.
     bounds = m / (curvature * (beta + trace * (m - 1)))

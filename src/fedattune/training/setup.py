@@ -20,6 +20,7 @@ from ..core.params import Params
 from ..core.payload import Broadcast, ServerState
 from ..core.selectors import AnyOf, BatchNorms
 from ..core.settings import Settings
+from ..core.targets import KIND_WORDS
 from ..core.task import Task
 from ..data import Federation
 from ..data.federated import FederationInfo
@@ -76,7 +77,7 @@ def make_run_context(
     algorithm = apply_settings(algorithm, settings)
     if isinstance(federation, Federation):
         federation = suit_inputs(federation, model)
-    loss = make_loss(settings.loss, federation.classes)
+    loss = make_loss(settings.loss, federation.classes, federation.kind, federation.output_shape)
     task = Task(model, settings.execution.mixed_precision != "off", loss)
     task = task.to(device, getattr(torch, settings.execution.dtype))
     has_shared = bool(get_shared_parameters(algorithm, task))
@@ -154,11 +155,17 @@ def hold_out_newcomers(federation: Federation, settings: Settings) -> tuple[Fede
 def build_trained_module(algorithm: Algorithm, module: nn.Module, federation: Federation, seed: int) -> nn.Module:
     """Build the model that the method trains: a copy of the user's model, or another one made from it."""
     network = algorithm.network
-    if network and network.class_need and not federation.classes:
-        raise ConfigError(f"it needs classes, and the target is a number: {network.class_need}; leave it out")
+    if network and network.class_need and federation.kind != "class":
+        what = KIND_WORDS[federation.kind]
+        raise ConfigError(f"it needs classes, and the target is {what}: {network.class_need}; leave it out")
+    if network and federation.kind == "positions":
+        raise ConfigError(
+            "it trains a network of its own, which predicts one class for a sample, and the target is a class for "
+            "each position; leave it out"
+        )
     if network:
         example = torch.as_tensor(federation.part("train")[0][:4], device=federation.device)
-        trained_module = wrap_model(network, module, federation.features(example).cpu(), seed)
+        trained_module = wrap_model(network, module, federation.features(example).cpu(), seed, federation.kind)
     else:
         trained_module = copy.deepcopy(module)
     algorithm.personal.names(trained_module)

@@ -329,7 +329,7 @@ def plot_label_counts(federation: "Federation") -> "Figure":
     if n <= MAX_NAMED:
         axes.set_xticks(range(n), federation.names, rotation=90 if max(map(len, federation.names)) > 2 else 0)
     if k <= MAX_NAMED:
-        axes.set_yticks(range(k), federation.classes)
+        axes.set_yticks(range(k), federation.classes or federation.labels)
     axes.set_title(f"{federation.name}, {federation.partition.get('name', '')}")
     return figure
 

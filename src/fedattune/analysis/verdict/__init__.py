@@ -647,6 +647,8 @@ class Comparison:
     def _describe_nothing_learned(self) -> str:
         constant = self.choice.find_best(self.constants)
         what = "the most frequent class" if self.metric.is_for_classes else "the mean"
+        if "labels" in self.metric.kinds and "class" not in self.metric.kinds:
+            what = "the more frequent value of each label"
         return (
             f"Nothing was learned: no model is surely better than {what} of each client ({constant}); give more rows, "
             "other columns, or another --model"

@@ -63,6 +63,8 @@ def _note_constant(results: "Sequence[RunMetrics]") -> list[str]:
             if spread < CONSTANT_SPREAD:
                 flat[name] = spread
             continue
+        if predictions.kind != "class":
+            continue
         counts = np.bincount(predictions.outputs.argmax(axis=1))
         top = int(counts.argmax())
         share, truth = counts[top] / counts.sum(), float(np.mean(predictions.y == top))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.metrics import METRICS, compute_metrics, compute_row_losses
+from ...core.metrics import compute_metrics, compute_row_losses
 
 FloatArray = NDArray[np.float64]
 
@@ -95,9 +95,10 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
     """Compute the probability that chance alone makes a client lose as much as it does, from its test rows.
 
     Rows that one model gets right and the other wrong are decided by a coin: the exact sign test (McNemar). Of
-    numbers and of log loss, Wilcoxon's test compares the rows' errors. AUC, balanced accuracy and F1 are no means over
-    rows; a t test compares the influence of each row on them (for AUC: DeLong et al., Biometrics 44, 1988). Where a
-    class has few rows, the influences do not show their spread, and the two models' rows are swapped at random.
+    numbers, of several labels or positions, and of log loss, Wilcoxon's test compares the rows' errors. AUC, balanced
+    accuracy and F1 are no means over rows; a t test compares the influence of each row on them (for AUC: DeLong et al.,
+    Biometrics 44, 1988). Where a class has few rows, the influences do not show their spread, and the two models' rows
+    are swapped at random.
     """
     # Of scipy.stats, whose import takes a third of a second, only what scipy.special lacks is imported, where it acts.
     from scipy.special import bdtrc, stdtr
@@ -119,7 +120,7 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
     difference = difference[(difference != 0) & ~np.isnan(difference)]  # of two models that both diverged
     if not len(difference):
         return 1.0
-    if METRICS[metric].is_for_classes and metric != "log_loss":
+    if mine.kind == "class" and metric != "log_loss":  # elsewhere, rows are partly right
         return float(bdtrc((difference > 0).sum() - 1, len(difference), 0.5))
     from scipy.stats import wilcoxon
 

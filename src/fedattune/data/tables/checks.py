@@ -51,7 +51,7 @@ def find_missing(values: Array) -> Array:
     return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
 
 
-TargetType = Literal["auto", "class", "number"]
+TargetType = Literal["auto", "class", "number", "label"]
 
 
 def read_target(path: Path, name: str, values: Array, kind: TargetType = "auto") -> tuple[Array, tuple[str, ...]]:

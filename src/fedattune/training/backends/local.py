@@ -96,6 +96,8 @@ class LocalBackend(Backend):
         own_buffers = None
         if network := context.algorithm.network:
             counts = torch.from_numpy(federation.label_counts("train"))
+            if federation.kind != "class":  # shares of classes are those of whole samples
+                counts = counts[:, :0]
             own_buffers = network.client_buffers(counts.to(context.device, self.engine.dtype)[self.client_ids])
         self.client_states = ClientStates.start(
             context,

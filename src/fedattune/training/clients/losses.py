@@ -20,7 +20,8 @@ def check_loss(algorithm: Algorithm, module: nn.Module, settings: Settings, fede
         raise ConfigError(f"{key}: got {value}, and {balance} corrects for class counts already; leave it out")
     if not is_reference(settings.loss.name):
         return
-    task, engine = Task(module, loss=make_loss(settings.loss, federation.classes)), settings.execution.engine
+    loss = make_loss(settings.loss, federation.classes, federation.kind, federation.output_shape)
+    task, engine = Task(module, loss=loss), settings.execution.engine
     rows = next(rows for rows in federation.part("train") if len(rows))
     index = torch.as_tensor(rows[:4], device=federation.device)
     like = next(iter(task.params.values()))

@@ -24,7 +24,7 @@ from .record_privacy import RecordLedger, check_record_privacy
 
 def check_clients(settings: Settings, federation: Federation | FederationInfo) -> None:
     """Check that the clients have the data that the settings need, and that the training loss suits their target."""
-    make_loss(settings.loss, federation.classes)
+    make_loss(settings.loss, federation.classes, federation.kind, federation.output_shape)
     if settings.defence.accept == "better" and not bool(federation.sizes("validation").any()):
         raise ConfigError(
             "accept: better judges received models by validation rows, and no client has any; "

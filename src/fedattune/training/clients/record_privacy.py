@@ -43,7 +43,7 @@ def check_record_privacy(algorithm: Algorithm, module: nn.Module, settings: Sett
     if settings.privacy.record is None:
         return
     check_accounting()
-    loss = make_loss(settings.loss, federation.classes)
+    loss = make_loss(settings.loss, federation.classes, federation.kind, federation.output_shape)
     reason = _find_obstacle(algorithm, module, loss)
     reason = reason or _find_gradient_error(module, loss, federation, settings.execution.dtype)
     if settings.training.max_grad_norm is not None:

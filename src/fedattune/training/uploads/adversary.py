@@ -19,6 +19,7 @@ from ...core.payload import Payload
 from ...core.selectors import Head
 from ...core.settings import Settings
 from ...core.streams import Stream
+from ...core.targets import KIND_WORDS
 from ...data import Federation
 from ...data.federated import FederationInfo
 from ...runs.context import RunContext
@@ -43,10 +44,10 @@ def check_attack(settings: Settings, federation: Federation | FederationInfo | N
     if federation is None:
         return
     sample_attackers(settings, federation)
-    if not federation.classes and chosen.name in NEEDS_CLASSES:
+    if federation.kind != "class" and chosen.name in NEEDS_CLASSES:
         raise ConfigError(
-            f"attack: {chosen.name} needs classes, and the target is a number; "
-            "label_flip negates the standardized target"
+            f"attack: {chosen.name} needs classes, and the target is {KIND_WORDS[federation.kind]}; label_flip "
+            "negates the standardized target or the labels"
         )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.targets import IGNORED
 from ...data import Federation
 from ...data.client_index import RaggedIndex
 from ...runs.context import RunContext
@@ -23,7 +24,7 @@ TRIGGER_VALUE = 3.0
 
 
 class Rows(NamedTuple):
-    """Training rows of one attacker: samples (m, *shape) and class numbers or standardized targets (m,), as stored."""
+    """Training rows of one attacker: samples (m, *shape) and targets (m, ...), as stored."""
 
     x: Tensor
     y: Tensor
@@ -36,8 +37,12 @@ DataAttack = Callable[[Rows], tuple[Tensor, Tensor]]
 
 
 def flip_labels(rows: Rows) -> tuple[Tensor, Tensor]:
-    """Label y as C - 1 - y (Fang et al., USENIX Security 2020); negate a standardized target."""
-    n_classes = rows.federation.n_classes
+    """Label y as C - 1 - y (Fang et al., USENIX Security 2020); negate labels or a standardized target."""
+    n_classes, kind = rows.federation.n_classes, rows.federation.kind
+    if kind == "labels":
+        return rows.x, ~rows.y
+    if kind == "positions":
+        return rows.x, torch.where(rows.y == IGNORED, rows.y, n_classes - 1 - rows.y)
     return rows.x, n_classes - 1 - rows.y if n_classes else -rows.y
 
 

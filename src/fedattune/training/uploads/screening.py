@@ -148,6 +148,7 @@ class Screening(UploadStep[ScreenState]):
         self._blames = find_policy(run.settings) == "harmless"
         self._can_quarantine = ServerWrapper(run.algorithm.server).can_quarantine
         has_labels = self._is_on and self.mode == "on" and (context.has_one_model or self._can_quarantine)
+        has_labels &= run.federation.kind == "class"
         layers = find_last_layers(run.task, len(run.federation.classes)) if has_labels else []
         self._labels = LabelCheck(layers) if layers else None
 
