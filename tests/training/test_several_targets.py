@@ -137,3 +137,10 @@ def test_methods_and_attacks_that_need_classes_say_so() -> None:
     assert "target_kind" in result.facts
     with pytest.raises(ConfigError, match="it trains a network of its own, which predicts one class for a sample"):
         fedattune.fit(make_several("positions"), "attune", Positions(), rounds=1)
+
+
+def test_images_whose_positions_have_classes_do_not_move() -> None:
+    x, y = torch.randn(12, 1, 4, 4), torch.randint(0, 2, (12, 4, 4))
+    net = nn.Conv2d(1, 2, 1)
+    with pytest.raises(ConfigError, match="the classes of their positions would stay in place"):
+        fedattune.fit(fedattune.federation_from([(x, y), (x, y)]), "fedavg", net, rounds=1, augment="flip")

@@ -73,7 +73,7 @@ def make_run_context(
 ) -> RunContext:
     """Settle everything that all rounds of a run share."""
     device, excluded = resolve_device(settings), find_excluded(settings, federation)
-    check_augmentation(federation.input_shape, settings)
+    check_augmentation(federation, settings)
     algorithm = apply_settings(algorithm, settings)
     if isinstance(federation, Federation):
         federation = suit_inputs(federation, model)
@@ -96,12 +96,18 @@ def make_run_context(
     )
 
 
-def check_augmentation(shape: tuple[int, ...], settings: Settings) -> None:
-    """Refuse to augment inputs that are no images."""
+def check_augmentation(federation: Federation | FederationInfo, settings: Settings) -> None:
+    """Refuse to augment inputs that are no images, or whose positions have classes, which would stay in place."""
+    shape = federation.input_shape
     if settings.training.augmentations and len(shape) != 3:
         raise ConfigError(
             f"augment: {settings.training.augment} is for images of the shape (channels, height, width), and the "
             f"inputs here have the shape {shape}; leave it off"
+        )
+    if settings.training.augmentations and federation.kind == "positions":
+        raise ConfigError(
+            f"augment: {settings.training.augment} moves images, and the classes of their positions would stay in "
+            "place; leave it off"
         )
 
 
