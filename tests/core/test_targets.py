@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import f1_score, jaccard_score, mean_squared_error, r2_score, roc_auc_score
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, huber_loss, l1_loss, mse_loss
 
-from fedattune.core.losses import compute_loss, compute_sample_losses
+from fedattune.core.errors import ConfigError
+from fedattune.core.losses import compute_loss, compute_sample_losses, make_loss
 from fedattune.core.metrics import compute_metrics, compute_row_losses
+from fedattune.core.settings import Settings
 from fedattune.core.targets import find_kind
 from fedattune.engine.base import Scores, score_block, score_samples
 from fedattune.runs.store import pack_scores, unpack_scores
@@ -129,3 +131,25 @@ def test_the_store_keeps_whole_and_fractional_scores() -> None:
         clients, values = unpack_scores(pack_scores(np.array([2, 7]), Scores(n, correct, loss)))
         assert clients.tolist() == [2, 7]
         assert values.tolist() == [n.tolist(), correct.tolist(), loss.tolist()]
+
+
+def test_other_losses_are_means_over_parts() -> None:
+    outputs, y = _draw("numbers")
+    outputs = outputs.float()
+    for name, expected in (("absolute", l1_loss(outputs, y)), ("huber", huber_loss(outputs, y))):
+        loss = make_loss(Settings(loss=name).loss, (), "numbers", (3,)).bind(None)
+        torch.testing.assert_close(loss(outputs, (outputs, y)), expected)
+    for kind, shape in (("labels", (3,)), ("positions", (4, 5, 6))):
+        outputs, y = _draw(kind)
+        each = binary_cross_entropy_with_logits(outputs, y.double(), reduction="none") if kind == "labels" else None
+        each = cross_entropy(outputs, y, reduction="none") if each is None else each
+        focal = make_loss(Settings(loss="focal").loss, ("a",) * 4 if kind == "positions" else (), kind, shape)
+        expected = ((1 - (-each).exp()) ** 2 * each).mean()
+        torch.testing.assert_close(focal.bind(None)(outputs, (outputs, y)), expected)
+
+
+def test_losses_that_do_not_suit_several_parts_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"loss: got huber, and the target is several labels, which takes auto"):
+        make_loss(Settings(loss="huber").loss, (), "labels", (3,))
+    with pytest.raises(ConfigError, match=r"label_smoothing: got 0.1, and the target is a class for each position"):
+        make_loss(Settings(label_smoothing=0.1).loss, ("a", "b"), "positions", (2, 3))
