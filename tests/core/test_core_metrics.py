@@ -75,17 +75,17 @@ def test_recalls_are_those_of_scikit_learn() -> None:
 
 def test_a_broken_metric_is_found_before_training() -> None:
     def make(function: Any) -> Metric:
-        return Metric("mine", function, "mine", is_higher_better=True, is_percent=False, is_for_classes=True)
+        return Metric("mine", function, "mine", is_higher_better=True, is_percent=False, kinds=("class",))
 
-    try_metric(make(lambda y, logits: float(logits[y == 2].mean())), 3)
-    try_metric(make(lambda y, predicted: np.float32("nan")), 0)
+    try_metric(make(lambda y, logits: float(logits[y == 2].mean())), "class", (3,))
+    try_metric(make(lambda y, predicted: np.float32("nan")), "number", (1,))
     for function, reason in (
         (lambda y, logits: logits[:, 7].mean(), "IndexError: index 7 is out of bounds"),
         (lambda y, logits: logits.mean(axis=0), "TypeError: only"),
         (lambda y, logits: None, "TypeError: float"),
     ):
         with pytest.raises(ConfigError, match=rf"metric mine: it fails on 6 rows with outputs \(6, 3\): {reason}"):
-            try_metric(make(function), 3)
+            try_metric(make(function), "class", (3,))
 
 
 def test_metrics_of_numbers_agree_with_scikit_learn() -> None:

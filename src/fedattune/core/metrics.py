@@ -7,6 +7,7 @@ with logits (n, classes, *positions).
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -189,19 +190,27 @@ def _measure(metric: Metric, y: NDArray[Any], outputs: Values) -> float:
         ) from error
 
 
-def try_metric(metric: Metric, n_classes: int) -> None:
+def try_metric(metric: Metric, kind: TargetKind, output_shape: tuple[int, ...]) -> None:
     """Measure a few made-up rows, so that a broken custom metric is found before training.
 
     Args:
         metric: the metric.
-        n_classes: number of classes; 0 if the target is a number.
+        kind: what the target is.
+        output_shape: shape of the outputs for one row.
 
     Raises:
         ConfigError: the metric fails, or returns no number.
     """
-    n = 2 * max(2, n_classes)
-    outputs = np.sin(np.arange(n * max(1, n_classes), dtype=np.float64)).reshape(n, -1)
-    _measure(metric, np.arange(n) % n_classes if n_classes else np.linspace(-1.0, 1.0, n), outputs)
+    n = 2 * max(2, output_shape[0])
+    outputs = np.sin(np.arange(n * prod(output_shape), dtype=np.float64)).reshape(n, *output_shape)
+    y: dict[TargetKind, NDArray[Any]] = {
+        "class": np.arange(n) % output_shape[0],
+        "number": np.linspace(-1.0, 1.0, n),
+        "labels": outputs > 0.2,
+        "numbers": np.cos(outputs),
+        "positions": np.arange(n * prod(output_shape[1:])).reshape(n, *output_shape[1:]) % output_shape[0],
+    }
+    _measure(metric, y[kind], outputs)
 
 
 def compute_probabilities(logits: Values) -> Values:

@@ -308,8 +308,8 @@ def find_unfit(algorithms: "Mapping[str, Algorithm]", settings: "Settings", fede
             check_optimizer(algorithm, settings)
         except ConfigError:
             unfit[name] = "as it has local steps of its own, and takes no optimizer"
-        if need and not federation.classes:
-            unfit[name] = f"as the target is a number: {need}"
+        if need and federation.kind != "class":
+            unfit[name] = f"as the target is {KIND_WORDS[federation.kind]}: {need}"
     return unfit
 
 
@@ -327,7 +327,7 @@ def settle_metric(experiment: Experiment, federation: "Federation") -> Experimen
     metric = experiment.metric or choose_metric(federation)
     found = check_metric(metric, federation.kind)
     if is_reference(metric):
-        try_metric(found, federation.n_classes)
+        try_metric(found, federation.kind, federation.output_shape)
     if experiment.rounds_to is not None and federation.kind in NUMBER_KINDS:
         raise ConfigError(
             f"{write_option('rounds_to')} {experiment.rounds_to:g} is an accuracy, and the target of {federation.name} "
