@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score, jaccard_score, mean_squared_error, r2_score, roc_auc_score
+from sklearn.metrics import f1_score, jaccard_score, mean_squared_error, r2_score, recall_score, roc_auc_score
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, huber_loss, l1_loss, mse_loss
 
 from fedattune.core.errors import ConfigError
 from fedattune.core.losses import compute_loss, compute_sample_losses, make_loss
-from fedattune.core.metrics import compute_metrics, compute_row_losses
+from fedattune.core.metrics import compute_metrics, compute_recalls, compute_row_losses
 from fedattune.core.settings import Settings
 from fedattune.core.targets import find_kind
 from fedattune.engine.base import Scores, score_block, score_samples
@@ -153,3 +153,11 @@ def test_losses_that_do_not_suit_several_parts_are_refused() -> None:
         make_loss(Settings(loss="huber").loss, (), "labels", (3,))
     with pytest.raises(ConfigError, match=r"label_smoothing: got 0.1, and the target is a class for each position"):
         make_loss(Settings(label_smoothing=0.1).loss, ("a", "b"), "positions", (2, 3))
+
+
+def test_recalls_of_labels_and_positions_are_those_of_scikit_learn() -> None:
+    outputs, y = (one.numpy() for one in _draw("labels", 30))
+    assert compute_recalls(y, outputs).tolist() == pytest.approx(recall_score(y, outputs > 0, average=None).tolist())
+    outputs, y = (one.numpy() for one in _draw("positions"))
+    expected = recall_score(y.ravel(), outputs.argmax(axis=1).ravel(), average=None)
+    assert compute_recalls(y, outputs).tolist() == pytest.approx(expected.tolist())

@@ -146,8 +146,8 @@ def _summarise(
 
 
 def list_classes(runs: Sequence[Contestant]) -> list[str]:
-    """Return the names of the classes, which baselines do not have; none if the target is a number."""
-    return next((list(run.facts.get("classes", ())) for run in runs if isinstance(run, RunMetrics)), [])
+    """Return the names of the classes or labels, which baselines do not have; none if the target is a number."""
+    return next((run.label_names for run in runs if isinstance(run, RunMetrics)), [])
 
 
 def _average_recalls(runs: Sequence[Contestant], classes: Sequence[str]) -> dict[str, float]:

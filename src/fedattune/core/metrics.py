@@ -265,8 +265,17 @@ def _average_positions(values: NDArray[Any], y: NDArray[Any]) -> Values:
 
 def _count_hits(y: Labels, logits: Values) -> tuple[Labels, Labels, Labels]:
     """Count, for each class, the right predictions, the rows, and the predictions (classes,)."""
-    n_classes = logits.shape[1]
-    pairs = np.bincount(n_classes * y + logits.argmax(axis=1), minlength=n_classes**2)
+    return _count_pairs(y, logits.argmax(axis=1), logits.shape[1])
+
+
+def _count_positions(y: Labels, logits: Values) -> tuple[Labels, Labels, Labels]:
+    """Count what `_count_hits` counts over all positions that are not ignored."""
+    counted = y != IGNORED
+    return _count_pairs(y[counted], logits.argmax(axis=1)[counted], logits.shape[1])
+
+
+def _count_pairs(y: Labels, predicted: Labels, n_classes: int) -> tuple[Labels, Labels, Labels]:
+    pairs = np.bincount(n_classes * y + predicted, minlength=n_classes**2)
     confusion = pairs.reshape(n_classes, n_classes)
     return confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
 
@@ -343,8 +352,17 @@ def find_calibration_gaps(y: NDArray[np.generic], logits: Values) -> tuple[Label
 
 
 def compute_recalls(y: NDArray[Any], logits: NDArray[Any]) -> Values:
-    """Compute the share of each class's rows that are classified rightly (classes,); NaN for a class without rows."""
-    hits, rows, _ = _count_hits(y, logits)
+    """Compute the share of each class's rows or positions that are classified rightly (classes,).
+
+    Of several labels, it is the share of a label's rows that are predicted to have it (L,). NaN for a class or label
+    without rows.
+    """
+    if y.dtype == np.bool_:
+        hits, rows = ((logits > 0) & y).sum(axis=0), y.sum(axis=0)
+    elif y.ndim > 1:
+        hits, rows, _ = _count_positions(y, logits)
+    else:
+        hits, rows, _ = _count_hits(y, logits)
     return np.where(rows > 0, hits / np.maximum(rows, 1), np.nan)
 
 
@@ -425,11 +443,7 @@ def position_accuracy(y: Labels, logits: Values) -> float:
 @register_metric("mean IoU", is_higher_better=True, is_percent=True, kinds=("positions",))
 def mean_iou(y: Labels, logits: Values) -> float:
     """Compute the mean intersection over union, over the classes of positions that are there or predicted."""
-    counted, n_classes = y != IGNORED, logits.shape[1]
-    if not counted.any():
-        return float("nan")
-    pairs = np.bincount(n_classes * y[counted] + logits.argmax(axis=1)[counted], minlength=n_classes**2)
-    confusion = pairs.reshape(n_classes, n_classes)
-    union = confusion.sum(axis=0) + confusion.sum(axis=1) - confusion.diagonal()
+    hits, rows, predicted = _count_positions(y, logits)
+    union = rows + predicted - hits
     seen = union > 0
-    return float((confusion.diagonal()[seen] / union[seen]).mean())
+    return float((hits[seen] / union[seen]).mean()) if seen.any() else float("nan")

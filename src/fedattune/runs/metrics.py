@@ -515,13 +515,19 @@ class RunMetrics:
 
     @property
     def recall(self) -> dict[str, float]:
-        """Share of each class's test rows, of all clients, that the judged models classify rightly; NaN without rows.
+        """Share of each class's or label's test rows that the judged models classify rightly; NaN without rows.
 
         Empty if the target is a number, and without predictions, as before the end of a run and in deployments.
         """
         if self.is_regression or (predictions := self.predictions.get("test")) is None:
             return {}
-        return dict(zip(self.facts["classes"], predictions.recalls.tolist(), strict=True))
+        return dict(zip(self.label_names, predictions.recalls.tolist(), strict=True))
+
+    @property
+    def label_names(self) -> list[str]:
+        """Names of the classes, or of the labels of a target that has several; none for numbers."""
+        several = self.facts["target_names"] if self.kind == "labels" else []
+        return [*self.facts.get("classes", ()), *several]
 
     def measure_for_choice(self, metric: MetricName) -> NDArray[np.float64]:
         """Measure validation rows for the choice between methods: a value for each evaluated client (E,).
