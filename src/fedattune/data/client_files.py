@@ -94,7 +94,7 @@ def _write_client(folder: Path, federation: Federation, number: int, schema: Sch
     client = federation.clients[number]
     rows = torch.from_numpy(client.all).to(federation.device)
     ends = np.cumsum([0, *(len(getattr(client, part)) for part in PARTS)]).tolist()
-    tensors = {"x": federation.x[rows].cpu().contiguous(), "y": federation.y[rows].cpu()}
+    tensors = {"x": federation.stored(rows).cpu().contiguous(), "y": federation.y[rows].cpu()}
     for part, (start, stop) in zip(PARTS, pairwise(ends), strict=True):
         tensors[part] = torch.arange(start, stop)  # positions in the client's own rows
     about = {"kind": CLIENT_FILE_KIND, "name": client.name, "number": str(number), "schema": schema.to_json()}

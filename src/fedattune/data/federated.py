@@ -18,7 +18,8 @@ from ..core.metrics import MetricName
 from ..core.targets import TargetKind, find_info_kind, find_kind
 from .augmentation import move_images
 from .client_index import PARTS, Client, ClientIndex, Part, RaggedIndex, hash_clients
-from .dataset import Dataset, hash_arrays
+from .dataset import Dataset
+from .on_disk import RowsOnDisk, hash_samples
 from .schema import Schema, describe_target, make_schema
 from .types import Array, Index, TargetScale
 
@@ -31,7 +32,7 @@ class Federation:
 
     Args:
         name: name of the data.
-        x: samples (n, *shape), uint8, int64 (such as token numbers) or float32.
+        x: samples (n, *shape), uint8, int64 (such as token numbers) or float32; or such rows that stay in files.
         y: class numbers (n,), int64; or, if the target is a number, (value - mean) / deviation, float32; or L labels
             (n, L), bool, M such numbers (n, M), float32, or class numbers of positions (n, *positions), int64, where
             -100 does not count.
@@ -54,7 +55,7 @@ class Federation:
     """
 
     name: str
-    x: Tensor
+    x: Tensor | RowsOnDisk
     y: Tensor
     classes: tuple[str, ...]
     clients: Sequence[Client]
@@ -132,7 +133,7 @@ class Federation:
     @property
     def device(self) -> torch.device:
         """Device of the samples."""
-        return self.x.device
+        return self.y.device
 
     def part(self, part: Part) -> RaggedIndex:
         """Return each client's indices of one part."""
@@ -182,19 +183,39 @@ class Federation:
         change images; see `fedattune.data.augmentation`.
         """
         x, shift, scale = self.samples(dtype)
+        if isinstance(x, RowsOnDisk):
+            x, index = x.read(index), torch.arange(index.numel(), device=index.device).view_as(index)
         return gather(x, index, shift, scale, dtype, moves)
 
-    def samples(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def samples(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor | RowsOnDisk, Tensor | None, Tensor | None]:
         """Return all samples as they are kept, and shift and scale in `dtype`."""
         shift, scale = (None if a is None else a.to(dtype) for a in (self.shift, self.scale))
         return self.x, shift, scale
 
     def to(self, device: torch.device | str) -> "Federation":
-        """Return the federation with its samples on `device`."""
-        if self.x.device == torch.device(device):
+        """Return the federation with its samples on `device`; samples in files stay there."""
+        if self.device == torch.device(device):
             return self
         tensors = {name: getattr(self, name) for name in ("x", "y", "shift", "scale")}
-        return replace(self, **{name: one.to(device) for name, one in tensors.items() if one is not None})
+        moved: dict[str, Any] = {name: one.to(device) for name, one in tensors.items() if isinstance(one, Tensor)}
+        return replace(self, **moved)
+
+    def stored(self, rows: Tensor) -> Tensor:
+        """Return the samples with some numbers (m,) as they are kept: (m, *input_shape)."""
+        return self.x.read(rows) if isinstance(self.x, RowsOnDisk) else self.x[rows]
+
+    def all_stored(self, why: str) -> Tensor:
+        """Return all samples as they are kept, for something that needs them in memory.
+
+        Raises:
+            ConfigError: they stay in files; `why` names what needs them.
+        """
+        if isinstance(self.x, RowsOnDisk):
+            raise ConfigError(
+                f"{self.name}: {why} needs all samples in memory, and they stay in files; load them with np.load "
+                "without mmap_mode, or leave it out"
+            )
+        return self.x
 
     def rescale(self, constants: Array | None = None) -> "Federation":
         """Return the federation with the numbers of its table standardised by the same constants for all clients.
@@ -225,7 +246,7 @@ class Federation:
         from .tables.scaling import fit_all_constants, limit, standardise, undo_scaling
 
         train, rows = ([getattr(client, part) for client in self.index] for part in ("train", "all"))
-        x = self.x.cpu().numpy()
+        x = self.all_stored("the scaling of a table").cpu().numpy()
         raw = undo_scaling(x, own, rows)
         constants = fit_all_constants(raw, train, "federated")[0][0] if constants is None else constants
         scaled = np.concatenate([limit(standardise(raw, constants)), x[:, raw.shape[1] :]], axis=1)
@@ -254,7 +275,7 @@ class Federation:
     @cached_property
     def _about(self) -> dict[str, Any]:
         """The manifest's entry `data`."""
-        fingerprint = self.source or hash_arrays(self.x.cpu().numpy(), self.y.cpu().numpy())
+        fingerprint = self.source or hash_samples(self.x, self.y.cpu().numpy())
         return {"name": self.name, "n": len(self.y), "fingerprint": fingerprint}
 
     def heterogeneity(self) -> dict[str, float]:
@@ -438,7 +459,7 @@ def combine_federations(name: str, pieces: Sequence[Federation]) -> Federation:
     return replace(
         first,
         name=name,
-        x=torch.cat([piece.x for piece in pieces]),
+        x=torch.cat([piece.all_stored("a node of several federations") for piece in pieces]),
         y=torch.cat([piece.y for piece in pieces]),
         clients=[
             Client(client.name, *(getattr(client, part) + start for part in PARTS))
@@ -459,7 +480,7 @@ def select_clients(federation: Federation, numbers: Index) -> Federation:
     index = torch.from_numpy(rows).to(federation.device)
     return replace(
         federation,
-        x=federation.x[index],
+        x=federation.x.select(index) if isinstance(federation.x, RowsOnDisk) else federation.x[index],
         y=federation.y[index],
         clients=clients.change(
             lambda lists: RaggedIndex(np.searchsorted(rows, lists.flat), lists.bounds), clients.names

@@ -15,6 +15,7 @@ from .dataset import Dataset, describe_target_kind, find_nonfinite_row, scale_ta
 from .federated import Federation
 from .hub_datasets import find_hub_data
 from .items import read_torch_dataset, to_array
+from .on_disk import RowsOnDisk, hash_samples, join_rows, open_rows
 from .several_targets import Encoded, encode_several
 from .splits import SmallClients, check_fractions, compute_part_sizes, select_usable_clients, split_parts
 from .tables.checks import MAX_ABS_VALUE, MAX_NUMBER_CLASSES, TargetType
@@ -22,7 +23,7 @@ from .types import Array, Index
 
 MAX_UNUSED_CLASSES = 50
 """Classes per different label above which labels are no numbers of classes, but years, say."""
-LabelledSamples = tuple[Array, Array]
+LabelledSamples = tuple[Array | RowsOnDisk, Array]
 """Samples and labels of one part of a client."""
 
 
@@ -48,8 +49,10 @@ def federation_from(
     An object is a pair `(x, y)` of arrays or tensors, or a map-style `torch.utils.data.Dataset` of such items, which is
     read once. Where the user has split the samples already, it is a mapping with such an object for "train" and "test"
     and maybe "validation". Samples are used as they are: (n_i, *shape), uint8, int64 for other whole numbers, or
-    float32. Whole numbers reach a model as int64 if it takes them, as `nn.Embedding` does, and else as float32. Targets
-    are (n_i,): classes, as text or as whole numbers from 0, or numbers to predict, in their unit.
+    float32. Whole numbers reach a model as int64 if it takes them, as `nn.Embedding` does, and else as float32. Samples
+    that NumPy maps from a file (`np.load` with `mmap_mode="r"`), or the path of a .npy file, stay in the file: each
+    batch reads its rows. Targets are (n_i,): classes, as text or as whole numbers from 0, or numbers to predict, in
+    their unit.
 
     Data of the library `datasets` of Hugging Face are one `datasets.Dataset` with a column that names the client of
     each row, or a `datasets.Dataset` per client. Its numbers, names and texts become features as those of a table do; a
@@ -111,7 +114,16 @@ def federation_from(
     x = _concatenate(owners, [x for x, _ in pieces])
     encoded = _encode_targets(owners, [y for _, y in pieces], classes, target_type, targets)
     y, notes = encoded.y, [*encoded.notes]
-    dataset = Dataset(name=name, x=x, y=y, classes=encoded.classes, labels=encoded.labels, outputs=encoded.outputs)
+    known, outline = (hash_samples(x, y), x.outline) if isinstance(x, RowsOnDisk) else ("", x)
+    dataset = Dataset(
+        name=name,
+        x=outline,
+        y=y,
+        classes=encoded.classes,
+        labels=encoded.labels,
+        outputs=encoded.outputs,
+        known_fingerprint=known,
+    )
     if x.dtype == np.uint8:
         notes.append(f"Samples are bytes and reach the model as 0 to {x.max()}; scale them first if it matters.")
     ends = np.cumsum([0, *(len(y) for _, y in pieces)]).tolist()
@@ -127,7 +139,7 @@ def federation_from(
     notes += describe_target_kind(dataset)
     return Federation(
         name=name,
-        x=torch.from_numpy(x),
+        x=x if isinstance(x, RowsOnDisk) else torch.from_numpy(x),
         y=torch.from_numpy(y),
         classes=dataset.classes,
         clients=ClientIndex.from_clients(parts),
@@ -164,47 +176,60 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise DataError(f"{where}: expected a pair (x, y) of arrays or a torch Dataset, got {type(item).__name__}")
     try:
-        x, y = to_array(item[0]), to_array(item[1])
+        x, y = open_rows(where, item[0]) or to_array(item[0]), to_array(item[1])
     except ValueError as error:
         raise DataError(
             f"{where}: its samples have different shapes, expected one for all; pad or cut sequences to one length"
         ) from error
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if x.ndim < 2 or y.ndim < 1 or len(x) != len(y) or 0 in y.shape[1:]:
-        got = f"{x.shape} and {y.shape}"
+    if len(x.shape) < 2 or y.ndim < 1 or len(x) != len(y) or 0 in y.shape[1:]:
+        got = f"{tuple(x.shape)} and {y.shape}"
         raise DataError(
             f"{where}: expected x of shape (n, features...) and y of shape (n,), or (n, parts...) for several labels, "
             f"numbers or positions, got {got}"
         )
-    if x.dtype.kind not in "buif":
-        raise DataError(f"{where}: x must hold numbers, got {x.dtype}")
     if y.dtype.kind not in "buifUO":
         raise DataError(f"{where}: y must hold numbers or text, got {y.dtype}")
     if y.dtype.kind == "b" and y.ndim == 1:
         y = y.astype(np.int64)
-    if x.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # reported just below
-            x = x.astype(np.int64 if x.dtype.kind in "ui" else np.float32, copy=False)
-    if (row := find_nonfinite_row(x)) is not None:
+    if not isinstance(x, RowsOnDisk):
+        x = _convert(where, x)
+    if (row := x.find_nonfinite_row() if isinstance(x, RowsOnDisk) else find_nonfinite_row(x)) is not None:
         raise DataError(f"{where}: sample {row} holds NaN or a value that is not finite in float32")
     return x, y
 
 
-def _concatenate(owners: list[str], xs: list[Array]) -> Array:
-    """Put all samples into one array, after a check that they agree in shape and type."""
-    if {x.dtype.str[1:] for x in xs} == {"i8", "f4"}:
-        xs = [x.astype(np.float32, copy=False) for x in xs]
+def _convert(where: str, x: Array) -> Array:
+    """Return samples in one of the types in which a federation keeps them."""
+    if x.dtype.kind not in "buif":
+        raise DataError(f"{where}: x must hold numbers, got {x.dtype}")
+    if x.dtype == np.uint8:
+        return x
+    with np.errstate(over="ignore"):  # a value that is not finite is reported
+        return x.astype(np.int64 if x.dtype.kind in "ui" else np.float32, copy=False)
+
+
+def _concatenate(owners: list[str], xs: list[Array | RowsOnDisk]) -> Array | RowsOnDisk:
+    """Put all samples after one another, after a check that they agree in shape and type."""
+    if {str(x.dtype).removeprefix("torch.") for x in xs} == {"int64", "float32"}:
+        xs = [x.float() if isinstance(x, RowsOnDisk) else x.astype(np.float32, copy=False) for x in xs]
     first = xs[0]
     for owner, x in zip(owners, xs, strict=True):
+        if isinstance(x, RowsOnDisk) != isinstance(first, RowsOnDisk):
+            raise DataError(
+                f"one of the clients {owners[0]!r} and {owner!r} has its samples in a file, the other one in memory; "
+                "give all as files (np.load with mmap_mode='r') or all in memory"
+            )
         if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:
             raise DataError(
-                f"client {owner!r} has samples of shape {x.shape[1:]} and type {x.dtype}, client {owners[0]!r} "
-                f"{first.shape[1:]} and {first.dtype}; all clients need the same"
+                f"client {owner!r} has samples of shape {tuple(x.shape[1:])} and type {x.dtype}, client {owners[0]!r} "
+                f"{tuple(first.shape[1:])} and {first.dtype}; all clients need the same"
             )
     if not any(map(len, xs)):
         raise DataError("no client has any samples")
-    return np.concatenate(xs)
+    on_disk = [x for x in xs if isinstance(x, RowsOnDisk)]
+    return join_rows(on_disk) if on_disk else np.concatenate([x for x in xs if not isinstance(x, RowsOnDisk)])
 
 
 def _encode_targets(

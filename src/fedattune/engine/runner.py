@@ -1,5 +1,6 @@
 """Run the local steps of several clients: side by side as one batch of models, or one client after the other."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from ..core.hardware import balance
 from ..core.params import as_slice, copy_dense
 from ..data import Federation
 from ..data.augmentation import split_moves
+from ..data.on_disk import RowsOnDisk
 from ..data.types import Index
 from ..privacy.dp_sgd import ClientNoise, StepNoise
 from .compiler import CompiledStep, StepBatches
@@ -87,6 +89,9 @@ def _batch_owners(lanes: Lanes, batches: Sequence[Index]) -> Index:
     return owners
 
 
+DISK_CHUNK_BYTES = 1 << 28
+"""Samples that are read at once from files for the steps of a call."""
+
 MAX_STEPS_PER_CALL = 1 << 10
 """Steps of one call; a second Ctrl-C waits for the end of a call."""
 
@@ -118,6 +123,10 @@ class BatchSequence:
         self._index, self._moves = split_moves(index.clamp_min(0))
         self._labels = federation.y[self._index]
         self._features = partial(federation.features, dtype=dtype)
+        self._max_steps = MAX_STEPS_PER_CALL
+        if isinstance(federation.x, RowsOnDisk):
+            step_bytes = self._index[0].numel() * math.prod(federation.input_shape) * federation.x.dtype.itemsize
+            self._max_steps = max(1, min(self._max_steps, DISK_CHUNK_BYTES // max(1, step_bytes)))
 
     @property
     def batch_size(self) -> int:
@@ -140,13 +149,21 @@ class BatchSequence:
         noise = None if self._noise is None else self._noise.draw(first, last)
         if noise is not None and not self._has_lanes:
             noise = noise[:, 0]
-        batches = StepBatches(*self._samples, self._index, self._moves, self._labels, weights, noise)
+        x, shift, scale = self._samples
+        if isinstance(x, RowsOnDisk):
+            read = x.read(self._index[first:last])
+            rows = torch.arange(len(read), device=read.device).view_as(self._index[first:last])
+            moves, weights = (None if one is None else one[first:last] for one in (self._moves, weights))
+            batches = StepBatches(read, shift, scale, rows, moves, self._labels[first:last], weights, noise)
+            first, last = 0, last - first
+        else:
+            batches = StepBatches(x, shift, scale, self._index, self._moves, self._labels, weights, noise)
         moved: list[Tensor] = step.run_steps(first, last, ready, moving, batches)
         return moved
 
     def uniform_spans(self, cuts: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
         """List the ranges of steps (first, last + 1) between `cuts` with or without padding throughout."""
-        at_once = min(MAX_STEPS_PER_CALL, self._noise.steps_at_once if self._noise else MAX_STEPS_PER_CALL)
+        at_once = min(self._max_steps, self._noise.steps_at_once if self._noise else self._max_steps)
         kinds = (t for t in range(1, len(self.padded)) if self.padded[t] != self.padded[t - 1])
         return pairwise(sorted({*range(0, len(self.padded), at_once), *kinds, *cuts, len(self.padded)}))
 

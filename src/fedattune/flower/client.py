@@ -292,7 +292,7 @@ def _read_data(model: nn.Module, data: RowsOf, validation: RowsOf, held_out: flo
     none = order[:0]
     return replace(
         federation,
-        x=torch.cat([one.x for one in raw]),
+        x=torch.cat([one.all_stored("a node of Flower") for one in raw]),
         y=torch.cat([one.y for one in raw]),
         clients=ClientIndex.from_clients([Client("node", train_rows, validation_rows, none)]),
         target_scale=raw[0].target_scale,

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..core.task import Task
 from ..data import Federation
+from ..data.on_disk import RowsOnDisk
 
 
 def suit_inputs(federation: Federation, model: nn.Module) -> Federation:
@@ -27,7 +28,12 @@ def suit_inputs(federation: Federation, model: nn.Module) -> Federation:
 
 
 def take_extremes(federation: Federation) -> Tensor:
-    """Return the int64 samples (2, ...) with the smallest and the largest number, which no vocabulary may lack."""
+    """Return the int64 samples (2, ...) with the smallest and the largest number, which no vocabulary may lack.
+
+    Of samples that stay in files, these are the first and the last.
+    """
+    if isinstance(federation.x, RowsOnDisk):
+        return federation.features(torch.tensor([0, len(federation.x) - 1], device=federation.device))
     flat = federation.x.flatten(1)
     rows = torch.stack([flat.amin(1).argmin(), flat.amax(1).argmax()])
     return federation.features(rows)

@@ -105,12 +105,12 @@ def poison_rows(federation: Federation, attackers: Sequence[int], poison: DataAt
     """
     train = federation.part("train")
     lists = [train[i] for i in range(len(train))]
-    xs, ys, n = [federation.x], [federation.y], len(federation.y)
+    xs, ys, n = [federation.all_stored("an attack on rows")], [federation.y], len(federation.y)
     for i in attackers:
         if not len(lists[i]):  # on another worker
             continue
         index = torch.as_tensor(lists[i], device=federation.device)
-        x, y = poison(Rows(federation.x[index], federation.y[index], federation, strength))
+        x, y = poison(Rows(federation.stored(index), federation.y[index], federation, strength))
         xs.append(x)
         ys.append(y.to(federation.y.dtype))
         lists[i] = np.arange(n, n + len(y))
@@ -130,7 +130,7 @@ def measure_backdoor(context: RunContext, models: RowStack, buffers: RowStack) -
     federation = context.federation
     if not isinstance(federation, Federation) or not models:
         return None
-    triggered = replace(federation, x=stamp_trigger(federation, federation.x))
+    triggered = replace(federation, x=stamp_trigger(federation, federation.all_stored("the backdoor")))
     outputs = predict_rows(context.task, triggered, "test", context.eval_ids.tolist(), models, buffers)
     if outputs is None:
         return None

@@ -72,7 +72,8 @@ def to_tensors(arrays: Arrays) -> dict[str, Tensor]:
 
 def pack_federation(federation: Federation) -> PackedFederation:
     """Pack a federation for a message."""
-    large = to_arrays({"x": federation.x, "y": federation.y})
+    samples = {"x": federation.x, "y": federation.y}  # those that stay in files travel by the names of these
+    large = to_arrays({name: one for name, one in samples.items() if isinstance(one, Tensor)})
     rest = {one.name: getattr(federation, one.name) for one in fields(federation) if one.name not in large}
     return large, pickle.dumps(rest)
 
