@@ -114,7 +114,7 @@ def test_class_weights_are_numbers_or_names(given: Any) -> None:
         ({"label_smoothing": 0.1}, (), "label_smoothing: got 0.1, and the target is a number"),
         ({"class_weights": "1,2"}, CLASSES, "class_weights: got 2 numbers, expected one for each of the 3 classes"),
         ({"class_weights": "a=1,d=2"}, CLASSES, "class_weights: no class is called d, expected a weight"),
-        ({"class_weights": "a=1,b=2"}, CLASSES, "class_weights: c has none, expected a weight for each"),
+        ({"class_weights": "a=1,b=2"}, CLASSES, "class_weights: none is for c, expected a weight for each"),
         ({"class_weights": "0,1,1"}, CLASSES, "class_weights: expected balanced, one number above 0 per class"),
         ({"class_weights": "a=1,2"}, CLASSES, "class_weights: expected balanced, one number above 0 per class"),
         ({"class_weights": "many"}, CLASSES, "class_weights: expected balanced, one number above 0 per class"),

@@ -1,5 +1,6 @@
 """Runs with other training losses: on both engines, with private gradients, and with the methods' own losses."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import fedattune
+from cli_helpers import Done
 from fedattune import ConfigError, Federation, Result
 from fedattune.core.losses import make_loss
 from fedattune.core.params import Params
@@ -180,6 +182,18 @@ def test_bfloat16_is_cast_before_the_loss(settings: Any) -> None:
 def test_record_privacy_refuses_balanced_weights(uneven: Federation) -> None:
     with pytest.raises(ConfigError, match="balanced class weights follow from the exact number of rows"):
         fit(uneven, "fedavg", dp_record_noise=0.5, class_weights="balanced")
+
+
+def test_the_command_line_and_yaml_take_the_loss(cli: Callable[..., Done]) -> None:
+    words = ("run", "--data", "digits", "--clients", 4, "--rounds", 1, "--steps", 1, "--quiet", "--algorithm", "fedavg")
+    Path("e.yaml").write_text("loss: focal\nfocal_gamma: 1\nclass_weights: {'0': 2, '1': 1}\n")
+    assert "class_weights: none is for 2, 3, 4, 5, 6 and 3 more, expected" in cli(*words, "--config", "e.yaml").err
+    assert "loss: got huber, and the target is a class" in cli(*words, "--loss", "huber").err
+    done = cli(*words, "--config", "e.yaml", "--class-weights", "balanced", "--out", "o")
+    assert done.code == 0, done.err
+    (config,) = Path("o").glob("**/config.json")
+    stored = Result.load(config.parent).settings.loss
+    assert (stored.name, stored.focal_gamma, stored.weights) == ("focal", 1.0, "balanced")
 
 
 def test_a_run_of_before_had_the_default(uneven: Federation, tmp_path: Path) -> None:

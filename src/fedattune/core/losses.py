@@ -221,7 +221,7 @@ def _resolve_weights(text: str | None, classes: Sequence[str]) -> tuple[float, .
         return tuple(given)
     missing, unknown = [one for one in classes if one not in given], [one for one in given if one not in classes]
     if missing or unknown:
-        wrong = f"no class is called {list_some(unknown, 5)}" if unknown else f"{list_some(missing, 5)} has none"
+        wrong = f"no class is called {list_some(unknown, 5)}" if unknown else f"none is for {list_some(missing, 5)}"
         raise ConfigError(f"class_weights: {wrong}, expected a weight for each of the classes {list_some(classes, 20)}")
     return tuple(given[one] for one in classes)
 
