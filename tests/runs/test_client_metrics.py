@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedattune.core.metrics import METRICS, compute_metrics
+from fedattune.core.metrics import METRICS, compute_metrics, list_metrics
 from fedattune.runs.client_metrics import CLIENT_MEASURES
 from fedattune.runs.predictions import RowPredictions
 
@@ -28,7 +28,7 @@ def predict(n_classes: int, *, diverged: int | None = None) -> RowPredictions:
 @pytest.mark.parametrize("n_classes", [0, 2, 3, 12])
 def test_all_clients_at_once_have_the_values_of_each_client_alone(n_classes: int, diverged: int | None) -> None:
     found = predict(n_classes, diverged=diverged)
-    names = [name for name, one in METRICS.items() if one.is_for_classes == bool(n_classes)]
+    names = list_metrics("class" if n_classes else "number")
     assert len(CLIENT_MEASURES.keys() & set(names)) >= 2
     for name in names:
         alone = [
