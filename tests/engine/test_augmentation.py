@@ -18,6 +18,7 @@ from fedattune.core.optimizers import GradientDescent
 from fedattune.core.settings import Settings
 from fedattune.core.task import Task
 from fedattune.data.augmentation import add_moves, move_images, split_moves
+from fedattune.deploy.config import DeploymentPlan
 from fedattune.engine.batches import LocalTraining
 from fedattune.engine.runner import BatchSequence
 from fedattune.engine.sequential import SequentialEngine
@@ -172,6 +173,11 @@ def test_an_unknown_augmentation_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("text", "kinds"), [(False, ()), ("flip", ("flip",)), ("flip,crop", ("crop", "flip"))])
 def test_augmentations_are_read(text: Any, kinds: Sequence[str]) -> None:
     assert Settings(augment=text).training.augmentations == kinds
+
+
+def test_nodes_of_a_deployment_augment_their_images() -> None:
+    plan = DeploymentPlan({"algorithms": "fedavg", "augment": "flip"})
+    assert plan.settings(0).training.augmentations == ("flip",)
 
 
 def test_inputs_that_are_no_images_are_refused() -> None:

@@ -70,6 +70,21 @@ def test_convolutions_and_batch_normalisation(method: str, model: str, monkeypat
     assert distance(on_cpu, on_gpu) < 1e-8
 
 
+@pytest.mark.parametrize("work", [{"steps": 3}, {"steps": None, "epochs": 2}], ids=["steps", "epochs"])
+def test_images_are_augmented_as_on_the_cpu(work: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "MIN_COMPILED_STEPS", 0)
+    runs: dict[str, Any] = {
+        "rounds": 2,
+        "batch_size": 5,
+        "lr": 0.05,
+        "dtype": "float64",
+        "augment": "crop,flip",
+        **work,
+    }
+    on_cpu, on_gpu = (fedattune.fit(picture_clients(), "fedavg", "mlr", device=d, **runs) for d in ("cpu", "cuda"))
+    assert distance(on_cpu, on_gpu) < 1e-9
+
+
 def test_steps_are_one_launch(ragged: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     replayed = []
     replay = torch.cuda.CUDAGraph.replay
