@@ -326,6 +326,46 @@ def test_errors_of_a_strategy_say_what_to_do(call: Callable[[], Any], text: str)
     assert "\n" not in str(caught.value)
 
 
+class Tied(nn.Module):
+    """Tokens in, classes out, by one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.embedding(x).mean(1))
+
+
+@pytest.mark.parametrize("name", ["fedmcsa", "scaffold", "attune"])
+def test_tied_weights_and_tokens(name: str) -> None:
+    """Both names of a tied tensor are sent, and stay one tensor; node 1 lacks most classes, and its key is its own."""
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for i in range(3):
+        x = torch.randint(7, (20, 5), generator=generator)
+        parts.append(dict.fromkeys(("train", "validation", "test"), (x, x[:, 0] if i != 1 else torch.full((20,), 6))))
+    torch.manual_seed(0)
+    model = Tied()
+    make = Project if name == "fedmcsa" else EngineProject
+    project = make(model, parts)
+    project.spoil = lambda _, state, metrics: metrics.update(rows=metrics.pop("num-examples"))
+    project.start(flower.strategy(name, model, input_shape=(5,), weighted_by_key="rows", fraction_evaluate=0.0))
+    sent = project.messages[-2].content["arrays"].to_torch_state_dict()
+    names = [key for key in sent if key.endswith(("embedding.weight", "out.weight", "head.weight"))]
+    assert torch.equal(sent[names[0]], sent[names[1]]) or name == "attune"
+    assert not torch.equal(sent[names[0]], model.embedding.weight)
+    reply = project.messages[-1].content
+    assert list(reply["metrics"])[-1] == "rows"
+
+
+def test_an_input_shape_is_that_of_a_sample() -> None:
+    project = Project(make_model(), make_parts())
+    with pytest.raises(ConfigError, match=r"input_shape: the model Sequential does not take .* \(7,\)"):
+        project.start(flower.strategy("attune", project.model, input_shape=(7,)))
+
+
 def test_initial_arrays_are_those_of_the_model() -> None:
     project = Project(make_model(), make_parts())
     strategy = flower.strategy("fedavg", make_model(norm=True))

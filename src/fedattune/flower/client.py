@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -21,10 +22,12 @@ from ..core.options import build, look_up
 from ..core.params import Params
 from ..core.payload import Payload
 from ..core.settings import LossOptions, Settings, SettingsKeywords, Training
+from ..core.task import Task
 from ..data import Client, ClientIndex, Federation, federation_from
 from ..data.federated import renumber_clients, rescale_target
 from ..data.types import TargetScale
 from ..models import check_model
+from ..models.inputs import suit_inputs
 from ..training.backends.local import LocalBackend
 from ..training.backends.message import WorkerMessage
 from ..training.backends.worker import export_state, handle_message, load_state, open_backend
@@ -124,7 +127,7 @@ def train(
     upload, buffers = result.payload("upload").rows(0), result.get("buffers").rows(0)
     records: dict[str, Any] = {
         find_key(message.content): pack({**upload.params, **buffers}),
-        "metrics": MetricRecord({"num-examples": node.n_train}),
+        "metrics": MetricRecord({order.count_key: node.n_train}),
         KEY: ConfigRecord({"round": order.round}),
     }
     return Message(RecordDict({**records, **pack_extras(upload)}), reply_to=message)
@@ -231,7 +234,7 @@ def _open(
     )
     probe = algorithm.client.plan.probe
     held_out = HELD_OUT if probe and probe.rows == "validation" else 0.0
-    federation = _read_data(model, data, validation, held_out, [order.seed, order.number])
+    federation = suit_inputs(_read_data(model, data, validation, held_out, [order.seed, order.number]), model)
     saved = context.state.array_records.get(STATE)
     if saved is None:
         check_clients(settings, federation)
@@ -303,10 +306,12 @@ def _read_data(model: nn.Module, data: RowsOf, validation: RowsOf, held_out: flo
 def _list_classes(model: nn.Module, data: RowsOf) -> list[str] | None:
     """Number the classes by the model's outputs, as a node need not have samples of all; None for a number."""
     try:
-        x = data[0][:1] if isinstance(data, (tuple, list)) else np.asarray(data[0][0])[None]
-        like = next(model.parameters())
-        with torch.no_grad():
-            n = copy.deepcopy(model).eval()(torch.as_tensor(x).to(like)).shape[1]
-    except Exception:  # samples or a model that do not fit are refused later, with the reason
+        x = torch.as_tensor(data[0][:1] if isinstance(data, (tuple, list)) else np.asarray(data[0][0])[None])
+    except Exception:  # what cannot be read is refused later, with the reason
         return None
-    return [str(k) for k in range(n)] if n > 1 else None
+    task = Task(copy.deepcopy(model).cpu())
+    for like in (x, x.to(next(iter(task.params.values()), x))):  # whole numbers stay so where the model takes them
+        with suppress(Exception), torch.no_grad():
+            n = task.predict(task.params, task.buffers, like).shape[1]
+            return [str(k) for k in range(n)] if n > 1 else None
+    return None

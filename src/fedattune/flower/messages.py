@@ -40,6 +40,7 @@ class Order:
         rounds: rounds of the run, as far as the strategy knows.
         personal: names of the tensors that stay on the node.
         update_server: whether uploads change what the server sends to others.
+        count_key: key of the number of training samples in the metrics of a reply.
     """
 
     method: str
@@ -53,6 +54,7 @@ class Order:
     rounds: int
     personal: list[str]
     update_server: bool
+    count_key: str
 
     def to_config(self, config: ConfigRecord) -> ConfigRecord:
         """Return the user's config with the order; one record, as Flower's own mods expect."""

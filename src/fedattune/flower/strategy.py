@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Any, NamedTuple
 
@@ -223,7 +224,7 @@ class MethodStrategy(FedAvg):
         module.load_state_dict(state)
         if network := self._algorithm.network:
             assert self._input_shape is not None
-            module = wrap_model(network, module, torch.zeros(2, *self._input_shape), self._seed)
+            module = wrap_model(network, module, _make_example(module, self._input_shape), self._seed)
         self._task, self._initial = Task(module), dict(module.state_dict())
         names = {id(p): name for name, p in module.named_parameters()}
         self._tied = {k: names[id(p)] for k, p in module.named_parameters(remove_duplicate=False)}
@@ -269,6 +270,7 @@ class MethodStrategy(FedAvg):
             self._rounds,
             self._personal,
             self._rule.traits.should_update,
+            self.weighted_by_key,
         )
         config = order.to_config(message.content.config_records[self.configrecord_key])
         # Nodes need a model to begin with, also from a rule whose payload is none.
@@ -324,6 +326,20 @@ class MethodStrategy(FedAvg):
             rows = [(upload.buffers.only([name]), upload.n) for upload in ordered if name in upload.buffers]
             if rows:
                 self._buffers[name] = _merge_buffer(name, old, rows)
+
+
+def _make_example(module: nn.Module, shape: Sequence[int]) -> Tensor:
+    """Return two samples of zeros, of the type that a model takes."""
+    task = Task(module)
+    for dtype in (next(iter(task.params.values())).dtype, torch.int64):
+        x = torch.zeros(2, *shape, dtype=dtype)
+        with suppress(Exception), torch.no_grad():
+            task.predict(task.params, task.buffers, x)
+            return x
+    raise ConfigError(
+        f"input_shape: the model {type(module).__name__} does not take samples of the shape {tuple(shape)}; give the "
+        "shape of one sample, without the batch"
+    )
 
 
 def _merge_buffer(name: str, old: Tensor, rows: Sequence[tuple[Params, int]]) -> Tensor:
