@@ -208,7 +208,7 @@ def test_a_missing_tracker_is_one_sentence(
     kind: Any, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=f"is not installed; pip install {package}"):
+    with pytest.raises(ConfigError, match=rf"is not installed; pip install 'fedattune\[{package}\]'"):
         kind()
     assert main(["run", *SMALL, f"--{package}"]) == 2
-    assert f"pip install {package}" in capsys.readouterr().err
+    assert f"pip install 'fedattune[{package}]'" in capsys.readouterr().err

@@ -27,6 +27,8 @@ EXTRAS = {
     "pandas": ("data frames in Python", "pandas"),
     "export": ("models as ONNX files", "onnx", "onnxruntime", "onnxscript"),
     "tensorboard": ("--tensorboard", "tensorboard"),
+    "mlflow": ("--mlflow", "mlflow-skinny", "sqlalchemy"),
+    "wandb": ("--wandb", "wandb"),
     "ray": ("--engine ray, on a cluster", "ray"),
     "flower": ("fedattune deploy", "flwr", "cryptography", "prometheus-client", "pycryptodome", "tomli-w"),
     "hf": ("--model hf, pretrained networks", "transformers", "peft"),
