@@ -48,6 +48,10 @@ def test_one_dataset_per_client_gives_the_same() -> None:
     one, two = federation_from(parts), federation_from(whole, client_column="writer")
     assert torch.equal(one.x, two.x)
     assert one.digest == two.digest
+    unnamed = federation_from(list(parts.values()))
+    assert torch.equal(unnamed.x, two.x)
+    assert list(unnamed.names) == ["0", "1", "2"]
+    assert list(federation_from(list(parts.values()), names=["a", "b", "c"]).names) == ["a", "b", "c"]
 
 
 def test_lists_and_arrays_are_samples_and_the_target_may_be_a_number() -> None:
@@ -88,6 +92,10 @@ def test_numbers_names_and_texts_are_a_table() -> None:
     assert data.y[rows_of(data, "north")][youngest] == 0
     without_note = federation_from(rows, client_column="ward", features=["age", "sex"])
     assert without_note.input_shape == (3,)
+    with pytest.raises(
+        ConfigError, match=r"classes, names and targets: a datasets.Dataset of numbers and texts has them"
+    ):
+        federation_from(rows, client_column="ward", classes=["no", "yes"])
 
 
 @pytest.mark.parametrize(
@@ -109,7 +117,7 @@ def test_what_goes_together_and_what_does_not() -> None:
     whole = pictures(12)
     with pytest.raises(ConfigError, match=r"client_column and target goes only with a datasets.Dataset"):
         federation_from([(torch.zeros(8, 2), [0, 1] * 4)] * 2, client_column="a", target="b")
-    with pytest.raises(ConfigError, match="the mapping names the clients already"):
+    with pytest.raises(ConfigError, match=r"each datasets.Dataset is a client already"):
         federation_from({"a": whole, "b": whole}, client_column="writer")
     with pytest.raises(DataError, match="client 'b' has columns of other names or types than 'a'"):
         federation_from({"a": whole, "b": whole.remove_columns("writer")})

@@ -1,6 +1,8 @@
 """Datasets of PyTorch as clients: every kind of item, read once, and clear words for what cannot be read."""
 
 import re
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,14 @@ def test_subsets_and_concatenations_hold_their_own_items() -> None:
     assert data.x.tolist() == [[2.0 * i, 2.0 * i + 1] for i in (5, 0, 7, 2, 1, 3, 4, 6, 8)]
     assert data.y.tolist() == [2, 0, 1, 2, 1, 0, 1, 0, 2]
     assert [len(client.all) for client in data.clients] == [4, 5]
+
+
+def test_a_module_of_the_user_may_be_called_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ModuleType("datasets")
+    own.Dataset = Items  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", own)
+    clients = [Items(*((torch.ones(2) * i, i % 2) for i in range(8)))] * 2
+    assert federation_from(clients).x.shape == (16, 2)
 
 
 def test_each_item_is_read_once() -> None:

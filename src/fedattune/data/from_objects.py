@@ -89,8 +89,11 @@ def federation_from(
     check_fractions(test, validation, seed)
     if hub := find_hub_data(clients, client_column, target, features):
         if hub.is_table:
-            if classes is not None or names is not None:
-                raise ConfigError("classes and names: a datasets.Dataset has them in its columns; leave them out")
+            if (classes, names, targets) != (None, None, None):
+                raise ConfigError(
+                    "classes, names and targets: a datasets.Dataset of numbers and texts has them in its columns; "
+                    "leave them out"
+                )
             return partition_dataset(
                 hub.read_table(name, target_type),
                 partition="by_column",

@@ -95,9 +95,12 @@ def find_hub_data(
         ConfigError: columns that are not there, or options that do not go together.
     """
     library = sys.modules.get("datasets")  # who has such data has loaded it
+    if not hasattr(library, "concatenate_datasets"):  # a module of the user may have the name
+        library = None
     kind, kind_of_parts = (getattr(library, name, ()) for name in ("Dataset", "DatasetDict"))
     streams = tuple(filter(None, (getattr(library, f"Iterable{name}", None) for name in ("Dataset", "DatasetDict"))))
-    each = list(clients.values()) if isinstance(clients, Mapping) else [clients]
+    by_name = dict(enumerate(clients)) if isinstance(clients, list | tuple) else clients
+    each = list(by_name.values()) if isinstance(by_name, Mapping) else [clients]
     if isinstance(clients, streams) or any(isinstance(one, streams) for one in each):
         raise ConfigError("an IterableDataset cannot be divided into parts; load it without streaming=True")
     if isinstance(clients, kind_of_parts):
@@ -117,18 +120,19 @@ def find_hub_data(
                 raise ConfigError(
                     f"{key}: there is no column {column!r}; {did_you_mean(str(column), first.column_names)}"
                 )
-    if isinstance(clients, Mapping):
+    if isinstance(by_name, Mapping):
         if client_column is not None:
-            raise ConfigError("client_column: the mapping names the clients already; leave it out")
-        different = [name for name, one in clients.items() if one.features != first.features]
+            raise ConfigError("client_column: each datasets.Dataset is a client already; leave it out")
+        labels = tuple(map(str, by_name))
+        different = [name for name, one in zip(labels, each, strict=True) if one.features != first.features]
         if different:
             raise DataError(
-                f"client {different[0]!r} has columns of other names or types than {next(iter(clients))!r}; cast them "
-                "to the same features"
+                f"client {different[0]!r} has columns of other names or types than {labels[0]!r}; cast them to the "
+                "same features"
             )
         assert library is not None
         rows = library.concatenate_datasets(each)
-        owner, owners = np.repeat(np.arange(len(each)), [len(one) for one in each]), tuple(map(str, clients))
+        owner, owners = np.repeat(np.arange(len(each)), [len(one) for one in each]), labels
     elif client_column is None:
         raise ConfigError("client_column is missing: name the column with each row's client")
     else:
