@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from .core.payload import Broadcast, Payload
     from .core.settings import Settings
     from .data import Federation, federation_from, load_federation
+    from .data.sequences import pad_sequences
     from .experiments.compare import Comparison, TunedMethod, compare, tune
     from .models.files import load_model
+    from .models.padding import WithPadding
     from .models.predict import Predictions, predict
     from .runs.callbacks import Callback, EarlyStop, MLflow, OnRound, WandB
     from .runs.result import ClientResult, Result
@@ -49,7 +51,9 @@ _MODULE_OF = {
         "core.settings": ("Settings",),
         "experiments.compare": ("Comparison", "TunedMethod", "compare", "tune"),
         "data": ("Federation", "federation_from", "load_federation"),
+        "data.sequences": ("pad_sequences",),
         "models.files": ("load_model",),
+        "models.padding": ("WithPadding",),
         "models.predict": ("Predictions", "predict"),
         "server.robust": ("register_robust_rule",),
         "training.fit": ("Progress", "fit"),
@@ -112,6 +116,7 @@ __all__ = [
     "TunedMethod",
     "UploadStep",
     "WandB",
+    "WithPadding",
     "__version__",
     "algorithms",
     "compare",
@@ -120,6 +125,7 @@ __all__ = [
     "load_federation",
     "load_model",
     "models",
+    "pad_sequences",
     "personalize",
     "predict",
     "read_runs",

@@ -16,6 +16,7 @@ from .federated import Federation
 from .hub_datasets import find_hub_data
 from .items import read_torch_dataset, to_array
 from .on_disk import RowsOnDisk, hash_samples, join_rows, open_rows
+from .sequences import Sequences, describe_padding, find_sequences, join_sequences
 from .several_targets import Encoded, encode_several
 from .splits import SmallClients, check_fractions, compute_part_sizes, select_usable_clients, split_parts
 from .tables.checks import MAX_ABS_VALUE, MAX_NUMBER_CLASSES, TargetType
@@ -23,7 +24,9 @@ from .types import Array, Index
 
 MAX_UNUSED_CLASSES = 50
 """Classes per different label above which labels are no numbers of classes, but years, say."""
-LabelledSamples = tuple[Array | RowsOnDisk, Array]
+Samples = Array | RowsOnDisk | Sequences
+"""Samples of one part of a client."""
+LabelledSamples = tuple[Samples, Array]
 """Samples and labels of one part of a client."""
 
 
@@ -51,8 +54,8 @@ def federation_from(
     and maybe "validation". Samples are used as they are: (n_i, *shape), uint8, int64 for other whole numbers, or
     float32. Whole numbers reach a model as int64 if it takes them, as `nn.Embedding` does, and else as float32. Samples
     that NumPy maps from a file (`np.load` with `mmap_mode="r"`), or the path of a .npy file, stay in the file: each
-    batch reads its rows. Targets are (n_i,): classes, as text or as whole numbers from 0, or numbers to predict, in
-    their unit.
+    batch reads its rows. A list of tensors of unequal length are sequences, see `pad_sequences`. Targets are (n_i,):
+    classes, as text or as whole numbers from 0, or numbers to predict, in their unit.
 
     Data of the library `datasets` of Hugging Face are one `datasets.Dataset` with a column that names the client of
     each row, or a `datasets.Dataset` per client. Its numbers, names and texts become features as those of a table do; a
@@ -117,6 +120,8 @@ def federation_from(
     x = _concatenate(owners, [x for x, _ in pieces])
     encoded = _encode_targets(owners, [y for _, y in pieces], classes, target_type, targets)
     y, notes = encoded.y, [*encoded.notes]
+    if lengths := [len(item) for part, _ in pieces if isinstance(part, Sequences) for item in part.items]:
+        notes.append(describe_padding(len(x.shape), lengths))
     known, outline = (hash_samples(x, y), x.outline) if isinstance(x, RowsOnDisk) else ("", x)
     dataset = Dataset(
         name=name,
@@ -179,10 +184,12 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise DataError(f"{where}: expected a pair (x, y) of arrays or a torch Dataset, got {type(item).__name__}")
     try:
-        x, y = open_rows(where, item[0]) or to_array(item[0]), to_array(item[1])
+        x: Samples = open_rows(where, item[0]) or find_sequences(where, item[0]) or to_array(item[0])
+        y = to_array(item[1])
     except ValueError as error:
         raise DataError(
-            f"{where}: its samples have different shapes, expected one for all; pad or cut sequences to one length"
+            f"{where}: its samples have different shapes, expected one for all, or sequences as a list of tensors "
+            "(len,) or (len, features)"
         ) from error
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
@@ -196,9 +203,12 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
         raise DataError(f"{where}: y must hold numbers or text, got {y.dtype}")
     if y.dtype.kind == "b" and y.ndim == 1:
         y = y.astype(np.int64)
-    if not isinstance(x, RowsOnDisk):
-        x = _convert(where, x)
-    if (row := x.find_nonfinite_row() if isinstance(x, RowsOnDisk) else find_nonfinite_row(x)) is not None:
+    row = None
+    if isinstance(x, RowsOnDisk):
+        row = x.find_nonfinite_row()
+    elif isinstance(x, np.ndarray):
+        row = find_nonfinite_row(x := _convert(where, x))
+    if row is not None:
         raise DataError(f"{where}: sample {row} holds NaN or a value that is not finite in float32")
     return x, y
 
@@ -213,8 +223,11 @@ def _convert(where: str, x: Array) -> Array:
         return x.astype(np.int64 if x.dtype.kind in "ui" else np.float32, copy=False)
 
 
-def _concatenate(owners: list[str], xs: list[Array | RowsOnDisk]) -> Array | RowsOnDisk:
+def _concatenate(owners: list[str], samples: list[Samples]) -> Array | RowsOnDisk:
     """Put all samples after one another, after a check that they agree in shape and type."""
+    xs = [x for x in samples if not isinstance(x, Sequences)]
+    if len(xs) < len(samples):
+        return join_sequences(owners, samples)
     if {str(x.dtype).removeprefix("torch.") for x in xs} == {"int64", "float32"}:
         xs = [x.float() if isinstance(x, RowsOnDisk) else x.astype(np.float32, copy=False) for x in xs]
     first = xs[0]
