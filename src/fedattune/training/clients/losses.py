@@ -30,5 +30,5 @@ def check_loss(algorithm: Algorithm, module: nn.Module, settings: Settings, fede
         raise ConfigError(f"loss: {settings.loss.name} has no gradient on a batch of 4 rows or fewer: {reason}")
     if engine == "vectorized" and (reason := task.find_vectorization_error(batch)):
         raise ConfigError(
-            f"loss: {settings.loss.name} cannot be used by the vectorized engine ({reason}); use --engine sequential"
+            f"loss: {settings.loss.name} cannot be used by the vectorized engine ({reason}); use --engine auto"
         )
