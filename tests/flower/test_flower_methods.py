@@ -366,6 +366,16 @@ def test_an_input_shape_is_that_of_a_sample() -> None:
         project.start(flower.strategy("attune", project.model, input_shape=(7,)))
 
 
+def test_nodes_that_cannot_load_the_network_of_a_method_are_told_about_train(caplog: pytest.LogCaptureFixture) -> None:
+    project = Project(make_model(), make_parts())
+    with caplog.at_level(logging.WARNING, "flwr"):
+        project.start(flower.strategy("attune", project.model, input_shape=(6,), fraction_evaluate=0.0), 1)
+    *failures, hint = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "Missing key(s) in state_dict" in failures[-1]
+    assert hint.startswith("round 1: no node replied; attune changes the local training")
+    assert "fedattune.flower.train" in hint
+
+
 def test_initial_arrays_are_those_of_the_model() -> None:
     project = Project(make_model(), make_parts())
     strategy = flower.strategy("fedavg", make_model(norm=True))

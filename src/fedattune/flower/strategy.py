@@ -175,6 +175,8 @@ class MethodStrategy(FedAvg):
         if problems and not uploads:
             raise RunError(f"round {server_round}: no reply fits: {problems[0]}")
         if not uploads:
+            if not is_plain(self._algorithm):
+                log(WARNING, "round %d: no node replied; %s", server_round, self._explain_train())
             self._state = self._rule.skip_round(self._state)
             return None, None
         self._aggregate(uploads)
@@ -289,11 +291,7 @@ class MethodStrategy(FedAvg):
         """Read a node's reply, or raise RunError, which continues "node 7 ..."."""
         is_ours = KEY in content.config_records
         if not is_ours and not is_plain(self._algorithm):
-            raise ConfigError(
-                f"{self.name} changes the local training, which a training function of your own cannot know: let "
-                "@app.train() return fedattune.flower.train(msg, context, model, data, ...), or take a method whose "
-                f"clients train as usual: {', '.join(list_plain_methods())}"
-            )
+            raise ConfigError(self._explain_train())
         try:
             state = Params(content.array_records[find_key(content)].to_torch_state_dict())
         except ConfigError as error:
@@ -309,6 +307,13 @@ class MethodStrategy(FedAvg):
         n = _read_count(content, self.weighted_by_key)
         payload = unpack(content, state.only(self._shared))
         return _Upload(payload.map(lambda part: part.map(lambda v: v[None])), buffers, n, is_ours)
+
+    def _explain_train(self) -> str:
+        return (
+            f"{self.name} changes the local training, which a training function of your own cannot know: let "
+            "@app.train() return fedattune.flower.train(msg, context, model, data, ...), or take a method whose "
+            f"clients train as usual: {', '.join(list_plain_methods())}"
+        )
 
     def _aggregate(self, uploads: Mapping[int, _Upload]) -> None:
         nodes = sorted(uploads, key=self._numbers.__getitem__)
