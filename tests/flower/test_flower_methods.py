@@ -427,6 +427,43 @@ def test_settings_of_local_training_are_those_of_fit(settings: dict[str, Any]) -
     assert_models(project.evaluated, fedattune.fit(make_federation(parts), "fedmcsa", model, **given), 1e-6)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_numbers_are_learnt_in_their_unit(n: int) -> None:
+    """Two whole-batch steps of squared error by `train`, against torch's own."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, n)
+    parts = []
+    for part in make_parts():
+        x, _ = part["train"]
+        parts.append(dict.fromkeys(("train", "validation"), (x, (20 + 3 * x[:, :n]).squeeze(1))))
+    project = EngineProject(model, parts, steps=None, epochs=2, batch_size=100, lr=0.01)
+    project.start(flower.strategy("fedmcsa", model, options={"weight_decay": 0.0}), 1)
+    for node, part in enumerate(parts):
+        mine, (x, y) = copy.deepcopy(model), part["train"]
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(mine(x).squeeze(1), y).backward()
+            optimizer.step()
+        for name, value in mine.state_dict().items():
+            torch.testing.assert_close(project.evaluated[node][name], value, atol=1e-4, rtol=0)
+
+
+def test_a_tenth_is_held_out_for_methods_that_choose_by_validation_samples() -> None:
+    class Alone(EngineProject):
+        def train(self, message: Message, context: Context) -> Message:
+            data = self.parts[int(context.node_config["partition-id"])]["train"]
+            return flower.train(message, context, copy.deepcopy(self.model), data, **self.settings)
+
+    counts = {}
+    for name in ("attune", "fedmcsa"):
+        project = Alone(make_model(), make_parts())
+        project.start(flower.strategy(name, project.model, input_shape=(6,), fraction_evaluate=0.0), 1)
+        replies = [m.content["metrics"]["num-examples"] for m in project.messages[1::2]]
+        counts[name] = sorted(replies)
+    assert counts == {"attune": [18, 21, 24], "fedmcsa": [20, 23, 26]}
+
+
 def test_a_method_of_ones_own_is_given_to_both_sides() -> None:
     """It is the user's object at the node: a message never names code to load."""
     parts, model = make_parts(), make_model()

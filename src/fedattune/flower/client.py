@@ -279,35 +279,39 @@ def _check_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_data(model: nn.Module, data: RowsOf, validation: RowsOf, held_out: float, stream: list[int]) -> Federation:
-    """Return a federation of one client, whose samples are for training or validation."""
-    parts = [part.dataset if isinstance(part, DataLoader) else part for part in (data, validation) if part is not None]
-    federations = [federation_from({"node": part}, classes=_list_classes(model, part), min_clients=1) for part in parts]
-    federation = federations[0]
-    sizes = [len(one.y) for one in federations]
-    order = np.arange(sizes[0])
-    if len(parts) == 1:
-        n_held_out = int(held_out * sizes[0])
-        order = np.random.default_rng(stream).permutation(sizes[0]) if n_held_out else order
-        train_rows, validation_rows = order[n_held_out:], order[:n_held_out]
-    else:
-        train_rows, validation_rows = order, np.arange(sizes[0], sum(sizes))
-    raw = [one if one.classes else rescale_target(one, TargetScale(0.0, 1.0)) for one in federations]
-    none = order[:0]
-    return replace(
-        federation,
-        x=torch.cat([one.all_stored("a node of Flower") for one in raw]),
-        y=torch.cat([one.y for one in raw]),
-        clients=ClientIndex.from_clients([Client("node", train_rows, validation_rows, none)]),
-        target_scale=raw[0].target_scale,
-        source="",
-    )
+    """Return a federation of one client, whose samples are for training or validation, numbers in their unit."""
+    train, *more = (part.dataset if isinstance(part, DataLoader) else part for part in (data, validation))
+    has_validation = more[0] is not None
+    client = {"train": train, "test": more[0]} if has_validation else train
+    federation = federation_from({"node": client}, classes=_list_classes(model, train), validation=0.0, min_clients=1)
+    rows = np.arange(len(federation.y))
+    n_train = int(federation.sizes("train")[0]) if has_validation else len(rows) - int(held_out * len(rows))
+    if not has_validation and n_train < len(rows):
+        rows = np.random.default_rng(stream).permutation(rows)
+    one = Client("node", rows[:n_train], rows[n_train:], rows[:0])
+    if (scale := federation.target_scale) is not None:
+        federation = rescale_target(federation, _make_unit(scale))
+    return replace(federation, clients=ClientIndex.from_clients([one]))
+
+
+def _make_unit(like: TargetScale) -> TargetScale:
+    """Return the scale in which a target, or each of several, is as it was given."""
+    if isinstance(like.mean, tuple):
+        return TargetScale((0.0,) * len(like.mean), (1.0,) * len(like.mean))
+    return TargetScale(0.0, 1.0)
 
 
 def _list_classes(model: nn.Module, data: RowsOf) -> list[str] | None:
-    """Number the classes by the model's outputs, as a node need not have samples of all; None for a number."""
+    """Number the classes by the model's outputs, as a node need not have samples of all.
+
+    Return None for other targets than whole numbers, and for samples of other kinds, which are read elsewhere.
+    """
     try:
-        x = torch.as_tensor(data[0][:1] if isinstance(data, (tuple, list)) else np.asarray(data[0][0])[None])
+        pair = (data[0][:1], data[1][:1]) if isinstance(data, (tuple, list)) else [np.asarray(v)[None] for v in data[0]]
+        x, y = map(torch.as_tensor, pair)
     except Exception:  # what cannot be read is refused later, with the reason
+        return None
+    if y.dim() != 1 or y.is_floating_point():
         return None
     task = Task(copy.deepcopy(model).cpu())
     for like in (x, x.to(next(iter(task.params.values()), x))):  # whole numbers stay so where the model takes them
