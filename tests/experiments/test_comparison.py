@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from cli_helpers import Done, refused
 from fedattune import ConfigError, FedAttuneError, RunError
 from fedattune.analysis.compare import read_baselines
 from fedattune.analysis.load import read_runs
-from fedattune.experiments.baselines import STRENGTHS, _Categories
+from fedattune.experiments.baselines import STRENGTHS, _Categories, _fit_constant, _fit_logistic, _fit_ridge, by_part
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import make_plan
 from fedattune.experiments.runner import ProgressDisplay
@@ -159,6 +160,22 @@ def test_baselines_are_scikit_learn_on_the_same_rows(number: bool, cli: Cli, wor
     metric, sign = ("rmse", -1) if number else ("accuracy", 1)
     value = {name: sign * float(np.nanmean(one.measure_clients(metric))) for name, one in found.items()}
     assert value["centralized"] > value["mean" if number else "majority"]
+
+
+def test_several_labels_and_numbers_are_fitted_each_alone() -> None:
+    random = np.random.default_rng(0)
+    x, new = random.normal(size=(80, 3)), random.normal(size=(5, 3))
+    z = x @ random.normal(size=(3, 2)) + random.normal(0, 0.5, size=(80, 2))
+    logits = by_part(partial(_fit_logistic, strength=1.0), "labels")(x, z > 0, 0)(new)
+    values = by_part(partial(_fit_ridge, strength=1.0), "numbers")(x, z, 0)(new)
+    scaler = StandardScaler().fit(x)
+    for k in range(2):
+        model = LogisticRegression(C=1.0, max_iter=1000).fit(scaler.transform(x), z[:, k] > 0)
+        np.testing.assert_allclose(logits[:, k], model.decision_function(scaler.transform(new)), rtol=1e-4)
+        ridge = Ridge(alpha=1.0).fit(scaler.transform(x), z[:, k])
+        np.testing.assert_allclose(values[:, k], ridge.predict(scaler.transform(new)), rtol=1e-6)
+    share = (z > 0).mean(axis=0)
+    np.testing.assert_allclose(by_part(_fit_constant, "labels")(x, z > 0, 0)(new)[0], np.log(share / (1 - share)))
 
 
 def test_the_verdict_is_against_the_best_alone(cli: Cli, work: Path) -> None:

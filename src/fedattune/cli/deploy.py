@@ -54,13 +54,13 @@ def write(space: Namespace, problems: list[str]) -> int:
     from ..deploy.node.node import build_initial_model
     from ..training.setup import check_optimizer, settle_optimizer
 
-    plan, shape = DeploymentPlan(config), tuple(data_schema.input_shape)
+    plan = DeploymentPlan(config)
     settled = settle_optimizer(experiment, plan.algorithms.values(), experiment.model, plan.model_options)
     if settled is not experiment:
         config = make_run_config(settled, server, data_schema)
         plan = DeploymentPlan(config)
     for name, algorithm in plan.algorithms.items():  # build the models of every node, to find mistakes here
-        card = plan.card(name, experiment.seed, shape, data_schema.classes)
+        card = plan.card(name, experiment.seed, data_schema)
         check_optimizer(algorithm, settled)
         algorithm.personal.names(build_initial_model(algorithm, card))
     _write_folder(kit, config, server.nodes, federation)

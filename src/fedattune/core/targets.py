@@ -1,5 +1,6 @@
 """Kinds of targets: the type and the shape of `y` tell what a model predicts."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 TargetKind = Literal["class", "number", "labels", "numbers", "positions"]
@@ -33,6 +34,12 @@ def find_kind(y: Any) -> TargetKind:
     if dtype.startswith("float"):
         return "numbers" if y.ndim > 1 else "number"
     return "positions" if y.ndim > 1 else "class"
+
+
+def describe_several(kind: TargetKind, labels: Sequence[str], outputs: Sequence[str]) -> dict[str, Any]:
+    """Return the kind of a target of several parts, and the names of its labels or numbers, as facts; else nothing."""
+    several = kind not in ("class", "number")
+    return {"target_kind": kind, "target_names": list(labels or outputs)} if several else {}
 
 
 def find_info_kind(classes: object, labels: object, outputs: object) -> TargetKind:

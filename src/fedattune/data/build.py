@@ -268,7 +268,7 @@ def load_federation(
     clients: int | None = None,
     data_dir: Path | str | None = None,
     client_column: str | None = None,
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
     partition_options: Mapping[str, Any] | None = None,
     test: float = 0.25,
@@ -291,7 +291,7 @@ def load_federation(
         clients: number of clients; by default the number that suits the data.
         data_dir: folder to look in for image sets.
         client_column: column of a table that names each row's client.
-        target: column of a table to predict.
+        target: column of a table to predict, or several: labels of two values each, or numbers.
         options: options of the data.
         partition_options: options of the partition.
         test: fraction of a client's samples for testing.
@@ -325,6 +325,8 @@ def load_federation(
         source = SOURCES[resolve_source_name(str(data))]
         if any(option.name == "clients" for option in list_options(source)):
             source_options.setdefault("clients", clients)  # the source makes clients: let it make that many
+    if target is not None and not isinstance(target, str):
+        target = ",".join(target)
     dataset = load_data(data, data_dir=data_dir, options=source_options, client_column=client_column, target=target)
     return partition_dataset(
         dataset,

@@ -131,7 +131,14 @@ def read_client(path: Path) -> ClientFile:
             preparation[name] = constants_from_card(json.loads(about["preparation"]), schema.numbers)
     except (ValueError, TypeError, RecursionError, ConfigError, DataError) as error:
         raise DataError(f"{path}: {error}; export it again") from error
-    data = Dataset(name=str(path), x=tensors["x"], y=tensors["y"], classes=schema.classes)  # checks both arrays
+    data = Dataset(  # checks both arrays
+        name=str(path),
+        x=tensors["x"],
+        y=tensors["y"],
+        classes=schema.classes,
+        labels=schema.labels,
+        outputs=schema.outputs,
+    )
     if data.x.shape[1:] != schema.input_shape:
         raise DataError(
             f"{path}: samples have the shape {data.x.shape[1:]}, but its schema says {schema.input_shape}; export "
@@ -156,5 +163,7 @@ def read_client(path: Path) -> ClientFile:
         schema=schema if schema.columns else None,
         preparation=preparation,
         target_scale=schema.target_scale,
+        labels=data.labels,
+        outputs=data.outputs,
     )
     return ClientFile(federation, int(number))

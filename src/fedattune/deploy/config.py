@@ -13,6 +13,8 @@ from ..core.errors import ConfigError, suggest_name
 from ..core.options import Count, StrictSchema, build, describe_errors, list_options, look_up
 from ..core.own_code import find_file, is_reference, make_portable
 from ..core.settings import LARGEST_UPDATE, SIMULATION_SETTINGS, Settings
+from ..core.targets import describe_several
+from ..data.federated import Federation, FederationInfo
 from ..data.schema import Schema
 from ..experiments.config import Experiment
 from ..experiments.load import assign_options, expand_names, list_model_options, parse_set
@@ -168,7 +170,7 @@ class DeploymentPlan:
             what = f"{len(schema.columns)} columns" if schema.columns else f"inputs of {schema.input_shape}"
             yield ok("schema", f"{what}, {len(schema.classes)} classes")
 
-    def card(self, name: str, seed: int, shape: tuple[int, ...], classes: tuple[str, ...]) -> dict[str, Any]:
+    def card(self, name: str, seed: int, data: Federation | FederationInfo | Schema) -> dict[str, Any]:
         """Make the card of a run's model, from which it can be built: see `fedattune.models.files`."""
         return {
             "model": self.experiment.model,
@@ -176,8 +178,9 @@ class DeploymentPlan:
             "algorithm": name,
             "options": dict(self.options[name]),
             "seed": seed,
-            "input_shape": list(shape),
-            "classes": list(classes),
+            "input_shape": list(data.input_shape),
+            "classes": list(data.classes),
+            **describe_several(data.kind, data.labels, data.outputs),
         }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from ..core.metrics import METRICS, MetricName
 from ..core.options import option
@@ -51,12 +51,18 @@ def split_words(value: object, expected: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
+def _join_names(value: Any) -> Any:
+    """Write a list of columns as one text with commas between."""
+    is_list = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+    return ",".join(value) if is_list else value
+
+
 class ExperimentKeywords(SettingsKeywords, total=False):
     """The options of `Experiment` that `compare` and `tune` take as keywords; the schema describes them."""
 
     data_dir: Path | str | None
     client_column: str | None
-    target: str | None
+    target: str | Sequence[str] | None
     group_column: str | None
     drop_columns: str | None
     missing: Literal["impute", "drop"]
@@ -95,7 +101,9 @@ class Experiment(Settings):
     )
     data_dir: Path | None = option("folder with the files of the data sets, instead of a download")
     client_column: str | None = option("column of your table that names each row's client")
-    target: str | None = option("column of your table to predict")
+    target: Annotated[str | None, BeforeValidator(_join_names)] = option(
+        "column of your table to predict; several, separated by commas, are labels (yes or no) or numbers"
+    )
     group_column: str | None = option(
         "column of your table whose equal values stay in one part, such as the patient of several visits; by default "
         "a column that looks like one; off: none"

@@ -19,7 +19,7 @@ from ..core.io import copy_tensors, load_tensors, save_tensors
 from ..core.network import MethodModule, Network
 from ..core.options import describe_errors
 from ..core.own_code import is_reference, make_portable
-from ..core.targets import TargetKind, find_info_kind
+from ..core.targets import TargetKind
 from ..core.task import trainable_params
 from . import MODELS, build_model, has_outside_parts
 
@@ -50,6 +50,8 @@ class _CardSchema(BaseModel):
     seed: int
     input_shape: list[Annotated[int, Field(ge=1)]]
     classes: list[str]
+    target_kind: TargetKind | None = None
+    target_names: list[str] = Field(default_factory=list)
     client: str = ""
     dtype: Literal["float32", "float64"]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
@@ -89,7 +91,15 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
     input_type = dtype if get_integer_type(card) is None else "int64"
     schema, shape = card.get("schema") or {}, ", ".join(map(str, ("batch", *card["input_shape"])))
     output = f"(batch, {len(card['classes'])}), logits in the order of `classes`; softmax gives probabilities"
-    if not card["classes"]:
+    kind, names = get_kind(card), card.get("target_names", [])
+    if kind == "labels":
+        output = f"(batch, {len(names)}), logits of {', '.join(names)}; sigmoid gives probabilities"
+    elif kind == "numbers":
+        mean, deviation = schema.get("target_mean"), schema.get("target_deviation")
+        output = f"(batch, {len(names)}); output * {deviation} + {mean} are {', '.join(names)} in their units"
+    elif kind == "positions":
+        output = f"(batch, {len(card['classes'])}, positions), logits in the order of `classes` at each position"
+    elif not card["classes"]:
         mean, deviation = schema.get("target_mean"), schema.get("target_deviation")
         output = f"(batch, 1); output * {deviation} + {mean} is the prediction in the unit of the target"
     preparation = "samples as they are"
@@ -159,11 +169,13 @@ def check_reference_logits(model: nn.Module, card: ModelCard, before: Logits | N
 
 
 def get_kind(card: ModelCard) -> TargetKind:
-    """Return what the network of a card predicts, by the schema in it."""
-    schema = card.get("schema") or {}
-    if schema.get("positions"):
-        return "positions"
-    return find_info_kind(card["classes"], schema.get("labels"), schema.get("outputs"))
+    """Return what the network of a card predicts."""
+    return cast(TargetKind, card.get("target_kind", "class" if card["classes"] else "number"))
+
+
+def count_outputs(card: ModelCard) -> int:
+    """Return the number of outputs of the network of a card, or of those at each position."""
+    return len(card["classes"] or card.get("target_names", ())) or 1
 
 
 def get_dtype(model: nn.Module) -> torch.dtype:
@@ -267,7 +279,7 @@ def rebuild_model(card: ModelCard) -> nn.Module:
     if not is_rebuildable(card):
         raise RunError(f"the run's model was a {card['model']} of your own; give one as `module` to fill")
     with seed_rng(card["seed"]):  # also for frozen parameters, which are no part of a saved model
-        return build_model(card["model"], tuple(card["input_shape"]), len(card["classes"]) or 1, card["model_options"])
+        return build_model(card["model"], tuple(card["input_shape"]), count_outputs(card), card["model_options"])
 
 
 def is_rebuildable(card: ModelCard) -> bool:

@@ -18,7 +18,7 @@ from ..data import Schema
 from ..data.federated import gather
 from ..data.tables.new_rows import read_rows
 from ..data.tables.scaling import constants_from_card, limit
-from ..data.types import Array
+from ..data.types import Array, TargetScale
 from .export import LogitsFunction, open_onnx
 from .files import CARD_KEY, ModelCard, check_preparation, parse_card, read_model
 
@@ -32,11 +32,13 @@ class Predictions:
 
     Attributes:
         classes: names of the classes; empty if the target is a number.
-        probabilities: (n, classes), of the model's type; (n, 0) if the target is a number.
-        target: index of each row's true class (n,), -1 if unknown, or its true number, NaN if unknown; None if the
-            table has no such column.
+        probabilities: (n, classes), of the model's type, or (n, L) that each of L labels is true; (n, 0) for numbers.
+        target: index of each row's true class (n,), -1 if unknown, or its true number, NaN if unknown; of several
+            labels or numbers (n, parts); None if the table has no such columns.
         notes: facts about the reading of the table.
-        values: predicted numbers (n,), in the unit of the target; None for classes.
+        values: predicted numbers (n,) or (n, M), in the unit of the target; None for classes and labels.
+        names: names of the labels or numbers of a target that has several.
+        scale: mean and deviation of each of several numbers.
     """
 
     classes: tuple[str, ...]
@@ -44,6 +46,8 @@ class Predictions:
     target: Array | None
     notes: tuple[str, ...]
     values: Array | None = None
+    names: tuple[str, ...] = ()
+    scale: TargetScale | None = None
 
     @cached_property
     def class_indices(self) -> Array:
@@ -64,6 +68,8 @@ class Predictions:
     def _is_known(self) -> Array:
         """Mark the rows (n,) whose target is known."""
         assert self.target is not None
+        if self.names:
+            return np.asarray(np.isfinite(self.target).all(axis=1))
         return np.asarray(self.target >= 0 if self.classes else np.isfinite(self.target))
 
     @cached_property
@@ -72,6 +78,16 @@ class Predictions:
         if not self.n_known or self.target is None:
             return {}
         known = self._is_known
+        if self.scale is not None and self.values is not None:  # several numbers are measured in deviations
+            mean, deviation = (np.array(one) for one in self.scale)
+            truth, values = ((one[known] - mean) / deviation for one in (self.target, self.values))
+            return compute_metrics(truth, values)
+        if self.names:
+            from scipy.special import logit
+
+            with np.errstate(divide="ignore"):
+                logits = logit(self.probabilities[known].astype(np.float64))
+            return compute_metrics(self.target[known].astype(bool), np.clip(logits, -1e3, 1e3))
         if self.values is not None:
             return compute_metrics(self.target[known].astype(np.float64), self.values[known, None])
         with np.errstate(divide="ignore"):
@@ -90,7 +106,7 @@ class Predictions:
 
     def save(self, file: Path | str) -> None:
         """Write one row per row of the table: its number from 1, its class, and the probability of each class;
-        or its number and the predicted value.
+        or its number and the predicted value. Several labels or numbers have a column each, a label 1 or 0.
 
         Raises:
             ConfigError: the file ends neither in .csv nor in .parquet.
@@ -105,12 +121,19 @@ class Predictions:
         from pyarrow import parquet
 
         columns: list[Any] = [np.arange(1, len(self.probabilities) + 1)]
-        columns += [self.labels, *self.probabilities.T] if self.values is None else [self.values]
+        if self.names:
+            columns += [*self._parts.T, *self.probabilities.T]
+        else:
+            columns += [self.labels, *self.probabilities.T] if self.values is None else [self.values]
         with replace_atomically(file) as new:
             parquet.write_table(pa.table([pa.array(column) for column in columns], names=self._header), new)
 
     def to_csv(self) -> str:
         """Return the content of `save` as CSV; classes that a spreadsheet would run get an apostrophe."""
+        if self.names:
+            parts, shares = self._parts.astype(str).tolist(), self.probabilities.astype(str).tolist()
+            each = zip(parts, shares, strict=True)
+            return format_csv([self._header, *([row, *one, *p] for row, (one, p) in enumerate(each, 1))])
         if self.values is not None:
             return format_csv([self._header, *enumerate(self.values.astype(str).tolist(), 1)])
         # The shortest decimals that give the same number.
@@ -119,7 +142,14 @@ class Predictions:
         return format_csv([self._header, *([row, label, *values] for row, (label, values) in rows)])
 
     @property
+    def _parts(self) -> Array:
+        """The predicted labels (n, L), 1 or 0, or numbers (n, M)."""
+        return (self.probabilities > 0.5).astype(np.int64) if self.values is None else self.values
+
+    @property
     def _header(self) -> list[str]:
+        if self.names:
+            return ["row", *self.names, *(f"p({name})" for name in self.names if self.values is None)]
         return ["row", "prediction", *(f"p({name})" for name in self.classes)]
 
 
@@ -164,11 +194,19 @@ def predict(
     notes = (owner, *rows.notes)
     if constants is not None:
         notes += _describe_far(rows.x[:, : len(schema.numbers)], schema, constants)
+    if schema.positions:
+        raise RunError(f"{file} predicts a class for each position, and a table has no place for them; call the model")
     if schema.classes:
         return Predictions(schema.classes, outputs.softmax(1).numpy(), rows.y, notes)
+    if schema.labels:
+        return Predictions((), outputs.sigmoid().numpy(), rows.y, notes, names=schema.labels)
     if (target := schema.target_scale) is None:
         raise RunError(f"{file} does not say the unit of its target: target_mean or target_deviation is missing")
-    values = outputs[:, 0].double().numpy() * target.deviation + target.mean
+    if schema.outputs:
+        values = target.restore(outputs.double().numpy())
+        none = np.zeros((len(values), 0))
+        return Predictions((), none, rows.y, notes, values, names=schema.outputs, scale=target)
+    values = target.restore(outputs[:, 0].double().numpy())
     return Predictions((), np.zeros((len(values), 0)), rows.y, notes, values)
 
 

@@ -199,5 +199,6 @@ class Result(RunMetrics):
         """Return the card of the evaluated client in a row."""
         config = ("model", "model_options", "algorithm", "options", "data", "seed")
         card = {k: self.config[k] for k in config} | {k: self.facts[k] for k in ("input_shape", "classes")}
+        card |= {k: self.facts[k] for k in ("target_kind", "target_names") if k in self.facts}
         card["client"] = self.facts["clients"][row]["id"]
         return card | (self.inputs.card(row) if self.inputs else {})

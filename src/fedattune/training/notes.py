@@ -12,9 +12,9 @@ from ..core.network import MethodModule
 from ..core.params import Params
 from ..core.payload import ServerState
 from ..core.selectors import AllParameters, BatchNorms, NoParameters
+from ..core.targets import describe_several
 from ..data import Federation
 from ..data.client_index import PARTS
-from ..data.federated import FederationInfo
 from ..runs.context import RunContext
 from ..runs.metrics import ABSURD_RATIO, MERGED_NAME, find_diverged
 from ..runs.rows import RowStack
@@ -45,7 +45,7 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
         "input_shape": list(federation.input_shape),
         "classes": list(federation.classes),
         "target_scale": federation.target_scale and federation.target_scale._asdict(),
-        **_describe_several(federation),
+        **describe_several(federation.kind, federation.labels, federation.outputs),
         "clients": [
             {"id": federation.names[i], "n_train": train, "n_validation": validation, "n_test": test}
             for i, (train, validation, test) in zip(ids, sizes, strict=True)
@@ -60,14 +60,6 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
         if federation.kind == "class":
             facts["labels"] = evaluated.label_counts().tolist()
     return facts if are_all else facts | {"numbers": ids, "population": context.n_clients}
-
-
-def _describe_several(federation: Federation | FederationInfo) -> dict[str, Any]:
-    """Return the kind of a target of several parts, and the names of its labels or numbers."""
-    kind = federation.kind
-    if kind in ("class", "number"):
-        return {}
-    return {"target_kind": kind, "target_names": list(federation.labels or federation.outputs)}
 
 
 def merge_clients(facts: Mapping[str, Any], context: RunContext) -> dict[str, Any]:

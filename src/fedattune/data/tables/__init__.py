@@ -15,7 +15,7 @@ from ...core.options import Count
 from ..dataset import Dataset
 from ..schema import Schema
 from ..types import Array, Index, Scaling
-from .by_schema import check_schema_columns, read_labels, read_schema_features, read_texts, to_text
+from .by_schema import check_schema_columns, read_schema_features, read_texts, to_text
 from .checks import (
     MAX_EXACT,
     TargetType,
@@ -32,10 +32,21 @@ from .checks import (
 )
 from .columns import FeatureColumns, number_values
 from .dates import find_date_format, read_dates, read_times, settle_date_order
-from .file import DateOrder, TableFile, find_stem, is_categorical, is_numeric, is_plain_text, list_columns, read_table
+from .file import (
+    DateOrder,
+    TableFile,
+    find_stem,
+    find_targets,
+    is_categorical,
+    is_numeric,
+    is_plain_text,
+    list_columns,
+    read_table,
+)
 from .names import Spellings, describe_spellings, find_spellings, strip_names, unify_spellings
 from .number_columns import read_numbers_as_written
 from .scaling import fit_all_constants, limit, standardise
+from .several_targets import SeveralTargets, read_schema_targets, read_several_targets, summarize_targets
 from .subjects import choose_group_column, find_subjects, is_numbering
 from .texts import DEFAULT_MAX_TOKENS, DEFAULT_TEXT_FEATURES, is_free_text
 from .written_numbers import is_float
@@ -74,7 +85,8 @@ def load_table(
     Missing numbers become the median, and all numbers are standardised, by constants of training rows (--scaling).
     Categories are one-hot, the rare ones of many as one. Dates become days, month, weekday and hour, and free text
     hashed words. Numbers may be written as people do: 6,811.50, 22.1 kg, 54%. Columns that count or name the rows, or
-    what several rows belong to, are left out, unless `features` names them.
+    what several rows belong to, are left out, unless `features` names them. Several target columns, with commas
+    between, are labels if each holds two values, such as 1 and 0 or yes and no, or else numbers to predict.
 
     Args:
         schema: columns, categories and classes that all tables of a federation share. Without a schema, the
@@ -86,7 +98,8 @@ def load_table(
             feature unless `features` names it. By default a column that looks like one; `off` for none.
         normalize_names: take clients, classes and categories for one if their names differ only in case or blanks.
         client_feature: give the client's name to the model, as one more column of categories.
-        target_type: `class` or `number`; `auto` takes fractions, and more than 20 different numbers, as numbers.
+        target_type: `class` or `number`, or `label` of several columns; `auto` takes fractions, and more than 20
+            different numbers, as numbers.
         missing: `impute` fills missing numbers with the median and gives missing text a category; `drop` leaves out
             rows that lack a feature.
         text_columns: columns of free text, in a list or with commas between; by default those with many different
@@ -102,12 +115,13 @@ def load_table(
         ConfigError: a column is named twice, or the schema names other columns.
     """
     table = read_table(Path(path), client_column, target, encoding=encoding, dates=dates)
+    targets = find_targets(table.names, target)
     is_chosen = features is not None
     if schema is not None:
         features = check_schema_columns(table, schema, target, features)
-    feature_names = _choose_features(table, client_column, target, features, group_column)
+    feature_names = _choose_features(table, client_column, targets, features, group_column)
     # The client may be a category of a schema; see client_feature.
-    _refuse_key_columns(feature_names if schema is None else schema.numbers, client_column, target)
+    _refuse_key_columns(feature_names if schema is None else schema.numbers, client_column, *targets)
     dropped = _read_names(drop_columns, table, "drop_columns")
     feature_names = [name for name in feature_names if name not in dropped]
     notes = list(table.notes)
@@ -115,7 +129,7 @@ def load_table(
         notes.append(f"A sign such as ? is a missing value in {list_columns(table.signed)}.")
     if dropped:
         notes.append(f"Left out, as --drop-columns says: {list_columns(dropped)}.")
-    key_columns = [name for name in (client_column, target) if name is not None]
+    key_columns = [name for name in (client_column, *targets) if name is not None]
     table = _keep_exact(_drop_incomplete(table, key_columns, notes), key_columns)
     if missing == "drop":
         table = _drop_rows_with_gaps(table, feature_names, notes)
@@ -125,7 +139,7 @@ def load_table(
         names = _read_client_names(table, client_column, normalize_names, spellings)
         owner, owners = encode_values(names)
         notes.append(f"Column {client_column!r} names {len(owners)} clients.")
-    keys = {name for name in (client_column, group_column, target) if name is not None}
+    keys = {name for name in (client_column, group_column, *targets) if name is not None}
     may_find_groups = group_column is None
     if group_column == NO_GROUPS:
         group_column = None
@@ -135,16 +149,22 @@ def load_table(
             others = [name for name in table.names if name not in {*keys, *free}]
             table = settle_date_order(table, others, notes)
             table = read_numbers_as_written(table, others, decimal, notes)
-        labels = read_complete_column(table, target, "target")
-        if target_type == "number" or (target_type == "auto" and labels.dtype.kind == "U" and is_measured(labels)):
-            table = read_numbers_as_written(table, [target], decimal, notes)
+        if len(targets) > 1:
+            several, table = read_several_targets(table, targets, target_type, decimal, notes)
+            classes: tuple[str, ...] = ()
+        else:
             labels = read_complete_column(table, target, "target")
-        if labels.dtype.kind == "U" and tokens is None:
-            labels, has_blanks = strip_names(labels)
-            if has_blanks:
-                notes.append(f"Blanks at the ends of classes are left out in {target!r}.")
-            labels = _unify_names(target, labels, normalize_names, spellings).astype(str)
-        y, classes = read_target(table.path, target, labels, target_type)
+            if target_type == "number" or (target_type == "auto" and labels.dtype.kind == "U" and is_measured(labels)):
+                table = read_numbers_as_written(table, [target], decimal, notes)
+                labels = read_complete_column(table, target, "target")
+            if labels.dtype.kind == "U" and tokens is None:
+                labels, has_blanks = strip_names(labels)
+                if has_blanks:
+                    notes.append(f"Blanks at the ends of classes are left out in {target!r}.")
+                labels = _unify_names(target, labels, normalize_names, spellings).astype(str)
+            y, classes = read_target(table.path, target, labels, target_type)
+            several = SeveralTargets(y, (), ())
+        y = several.y
         subjects, left_out = [], []
         if tokens is not None:
             columns = _read_tokens(table, feature_names, tokens, max_tokens)
@@ -161,10 +181,10 @@ def load_table(
                 if len(owners) > max_categories:
                     columns.group_rare(client_column, max_categories)
         notes += columns.describe_gaps() + columns.notes + describe_spellings(spellings, normalize_names)
-        notes += _warn_of_revealing(columns, y, classes)
+        notes += _warn_of_revealing(columns, several, classes)
     else:
-        labels, classes = read_complete_column(table, target, "target"), schema.classes
-        y = read_labels(table.path, target, labels, schema)
+        several = SeveralTargets(read_schema_targets(table, schema), schema.labels, schema.outputs)
+        y, classes = several.y, schema.classes
         columns = read_schema_features(table, schema)
         subjects, left_out = _find_subjects(table, [name for name in table.names if name not in keys], owner, y), []
         used = {*feature_names, *keys}
@@ -193,7 +213,9 @@ def load_table(
         encode=partial(encode_features, x, len(columns.numbers)),
         read_times=partial(read_times, table),
         notes=tuple(notes),
-        schema=schema or columns.schema(classes, target, table.written),
+        schema=schema or columns.schema(classes, targets, table.written, several.labels, several.outputs),
+        labels=several.labels,
+        outputs=several.outputs,
     )
 
 
@@ -315,16 +337,20 @@ def _drop_rows_with_gaps(table: TableFile, names: Sequence[str], notes: list[str
     return table.select(is_whole)
 
 
-def _warn_of_revealing(columns: FeatureColumns, y: Array, classes: Sequence[str]) -> list[str]:
-    """Warn of columns that predict the target nearly perfectly alone: they may not be known in time."""
+def _warn_of_revealing(columns: FeatureColumns, targets: SeveralTargets, classes: Sequence[str]) -> list[str]:
+    """Warn of columns that predict a target nearly perfectly alone: they may not be known in time."""
     codes = {name: number_values(values, columns.categories[name]) for name, values in columns.texts.items()}
     warnings = []
-    for name, (score, label) in find_revealing({**columns.numbers, **codes}, y).items():
-        what = "the target" if label is None else f"the class {classes[label]!r}"
-        warnings.append(
-            f"Column {name!r} alone predicts {what} nearly perfectly ({100 * score:.0f}%): is it known before the "
-            f"target? If not, give --drop-columns {shlex.quote(name)}."
-        )
+    names = targets.labels or targets.outputs
+    each = targets.y.T.astype(np.int64 if targets.labels else np.float32) if names else [targets.y]
+    for y, target in zip(each, names or ("",), strict=True):
+        for name, (score, label) in find_revealing({**columns.numbers, **codes}, y).items():
+            what = "the target" if label is None else f"the class {classes[label]!r}" if classes else ""
+            what = f"the target {target!r}" if target else what
+            warnings.append(
+                f"Column {name!r} alone predicts {what} nearly perfectly ({100 * score:.0f}%): is it known before the "
+                f"target? If not, give --drop-columns {shlex.quote(name)}."
+            )
     return warnings
 
 
@@ -335,7 +361,7 @@ def _find_subjects(table: TableFile, names: Sequence[str], owner: Array | None, 
         is_read = is_numeric(column.type) or is_plain_text(column.type)
         if is_read and column.null_count < len(column) and not name.startswith("__index_level_"):
             columns[name] = table.values(name)
-    return find_subjects(columns, y, owner)
+    return find_subjects(columns, summarize_targets(y), owner)
 
 
 def _describe_index(name: str) -> str:
@@ -450,19 +476,25 @@ def encode_features(
 
 
 def _choose_features(
-    table: TableFile, client_column: str | None, target: str, features: list[str] | str | None, group_column: str | None
+    table: TableFile,
+    client_column: str | None,
+    targets: Sequence[str],
+    features: list[str] | str | None,
+    group_column: str | None,
 ) -> list[str]:
     """Return the feature columns, after a check of all columns that the user names."""
     columns = set(table.names)
-    if client_column == target:
-        raise ConfigError(f"client_column and target are both {target!r}; they must be two columns")
+    if client_column in targets:
+        raise ConfigError(f"client_column and target are both {client_column!r}; they must be two columns")
+    if len(set(targets)) < len(targets):
+        raise ConfigError(f"target: a column is named twice in {', '.join(targets)}")
     if group_column == NO_GROUPS:
         group_column = None
-    if group_column in (client_column, target) and group_column is not None:
+    if group_column in (client_column, *targets) and group_column is not None:
         raise ConfigError(f"group_column is {group_column!r}, which is the client column or the target already")
     if isinstance(features, str):  # one column whose name may hold a comma, or several columns
         features = [features] if features in columns else [name.strip() for name in features.split(",")]
-    named = [name for name in (client_column, target, group_column) if name is not None]
+    named = [name for name in (client_column, *targets, group_column) if name is not None]
     for name in (*named, *(features or ())):
         if name not in columns:
             raise table.lacks(name)

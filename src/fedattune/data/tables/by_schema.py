@@ -10,7 +10,7 @@ from ..types import Array
 from .checks import find_missing, read_complete_column, read_numbers, read_target
 from .columns import FeatureColumns, number_values
 from .dates import read_dates
-from .file import MAX_NAMED_COLUMNS, TableFile, is_categorical, is_numeric, read_table
+from .file import MAX_NAMED_COLUMNS, TableFile, find_targets, is_categorical, is_numeric, read_table
 from .names import match_spellings
 from .written_numbers import is_float, to_numbers
 
@@ -18,8 +18,33 @@ ADD_OR_RENAME = "; add it, or rename the column that holds it"
 """Advice on a missing column."""
 
 
+TRUE_WORDS = ("1", "true", "yes", "y", "t", "positive", "present")
+FALSE_WORDS = ("0", "false", "no", "n", "f", "negative", "absent")
+"""The cells of a label that is true or false; upper and lower case count alike."""
+
+
+def read_label(values: Array) -> Array | None:
+    """Return cells (n,) as true or false; None if they are others."""
+    if values.dtype == bool:
+        return values
+    texts = np.array([str(text).strip().lower() for text in to_text(values).tolist()])
+    is_true = np.isin(texts, TRUE_WORDS)
+    return is_true if (is_true | np.isin(texts, FALSE_WORDS)).all() else None
+
+
 def read_labels(path: Path, name: str, values: Array, schema: Schema) -> Array:
-    """Return the number of each row's class in a schema, int64 (n,); without classes, the target, float32 (n,)."""
+    """Return the number of each row's class in a schema, int64 (n,); without classes, the target, float32 (n,).
+
+    Of a column that is one of several labels, return whether it is true, bool (n,).
+    """
+    if schema.labels:
+        if (label := read_label(values)) is None:
+            row = next(row for row in range(len(values)) if read_label(values[row : row + 1]) is None)
+            raise DataError(
+                f"{path}: target column {name!r} holds {str(values[row])!r} in data row {row + 1}, and the schema says "
+                "that it is a label; expected 1 or 0, true or false, yes or no"
+            )
+        return label
     if not schema.classes:
         if values.dtype.kind == "U":
             values = to_numbers(
@@ -38,10 +63,10 @@ def check_schema_columns(table: TableFile, schema: Schema, target: str, features
         raise ConfigError(f"{table.path}: the schema names no columns; a table needs one with numbers or categories")
     if features is not None:
         raise ConfigError("features: the schema names the features already; leave this option out")
-    if target != schema.target:
+    if target != schema.target and tuple(name.strip() for name in target.split(",")) != schema.target_columns:
         raise ConfigError(f"target is {target!r}, but the schema says {schema.target!r}; give the target of the schema")
     known = set(table.names)
-    for column in (*schema.columns, target):
+    for column in (*schema.columns, *schema.target_columns):
         if column not in known:
             raise table.lacks(column, ", which the schema asks for", ADD_OR_RENAME)
     return list(schema.columns)
@@ -204,13 +229,14 @@ def find_table_problems(path: Path, schema: Schema, *, client_column: str | None
     except DataError as error:
         return [str(error)]
     problems = []
-    for name in (*schema.columns, target, *([client_column] if client_column is not None else [])):
+    targets = find_targets(table.names, target)
+    for name in (*schema.columns, *targets, *([client_column] if client_column is not None else [])):
         try:
             if name not in table.names:
                 raise table.lacks(name, advice=ADD_OR_RENAME)
             if name == client_column:
                 read_complete_column(table, name, "client")
-            elif name == target:
+            elif name in targets:
                 problems += _find_target_problems(table, schema, name)
             else:
                 read_schema_features(table, _select_column(schema, name))

@@ -120,11 +120,20 @@ class FeatureColumns:
         parts = [*self.numbers.values(), *flags, *one_hot, *waves, *hashed, *tokens]
         return np.column_stack(parts).astype(np.float64, copy=False)
 
-    def schema(self, classes: Names, target: str, written: Mapping[str, NumberFormat]) -> Schema:
+    def schema(
+        self,
+        classes: Names,
+        targets: Sequence[str],
+        written: Mapping[str, NumberFormat],
+        labels: Names = (),
+        outputs: Names = (),
+    ) -> Schema:
         """Return the schema with which other tables get the same features; `written` are numbers that were text."""
-        formats = {name: one for name, one in written.items() if name in self.numbers or name == target}
+        formats = {name: one for name, one in written.items() if name in self.numbers or name in targets}
         return Schema(
             classes=classes,
+            labels=labels,
+            outputs=outputs,
             numbers=tuple(self.numbers),
             units={name: one.unit for name, one in formats.items() if one.unit},
             decimals={name: one.decimal for name, one in formats.items() if one.decimal != "."},
@@ -134,7 +143,7 @@ class FeatureColumns:
             texts=self.hashed,
             tokens=dict.fromkeys(self.tokens, self.tokenizer),
             max_tokens=self.max_tokens,
-            target=target,
+            target=",".join(targets),
         )
 
 

@@ -169,7 +169,7 @@ def read_table(
         raise DataError(f"{path} has more than one column called {repeated[0]!r}; rename them")
     if table.n_rows == 0:
         raise DataError(f"{path} holds no rows")
-    return replace(_find_missing_signs(table, client_column, target), dates=dates)
+    return replace(_find_missing_signs(table, client_column, find_targets(table.names, target)), dates=dates)
 
 
 def _read_csv_table(path: Path, encoding: str, client_column: str | None, target: str | None) -> TableFile:
@@ -192,7 +192,7 @@ def _read_csv_table(path: Path, encoding: str, client_column: str | None, target
     texts = {} if client_column is None else {client_column: pa.string()}
     content = _read_csv(path, form, column_types=texts, strings_can_be_null=True)
     table = TableFile(path, content, csv=form, notes=tuple(notes))
-    return _keep_words_for_missing(table, client_column, target)
+    return _keep_words_for_missing(table, client_column, *find_targets(table.names, target))
 
 
 def _read_csv(path: Path, form: CsvFormat, **convert: Any) -> Any:
@@ -256,6 +256,13 @@ def _replace_lone_returns(content: bytes) -> bytes | None:
     return None if fixed == content else fixed
 
 
+def find_targets(columns: Sequence[str], target: str | None) -> list[str]:
+    """Return the target columns: one whose name may hold a comma, or several with commas between; none without."""
+    if target is None:
+        return []
+    return [target] if target in columns else [name.strip() for name in target.split(",")]
+
+
 def _keep_words_for_missing(table: TableFile, *names: str | None) -> TableFile:
     """Read text columns among `names` again: only an empty cell is a missing value there, NA is a word."""
     from pyarrow import types
@@ -271,7 +278,7 @@ def _keep_words_for_missing(table: TableFile, *names: str | None) -> TableFile:
     return table.with_text(text_columns, {""}) if text_columns else table
 
 
-def _find_missing_signs(table: TableFile, client_column: str | None, target: str | None) -> TableFile:
+def _find_missing_signs(table: TableFile, client_column: str | None, targets: Sequence[str]) -> TableFile:
     """Take signs such as "?" for missing values, and read a CSV column as numbers if only they kept it from being so.
 
     Client names keep such signs, and so does a target that is no number without them.
@@ -290,10 +297,10 @@ def _find_missing_signs(table: TableFile, client_column: str | None, target: str
         others = compute.if_else(is_sign, None, column)
         numbers = _to_numbers(others) if table.csv is not None else None
         is_number = numbers is not None
-        if name == target and not is_number:
+        if name in targets and not is_number:
             written = read_written(others)
             is_number = written is not None and written.wrong is None
-        if name != target or is_number:
+        if name not in targets or is_number:
             found[name] = others if numbers is None else numbers
     return replace(table.with_columns(found), signed=tuple(found)) if found else table
 

@@ -16,13 +16,17 @@ from .columns import number_values
 from .file import TABLE_SUFFIXES, TableFile, find_suffix, is_categorical, is_numeric, list_columns, read_table
 from .names import match_spellings
 from .scaling import standardise
+from .several_targets import read_known_targets
 
 TARGET_NAMES = ("label", "target")
 """Names of the class column in tables for models that know no names of columns."""
 
 
 class NewRows(NamedTuple):
-    """Samples (n, *input_shape), float32, int64 or uint8; their classes (n,), -1 where unknown, or None; and notes."""
+    """Samples (n, *input_shape), float32, int64 or uint8; their targets, or None; and notes.
+
+    Targets are classes (n,), -1 where unknown, numbers (n,), or labels or numbers (n, parts), NaN where unknown.
+    """
 
     x: Array
     y: Array | None
@@ -55,7 +59,7 @@ def _read_table_rows(table: TableFile, schema: Schema, constants: Array) -> NewR
     if lacking:
         more = f" (nor {', '.join(map(repr, lacking[1:]))})" if len(lacking) > 1 else ""
         raise table.lacks(lacking[0], f"{more}, which the model needs", ADD_OR_RENAME)
-    notes = [*_describe_file(table), *_note_unused(table, (*schema.columns, schema.target or ""))]
+    notes = [*_describe_file(table), *_note_unused(table, (*schema.columns, *schema.target_columns))]
     columns = read_schema_features(table, schema, is_prediction=True)
     notes += columns.notes
     for (name, values), median in zip(columns.numbers.items(), constants[0], strict=True):
@@ -70,6 +74,8 @@ def _read_table_rows(table: TableFile, schema: Schema, constants: Array) -> NewR
             )
     x, k = columns.matrix(), len(schema.numbers)
     x[:, :k] = standardise(x[:, :k], constants)
+    if schema.labels or schema.outputs:
+        return NewRows(x.astype(np.float32), read_known_targets(table, schema), notes)
     target = schema.target or ""
     y = _read_classes(table, target, schema, notes) if target in table.names else None
     return NewRows(x.astype(np.float32), y, notes)
@@ -108,7 +114,7 @@ def _read_number_rows(table: TableFile, schema: Schema) -> NewRows:
                 "takes whole numbers; correct the cell"
             )
         x = x.astype(np.int64)
-    y = _read_classes(table, target, schema, notes) if target else None
+    y = _read_classes(table, target, schema, notes) if target and not schema.has_parts else None
     return NewRows(x.reshape(len(x), *schema.input_shape), y, notes)
 
 
@@ -133,7 +139,9 @@ def _read_image_rows(table: TableFile, schema: Schema, images: list[str]) -> New
     labels = find_label_columns(table.content.schema)
     known = [name for name, names in labels.items() if names == schema.classes]
     target = next((name for name in (*known, *TARGET_NAMES) if name in table.names), None)
-    y = _read_classes(table, target, schema, notes, labels.get(target, ())) if target else None
+    y = None
+    if target and not schema.has_parts:
+        y = _read_classes(table, target, schema, notes, labels.get(target, ()))
     return NewRows(x, y, notes)
 
 

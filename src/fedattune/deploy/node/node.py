@@ -24,7 +24,7 @@ from ...data import infer_schema, load_node
 from ...data.client_index import PARTS
 from ...data.federated import renumber_clients
 from ...data.input_spec import make_input_card
-from ...models.files import fill_model, make_zero_inputs, rebuild_model, save_model, wrap_model
+from ...models.files import fill_model, get_kind, make_zero_inputs, rebuild_model, save_model, wrap_model
 from ...runs.rows import load_rows
 from ...training.backends.local import LocalBackend
 from ...training.backends.message import WorkerMessage, split_message
@@ -155,7 +155,7 @@ class NodeRuntime:
         self.policy.check_privacy(self.plan.settings(seed))
         self._describe_data()  # what leaves with a model needs the same consent
         algorithm = self.plan.algorithms[name]
-        card = self.plan.card(name, seed, self.federation.input_shape, self.federation.classes)
+        card = self.plan.card(name, seed, self.federation)
         module = build_initial_model(algorithm, card)
         if hash_model(module) != head["model"]:
             raise ConfigError(
@@ -231,7 +231,7 @@ def build_initial_model(algorithm: Algorithm, card: Mapping[str, Any]) -> nn.Mod
     """Build the model that a run trains: the card's model with its initial weights, or the method's version of it."""
     module = rebuild_model(card)
     if algorithm.network:
-        return wrap_model(algorithm.network, module, make_zero_inputs(card, 2), card["seed"])
+        return wrap_model(algorithm.network, module, make_zero_inputs(card, 2), card["seed"], get_kind(card))
     return copy.deepcopy(module)
 
 

@@ -201,7 +201,7 @@ def pack_scores(reply: WorkerMessage, kind: str) -> Fixed:
     for key in SCORED[kind]:
         if key in found:
             n, correct, loss = found[key]
-            total = [int((n > 0).sum()), int(n.sum()), int(correct.sum())]
+            total = [int((n > 0).sum()), int(n.sum()), round(float(correct.sum()))]
             numbers += [*(min(one, MAX_COUNT) for one in total), quantize_loss(float(loss.sum()))]
         else:
             numbers += [0] * SCORE_NUMBERS

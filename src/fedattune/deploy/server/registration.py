@@ -16,6 +16,7 @@ from ...core.faults import Fault
 from ...core.io import natural_key
 from ...core.options import format_value
 from ...core.settings import MAX_CLIENTS
+from ...core.targets import NUMBER_KINDS
 from ...data import Schema
 from ...data.federated import FederationInfo
 from ...training.backends.message import WorkerMessage
@@ -100,7 +101,11 @@ def sort_clients(hellos: Sequence[Hello]) -> list[HelloClient]:
 def choose_schema(hellos: Sequence[Hello], deployment: DeploymentOptions) -> Schema:
     """Take the server's schema, or the first node's where the server has none."""
     schema = deployment.data_schema or Schema.from_json(hellos[0].data_schema)
-    if not schema.classes and deployment.data_schema is None:
+    if schema.positions:
+        raise DataError(
+            "the target is a class for each position, which is for simulations; give one class or several labels"
+        )
+    if schema.kind in NUMBER_KINDS and deployment.data_schema is None:
         raise DataError(
             "the target is a number, and the server has no schema: nodes would each take their own mean and "
             "deviation; give the deployment a schema with target_mean and target_deviation"
@@ -239,6 +244,8 @@ class NodeRegistry:
             input_shape=tuple(schema.input_shape),
             partition={"name": "given", "seed": self._seed},
             target_scale=schema.target_scale,
+            labels=schema.labels,
+            outputs=schema.outputs,
         )
 
     @property

@@ -138,9 +138,11 @@ def _check_scores(
         if not ids or not _check_ids(ids) <= set(members):
             raise RefusedReplyError("sends scores of other nodes' clients")
         n, correct, loss = one.scores
-        types = (torch.int64, torch.int64, torch.float64)
+        has_shares = federation.kind in ("labels", "positions")
+        types = (torch.int64, torch.float64 if has_shares else torch.int64, torch.float64)
         if any(v.shape != (len(ids),) or v.dtype != t for v, t in zip(one.scores, types, strict=True)):
             raise RefusedReplyError("sends scores of other shapes or types")
         sizes = federation.sizes(one.part)[one.ids]
-        if not torch.equal(n, sizes) or (correct < 0).any() or (correct > n).any() or (loss < 0).any():
+        is_possible = (correct >= 0) & (correct <= n) & ~(loss < 0)
+        if not torch.equal(n, sizes) or not is_possible.all():
             raise RefusedReplyError("sends impossible scores")

@@ -102,10 +102,8 @@ class _Server:
         self.request: ControlRequest | None = None  # the request that ended the run; it may be taken back later
         self._open_registry()
         info = self.registry.info
-        grid.log(
-            f"{info.n_clients} clients at {len(self.registry.nodes)} nodes, {len(info.classes)} classes; results go "
-            f"to {folder}"
-        )
+        target = f"{len(info.labels)} labels" if info.labels else f"{len(info.classes)} classes"
+        grid.log(f"{info.n_clients} clients at {len(self.registry.nodes)} nodes, {target}; results go to {folder}")
 
     def _open_registry(self) -> None:
         """Read the token and the nodes from the folder, or register the nodes of a new federation."""
@@ -224,7 +222,7 @@ class _Server:
         return RunFolder.open(path, config, resume=folder.config.exists()), config
 
     def _make_card(self, name: str, seed: int) -> dict[str, Any]:
-        return self.plan.card(name, seed, self.registry.info.input_shape, self.registry.info.classes)
+        return self.plan.card(name, seed, self.registry.info)
 
     def _open_loop(
         self, name: str, algorithm: Algorithm, seed: int, folder: RunFolder, config: dict[str, Any]
