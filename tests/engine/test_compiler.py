@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 from engine_rounds import NETWORKS, make_clients, train_round
-from torch import Tensor
-from torch.utils._pytree import tree_unflatten
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedattune.client import SGD
 from fedattune.core.hardware import use_threads
@@ -113,6 +113,30 @@ def test_a_recording_that_computes_something_else_is_not_used(monkeypatch: pytes
     step = compile_step(lambda f, leaves, b: [leaves[0] - b[0]], [], [torch.ones(2)], batch)
     assert not step.operations
     assert step.body([], [torch.ones(2)], [torch.ones(2)])[0].tolist() == [0, 0]
+
+
+def test_a_bias_before_batchnorm_moves_by_rounding_alone() -> None:
+    """Its gradient is zero. What rounding leaves of it differs in a compiled step, here of pFedMe, which is used too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+    with torch.no_grad():
+        model[0].bias.zero_()
+    task = Task(model)
+    state, spec = tree_flatten((task.params, task.params, task.buffers))
+
+    def function(fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
+        w, theta, buffers = tree_unflatten(leaves, spec)
+        for _ in range(5):
+            g, buffers = task.gradient(theta, buffers, (batch[0], batch[1]))
+            theta = theta - 0.05 * (g + 15.0 * (theta - w))
+        return tree_flatten((w - 0.3 * (w - theta), theta, buffers))[0]
+
+    batch = [torch.randn(10, 1, 8, 8), torch.arange(10)]
+    old = state[[*task.params].index("0.bias")]
+    new = function([], state, batch)[[*task.params].index("0.bias")]
+    assert 0 < float((new - old).abs().max()) < 1e-4
+    with torch.no_grad():
+        assert compile_step(function, [], state, batch).operations
 
 
 def test_compiled_steps_are_kept_by_what_they_depend_on() -> None:
