@@ -205,6 +205,8 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
     known = list_options_of_commands(make_parser(None, is_full=True))
     known |= {
         "--run-config",  # of Flower
+        "--stream",
+        "--federation-config",
         "--attach",  # of a deployment's run.sh
         "--build-arg",  # of Docker
         "--no-deps",  # of pip

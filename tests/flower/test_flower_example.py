@@ -59,14 +59,9 @@ def app_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("app_modules")
-@pytest.mark.parametrize(("patch", "rounds", "least"), [(None, 3, 0.0), ("fedmcsa", 3, 0.9), ("attune", 2, 0.55)])
+@pytest.mark.parametrize(("patch", "rounds", "least"), [(None, 2, 0.0), ("fedmcsa", 2, 0.85), ("attune", 2, 0.55)])
 def test_nodes_of_few_classes_gain_by_the_change(
-    patch: str | None,
-    rounds: int,
-    least: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    patch: str | None, rounds: int, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One model for all is not better than some of the nodes' classes; their own models are."""
     folder = copy_app(tmp_path, patch)
