@@ -116,7 +116,7 @@ def test_a_recording_that_computes_something_else_is_not_used(monkeypatch: pytes
 
 
 def test_a_bias_before_batchnorm_moves_by_rounding_alone() -> None:
-    """Its gradient is zero. What rounding leaves of it differs in a compiled step, here of pFedMe, which is used too."""
+    """Its gradient is zero. What rounding leaves of it differs in a compiled step of pFedMe, which is used."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
     with torch.no_grad():
