@@ -41,7 +41,7 @@ def test_every_workload_runs_and_all_ways_of_training_agree(tmp_path: Path) -> N
     """The cases check by themselves that all ways train the same models from the same batches."""
     file = tmp_path / "figures.json"
     # One process for all: to start one takes longer than most workloads.
-    run("--quick", "--json", str(file), *(f"W{k}" for k in range(1, 8)), "W10")
+    run("--quick", "--json", str(file), *(f"W{k}" for k in range(1, 8)), "W10", "W12-adam", "W12-images")
     said = json.loads(file.read_text("utf-8"))
     cases = {case["name"]: case for case in said["cases"]}
     names = {"W1", "W2", "W3-mlr", "W3-dnn", "W4-mlr", "W4-dnn", "W5-10", "W5-50", "W6-mlr", "W6-dnn", "W6-synthetic"}
@@ -81,7 +81,7 @@ def test_the_page_of_the_compiler_has_a_row_per_pass(monkeypatch: pytest.MonkeyP
 def test_workloads_that_start_processes_run(tmp_path: Path) -> None:
     """W8 and W11 do the same for every method and data set, so one is enough."""
     file = tmp_path / "figures.json"
-    run("--quick", "--json", str(file), "W8-ditto", "W9", "W11-digits", "ablate-W1")
+    run("--quick", "--json", str(file), "W8-ditto", "W9", "W11-digits", "W12-lora", "ablate-W1")
     cases = {case["name"]: case for case in json.loads(file.read_text("utf-8"))["cases"]}
     assert {"W8-ditto", "W9-commands", "W11-digits"} <= set(cases)
     assert set(ablate.PROCESS_RULES) == set(cases["W1"]["values"])  # of ablate-W1

@@ -291,3 +291,19 @@ def test_the_texts_are_those_that_the_script_makes(tmp_path: Path, monkeypatch: 
 
     make_texts.write(tmp_path / "again.csv")
     assert (tmp_path / "again.csv").read_bytes() == (examples / "texts.csv").read_bytes()
+
+
+def test_clients_train_by_adamw_unless_told_otherwise(texts: Federation, networks: dict[str, str]) -> None:
+    """At a rate that suits the weights that are trained; a method with steps of its own keeps SGD."""
+    usual = {key: value for key, value in RUN.items() if key != "lr"}
+
+    def settings(method: str = "fedavg", tuning: str = "lora", **more: Any) -> tuple[str, float]:
+        options = {"id": networks["bert"], "tuning": tuning}
+        training = fedattune.fit(texts, method, "hf", model_options=options, **{**usual, **more}).settings.training
+        return training.optimizer, training.lr
+
+    assert settings() == ("adamw", 0.001)
+    assert settings(tuning="all") == ("adamw", 0.00005)
+    assert settings(lr=0.003) == ("adamw", 0.003)
+    assert settings(optimizer="sgd") == ("sgd", 0.02)
+    assert settings("scaffold") == ("sgd", 0.02)
