@@ -312,6 +312,8 @@ def set_optimizer(rule: ClientUpdate, optimizer: Optimizer) -> ClientUpdate:
     """
     if isinstance(rule, ClientWrapper):
         return replace(rule, inner=set_optimizer(rule.inner, optimizer))
+    if isinstance(rule, Optimizing) and rule.optimizer == optimizer:
+        return rule  # clients that join after training have the rule of the run
     own = rule.own_steps if isinstance(rule, Optimizing) else type(rule).__name__
     if not isinstance(rule, Optimizing) or own:
         raise ConfigError(

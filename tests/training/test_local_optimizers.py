@@ -109,6 +109,14 @@ def test_a_kept_state_survives_a_resumed_run(equal: Federation, tmp_path: Path) 
     assert not torch.allclose(predictions(whole), predictions(restarted))
 
 
+def test_clients_that_join_have_the_optimizer_of_the_run(equal: Federation) -> None:
+    for method in ("ditto", "fedmcsa"):
+        settings = RUN | {"optimizer": "adam", "optimizer_state": "keep", "lr_schedule": "cosine", "held_out": 1}
+        result = fedattune.fit(equal, method, join_rounds=2, **settings)
+        (joined,) = result.facts["newcomers"]
+        assert 0 <= joined["trained"] <= 1
+
+
 def test_a_folder_that_is_older_than_an_option_had_its_default(equal: Federation, tmp_path: Path) -> None:
     config = {"algorithm": "fedavg", "data": "digits", **Settings().to_keywords(mode="json")}
     older = {key: value for key, value in config.items() if key not in {"optimizer", "lr_schedule"}}
