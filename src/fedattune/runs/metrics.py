@@ -208,7 +208,7 @@ class RunMetrics:
         """The algorithm's name."""
         return str(self.config["algorithm"])
 
-    @property
+    @cached_property
     def settings(self) -> Settings:
         """The settings of the run."""
         return Settings(**{k: v for k, v in self.config.items() if k in Settings.flat_fields()})

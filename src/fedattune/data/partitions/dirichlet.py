@@ -72,16 +72,16 @@ def dirichlet(
 
 def _dirichlet_counts(totals: list[int], n_clients: int, beta: float, random: np.random.Generator) -> Array | None:
     """Draw samples per class and client, (classes, N); None when all shares of a class fall on full clients."""
-    full = sum(totals) / n_clients
+    full, concentrations = sum(totals) / n_clients, np.full(n_clients, beta)
     counts = np.zeros((len(totals), n_clients), dtype=np.int64)
     n_samples = np.zeros(n_clients, dtype=np.int64)
     for c, total in enumerate(totals):
-        share = random.dirichlet(np.full(n_clients, beta)) * (n_samples < full)
-        if not share.sum() > 0:
+        share = random.dirichlet(concentrations) * (n_samples < full)
+        if not (sum_of_shares := share.sum()) > 0:
             return None
-        ends = np.floor(np.cumsum(share / share.sum()) * total).astype(np.int64)
-        ends[-1] = total  # rounding may leave the last sum just below 1
-        counts[c] = np.diff(ends, prepend=0)
+        counts[c] = (share / sum_of_shares).cumsum() * total  # the ends, rounded down
+        counts[c, -1] = total  # rounding may leave the last sum just below 1
+        counts[c, 1:] -= counts[c, :-1].copy()
         n_samples += counts[c]
     return counts
 
