@@ -24,6 +24,20 @@ def test_room_and_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert hardware.limit_to_memory(4) == 3
 
 
+def test_processors_of_one_name_are_told_by_family_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(hardware, "CPUINFO_PATH", file)
+    monkeypatch.setattr(hardware.torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    core = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n\n"
+    file.write_text(2 * core)
+    assert hardware.find_processor_name() == "AMD EPYC (family 25, model 17, AVX512)"
+    file.write_text("processor\t: 0\nBogoMIPS\t: 243.75\n")  # as of an ARM processor
+    monkeypatch.setattr(hardware.platform, "processor", lambda: "aarch64")
+    assert hardware.find_processor_name() == "aarch64 (AVX512)"
+    file.unlink()
+    assert hardware.find_processor_name() == "aarch64 (AVX512)"
+
+
 def test_an_error_of_one_task_is_raised_after_all_have_ended() -> None:
     ended = []
 

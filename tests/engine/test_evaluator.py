@@ -25,9 +25,10 @@ def _make(is_serial: bool = False) -> tuple[Evaluator, Params]:
 
 
 def _choose(wanted: str, asked: list[list[str]]) -> Callable[..., str]:
-    def choose(what: str, sizes: tuple[int, ...], calls: Mapping[str, Callable[[], object]]) -> str:
+    def choose(what: str, sizes: tuple[int, ...], calls: Mapping[str, Callable[[], object]], min_gain: float) -> str:
         for call in calls.values():  # as if measured
             call()
+        assert min_gain < 1.15
         assert what == f"evaluation {len(calls)} ways"  # cohorts with other ways make a choice of their own
         asked.append(list(calls))
         return wanted
@@ -35,7 +36,11 @@ def _choose(wanted: str, asked: list[list[str]]) -> Callable[..., str]:
     return choose
 
 
-WAYS = [f"{way}, {threads}" for way in ("large parts alone", "blocks") for threads in ("one thread", "all threads")]
+WAYS = [
+    f"{way}, {threads}"
+    for way in ("large parts alone", "blocks", "large parts in turn")
+    for threads in ("one thread", "all threads")
+]
 
 
 @pytest.mark.parametrize("limit", [0, 16])
@@ -52,6 +57,7 @@ def test_every_way_gives_the_scores_of_one_model_after_the_other(
     with use_threads(2):
         quick, _ = _make()
     monkeypatch.setattr(evaluator, "MAX_COMPILED_BLOCKS", limit)
+    monkeypatch.setattr(evaluator, "TURN_SAMPLES", 400)
     for _ in range(2):  # the second time, the samples are in memory
         (scores,) = quick.evaluate(models, Params(), ("test",), ids)
         assert torch.equal(scores.n, expected.n)
@@ -60,7 +66,8 @@ def test_every_way_gives_the_scores_of_one_model_after_the_other(
         assert bool(quick._compiler._calls) == (limit > 0)
     assert asked == [WAYS]
     gathered = quick._cache["test",]
-    assert bool(gathered.large_parts) == way.startswith("large parts alone")
+    assert bool(gathered.large_parts) == way.startswith("large parts")
+    assert gathered.in_turn == way.startswith("large parts in turn")
     assert gathered.threads == (1 if way.endswith("one thread") else 2)
 
 

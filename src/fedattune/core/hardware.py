@@ -129,14 +129,21 @@ def resolve_device(settings: Settings) -> torch.device:
 
 
 def find_processor_name() -> str:
-    """Return the processor's name."""
+    """Return what tells a processor from others: its name, family and model, and the instructions that PyTorch uses.
+
+    Virtual machines call processors of several generations by one name, such as AMD EPYC.
+    """
+    name, version = platform.processor() or platform.machine(), ""
     with suppress(OSError):
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        if found:
-            return found[1].strip()
-    return platform.processor() or platform.machine()
+        text = CPUINFO_PATH.read_text(encoding="utf-8")
+        facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.MULTILINE))
+        name = facts.get("model name", name).strip()
+        if "cpu family" in facts and "model" in facts:
+            version = f"family {facts['cpu family']}, model {facts['model']}, "
+    return f"{name} ({version}{torch.backends.cpu.get_cpu_capability()})"
 
 
+CPUINFO_PATH = Path("/proc/cpuinfo")
 CGROUP_PATH = Path("/sys/fs/cgroup")
 """Folder in which Linux states the limits of a container."""
 

@@ -55,12 +55,18 @@ class Choice(NamedTuple):
         return 0 < self.busy < MAX_MEASUREMENTS
 
 
-def choose(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], object]]) -> str:
-    """Return the name of the fastest call on this machine; of the first, plain one unless another is MIN_GAIN as fast.
+def choose(
+    what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], object]], min_gain: float = MIN_GAIN
+) -> str:
+    """Return the name of the fastest call on this machine; of the first, plain one unless another is much faster.
 
     All calls have the same result. Sizes between the same powers of two, and so many threads, share a choice.
+
+    Args:
+        min_gain: minimum ratio of the plain call's time to the time of a call that is chosen in its place.
     """
-    return _find(what, sizes, calls, _choose_fastest).name if is_allowed() else next(iter(calls))
+    judge = partial(_choose_fastest, min_gain=min_gain)
+    return _find(what, sizes, calls, judge).name if is_allowed() else next(iter(calls))
 
 
 def compare(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
@@ -138,9 +144,9 @@ _locks: dict[str, threading.Lock] = {}
 """One per key, held while its calls are measured: a measured call may choose among other calls, also in threads."""
 
 
-def _choose_fastest(seconds: dict[str, float]) -> str:
+def _choose_fastest(seconds: dict[str, float], min_gain: float) -> str:
     plain, fastest = next(iter(seconds)), min(seconds, key=lambda name: seconds[name])
-    return fastest if seconds[fastest] * MIN_GAIN < seconds[plain] else plain
+    return fastest if seconds[fastest] * min_gain < seconds[plain] else plain
 
 
 def _measure(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
@@ -161,8 +167,7 @@ def _measure(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 @cache
 def describe_machine() -> str:
     """Describe what choices depend on: processor, cores, and PyTorch's version."""
-    instructions = torch.backends.cpu.get_cpu_capability()
-    return f"{find_processor_name()}, {instructions}, {os.cpu_count()} cores, PyTorch {torch.__version__}"
+    return f"{find_processor_name()}, {os.cpu_count()} cores, PyTorch {torch.__version__}"
 
 
 def choices_path() -> Path | None:

@@ -29,6 +29,12 @@ CALL_WORK = 1 << 21
 MIN_LARGE_CALLS = 2
 """Calls whose time a client's part must take to be evaluated alone: one call costs half of it at most."""
 
+TURN_SAMPLES = 1000
+"""Samples of one call where all threads share it: so many activations stay in the caches of one core."""
+
+MIN_WAY_GAIN = 1.05
+"""Ratio from which another way of evaluation is chosen: it takes long, so that its time is known well."""
+
 MAX_COMPILED_BLOCKS = 16
 """Blocks whose predictions are compiled; of more, the compiler would forget some before they are evaluated again."""
 
@@ -37,6 +43,8 @@ MAX_MEASURED_WORK = 1 << 34
 
 MEASURED_SAMPLES = 16
 """Samples of the smaller of two calls whose difference gives the time of a sample."""
+
+ALONE, IN_TURN, BLOCKS = "large parts alone", "large parts in turn", "blocks"
 
 _Way = tuple[list[int], list[list[int]]]
 """Rows of scores that are evaluated alone, and groups of rows that form blocks."""
@@ -62,7 +70,10 @@ class Evaluator:
 
     def _evaluate_samples(self, params: Params, buffers: Params, samples: "_EvalSamples") -> Scores:
         scores = Scores.zeros(samples.sizes, self.federation.kind)
-        self._evaluate_alone(params, buffers, samples.large_parts, scores)
+        if samples.in_turn:
+            self._evaluate_part(self._tasks[0], samples.large_parts, params, buffers, scores, TURN_SAMPLES)
+        else:
+            self._evaluate_alone(params, buffers, samples.large_parts, scores)
         # All clients come again, cohorts seldom. A resumed run compiles what the whole run compiled.
         is_all = len(samples.ids) == self.federation.n_clients
         should_compile = is_all and len(samples.blocks) <= MAX_COMPILED_BLOCKS
@@ -78,19 +89,19 @@ class Evaluator:
         groups = balance([len(one.y) for one in parts], len(self._tasks))
         run_parallel(
             [
-                partial(self._evaluate_part, task, [parts[i] for i in group], params, buffers, scores)
+                partial(self._evaluate_part, task, [parts[i] for i in group], params, buffers, scores, self._at_once)
                 for task, group in zip(self._tasks, groups, strict=True)
                 if group
             ]
         )
 
     def _evaluate_part(
-        self, task: Task, group: list["_LargePart"], params: Params, buffers: Params, scores: Scores
+        self, task: Task, group: list["_LargePart"], params: Params, buffers: Params, scores: Scores, at_once: int
     ) -> None:
         for row, client, samples, x, y in group:
             model, state = params.rows(client), buffers.rows(client)
-            for at in range(0, len(y), self._at_once):
-                part = slice(at, at + self._at_once)
+            for at in range(0, len(y), at_once):
+                part = slice(at, at + at_once)
                 inputs = self.federation.features(samples[part], self.dtype) if x is None else x[part]
                 with FastPrediction():
                     correct, losses = score_samples(task.predict(model, state, inputs), y[part], self.federation.kind)
@@ -140,12 +151,20 @@ class Evaluator:
                 for n, text in threads.items()
                 if blocks or n == self._cores
             }
+            if len(plans) > 1 and ways[ALONE][0] and self._at_once > TURN_SAMPLES:
+                plans |= {
+                    name.replace(ALONE, IN_TURN): lambda plan=plan: plan()._replace(in_turn=True)
+                    for name, plan in plans.items()
+                    if name.startswith(ALONE)
+                }
             calls = {
                 name: lambda plan=plan: self._evaluate_samples(params, buffers, plan()) for name, plan in plans.items()
             }
             work = (len(samples), sum(sizes), self._tasks[0].params.numel())
             cached = plans[
-                choose(f"evaluation {len(calls)} ways", work, calls) if len(plans) > 1 else next(iter(plans))
+                choose(f"evaluation {len(calls)} ways", work, calls, MIN_WAY_GAIN)
+                if len(plans) > 1
+                else next(iter(plans))
             ]()
             self._cache[parts] = cached
         return cached
@@ -162,11 +181,11 @@ class Evaluator:
         large = [row for row, size in enumerate(sizes) if size > MIN_LARGE_CALLS * call]
         alone = set(large)
         small = [0 if row in alone else size for row, size in enumerate(sizes)]
-        ways: dict[str, _Way] = {"large parts alone": (large, _group_by_size(small, max_samples, call))}
+        ways: dict[str, _Way] = {ALONE: (large, _group_by_size(small, max_samples, call))}
         if sum(sizes) * task.params.numel() > MAX_MEASURED_WORK or self.device.type != "cpu":
             return ways, all_threads
         if large:
-            ways["blocks"] = ([], _group_by_size(sizes, max_samples, call))
+            ways[BLOCKS] = ([], _group_by_size(sizes, max_samples, call))
         return ways, {1: "one thread", **all_threads}
 
     def _load(self, ids: list[int], samples: list[Index], large: list[int], blocks: list[list[int]]) -> "_EvalSamples":
@@ -174,7 +193,7 @@ class Evaluator:
         keep = keeps_inputs(self.federation, int(sizes.sum()), self.dtype)
         large_parts = [self._load_part(row, row % len(ids), samples[row], keep) for row in large]
         loaded = [self._load_block(rows, len(ids), samples, keep) for rows in blocks]
-        return _EvalSamples(ids, sizes, large_parts, loaded, self._cores)
+        return _EvalSamples(ids, sizes, large_parts, loaded, self._cores, in_turn=False)
 
     @cached_property
     def _samples_per_call(self) -> int:
@@ -241,7 +260,8 @@ class _EvalSamples(NamedTuple):
     """All evaluation samples of clients `ids`: large parts alone, small parts in blocks.
 
     There is one row of scores per part and client, clients change fastest; `sizes` are their samples. Blocks have so
-    many threads: with small blocks, threads wait longer than they work.
+    many threads: with small blocks, threads wait longer than they work. Large parts are for one core each, or
+    `in_turn` for all threads, as in a plain loop over clients.
     """
 
     ids: list[int]
@@ -249,6 +269,7 @@ class _EvalSamples(NamedTuple):
     large_parts: list[_LargePart]
     blocks: list[_PaddedBlock]
     threads: int
+    in_turn: bool
 
 
 def _group_by_size(sizes: list[int], max_samples: int, max_padding: int) -> list[list[int]]:
