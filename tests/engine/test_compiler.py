@@ -12,6 +12,7 @@ from fedattune.client import SGD
 from fedattune.core.hardware import use_threads
 from fedattune.core.params import copy_dense
 from fedattune.core.task import Task
+from fedattune.engine.compiler import compile as compile_module
 from fedattune.engine.compiler.compile import PASSES, Compiler, compile_call, compile_step
 from fedattune.engine.compiler.loops import GraphLoop, StepBatches, StepLoop
 from fedattune.engine.vectorized import VectorizedEngine
@@ -205,6 +206,7 @@ def test_without_torchscript_steps_are_replayed_by_python(monkeypatch: pytest.Mo
         raise RuntimeError("no TorchScript")
 
     monkeypatch.setattr(torch.jit, "trace", missing)
+    monkeypatch.setattr(compile_module, "_scripts", {})
     with use_threads(2):
         engine = VectorizedEngine(task, data)
         got = train_round(engine, task, 3, SGD(), epochs=1)
@@ -229,3 +231,22 @@ def test_steps_run_without_a_graph_where_none_can_be_captured(monkeypatch: pytes
     results = [loop(0, 3, [torch.tensor(2.0)], [torch.tensor(0.0)], batches) for loop in (plain, graph, graph)]
     assert [float(result[0]) for result in results] == [32, 32, 32]  # 2 x (0 + 1 + ... + 5) + 2
     assert failed == [1]
+
+
+def test_later_runs_of_a_process_use_the_scripts_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchScript never frees a script, so a loop of runs would need more memory with each."""
+    monkeypatch.setattr(compile_module, "_scripts", {})
+    federation, results, scripts = make_clients([40, 60]), [], []
+    for lr in (0.1, 0.1, 0.1, 0.2):
+        torch.manual_seed(0)
+        task = Task(NETWORKS["mlp"]())
+        with use_threads(1):
+            engine = VectorizedEngine(task, federation)
+            results.append(train_round(engine, task, 2, SGD(), steps=3, lr=lr))
+        (step,) = engine._compiler._steps.values()
+        scripts.append(step.run_steps)
+    assert scripts[0] is scripts[1] is scripts[2] is not scripts[3]  # the rate is a constant of the step
+    assert len(compile_module._scripts) == 2
+    for name, value in results[0].upload.params.items():
+        assert torch.equal(value, results[1].upload.params[name])
+        assert not torch.equal(value, results[3].upload.params[name])

@@ -145,18 +145,19 @@ class Evaluator:
             sizes = [len(some) for some in samples]
             ways, threads = self._plan(sizes)
             gather = cache(lambda way: self._load(ids, samples, *ways[way]))
+
+            def load(way: str, threads: int, *, in_turn: bool = False) -> _EvalSamples:
+                return gather(way)._replace(threads=threads, in_turn=in_turn)
+
             plans = {
-                f"{way}, {text}": lambda way=way, n=n: gather(way)._replace(threads=n)
+                f"{way}, {text}": partial(load, way, n)
                 for way, (_, blocks) in ways.items()
                 for n, text in threads.items()
                 if blocks or n == self._cores
             }
             if len(plans) > 1 and ways[ALONE][0] and self._at_once > TURN_SAMPLES:
-                plans |= {
-                    name.replace(ALONE, IN_TURN): lambda plan=plan: plan()._replace(in_turn=True)
-                    for name, plan in plans.items()
-                    if name.startswith(ALONE)
-                }
+                alone = {name: plan for name, plan in plans.items() if name.startswith(ALONE)}
+                plans |= {name.replace(ALONE, IN_TURN): partial(plan, in_turn=True) for name, plan in alone.items()}
             calls = {
                 name: lambda plan=plan: self._evaluate_samples(params, buffers, plan()) for name, plan in plans.items()
             }

@@ -57,6 +57,7 @@ class CompiledStep(NamedTuple):
         is_scripted: whether several steps are one call that needs no Python.
         moving: numbers of the leaves that a step changes.
         operations: number of operations in `body`; 0 for an eager step.
+        code: what `body` does; None if it holds tensors, or is eager.
     """
 
     precompute: Callable[..., list[Any]]
@@ -66,6 +67,7 @@ class CompiledStep(NamedTuple):
     moving: tuple[int, ...]
     is_random: bool
     operations: int
+    code: Hashable | None = None
 
     def select_constant(self, leaves: Sequence[Any]) -> list[Any]:
         moving = set(self.moving)
@@ -190,14 +192,36 @@ def _script(step: CompiledStep, fixed: Tensors, leaves: Tensors, batch: Tensors)
     ready = step.precompute(*fixed, *step.select_constant(leaves))
     moving = [copy_dense(leaves[i]) for i in step.moving]
     compile_body: Callable[..., StepBody] = torch.jit.trace
+    key = step.code, *(tensor_layouts(group) for group in (ready, moving, batch))
+    if key in _scripts:
+        body, run_steps = _scripts[key]
+        return step._replace(body=body, run_steps=run_steps, is_scripted=True)
     try:
         # It warns that TorchScript is deprecated, and that a trace holds for similar tensors only.
         with warnings.catch_warnings(action="ignore"):
             body = compile_body(step.body, (ready, moving, list(batch)), check_trace=False, strict=False)
-            run_steps: nn.Module = torch.jit.script(StepLoop(body, batch[0].dtype))
+            run_steps = torch.jit.script(StepLoop(body, batch[0].dtype))
+        if step.code is not None:
+            _make_room(_scripts)
+            _scripts[key] = body, run_steps
         return step._replace(body=body, run_steps=run_steps, is_scripted=True)
     except Exception:  # undocumented exceptions; the step runs without TorchScript
         return step
+
+
+_scripts: dict[Hashable, tuple[StepBody, nn.Module]] = {}
+"""Scripts of all runs of this process, by what they do and their inputs.
+
+TorchScript keeps the types of every script to the end of the process, a megabyte each, also if nobody has the script.
+"""
+
+
+def _describe_code(graph: Graph) -> Hashable | None:
+    """Return a key that is equal for graphs that do the same with their inputs; None for graphs that hold tensors."""
+    if any(node.op in ("get_attr", "call_module") for node in graph.nodes):
+        return None
+    # The text has the arguments, but names functions of any origin alike.
+    return graph.python_code("self").src, *(node.target for node in graph.nodes if node.op == "call_function")
 
 
 def _agree(result: Sequence[Tensor], reference: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
@@ -283,7 +307,8 @@ def _trace_step(
     def each(ready: list[Tensor], current: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
         return list(replay(*ready[:-1], *current, *batch))
 
-    return CompiledStep(once, each, StepLoop(each, batch[0].dtype), False, moving, is_random, operations)
+    loop, code = StepLoop(each, batch[0].dtype), _describe_code(body)
+    return CompiledStep(once, each, loop, False, moving, is_random, operations, code)
 
 
 def apply_passes(graph: Graph) -> None:
