@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
@@ -15,7 +16,16 @@ from filelock import FileLock
 from flwr.app import Context, Message, RecordDict
 
 from conformance.table import Case, some_methods
-from fedattune import ConfigError, DataError, Federation, RunError, load_federation, predict
+from fedattune import (
+    ConfigError,
+    DataError,
+    FedAttuneError,
+    Federation,
+    RunError,
+    federation_from,
+    load_federation,
+    predict,
+)
 from fedattune.deploy.grid import unpack_record
 from fedattune.deploy.node.client_app import make_client_app
 from fedattune.deploy.server import backend
@@ -228,3 +238,22 @@ def test_numbers_as_targets_are_the_simulators(tmp_path: Path) -> None:
     whole.export("city2", tmp_path / "m.safetensors")
     ours, theirs = (predict(one, table) for one in (tmp_path / "m.safetensors", file))
     np.testing.assert_allclose(theirs.values, ours.values, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["labels", "numbers"])
+def test_several_targets_are_the_simulators(kind: str, tmp_path: Path) -> None:
+    table = Path(__file__).parents[2] / "examples" / "symptoms.csv"
+    target = "infection,anaemia,asthma" if kind == "labels" else "crp,glucose"
+    clinics = load_federation(table, client_column="clinic", target=target)
+    (result,) = run_deployed(clinics, tmp_path, algorithms="attune", groups=[range(3), range(3, 6)])
+    assert result.kind == kind
+    same_numbers(run_simulated("attune", clinics), result, ("received",), measured=False)
+    file = find_models(tmp_path, "attune")["south-1"]
+    assert predict(file, table).names == tuple(target.split(","))
+
+
+def test_classes_of_positions_are_for_simulations(tmp_path: Path) -> None:
+    x, y = torch.randn(20, 4), torch.randint(0, 3, (20, 4))
+    data = federation_from([(x, y), (x, y)])
+    with pytest.raises(FedAttuneError, match="a class for each position, which is for simulations"):
+        run_deployed(data, tmp_path, algorithms="fedavg", groups=[[0], [1]])

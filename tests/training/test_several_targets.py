@@ -1,5 +1,6 @@
 """Training on several labels, several numbers, or a class for each position."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,7 +68,7 @@ def test_attune_mixes_probabilities_of_labels_and_several_numbers() -> None:
         assert one.predictions["test"].pooled[key] > best
 
 
-def test_the_result_says_which_labels_it_has(tmp_path: Any) -> None:
+def test_the_result_says_which_labels_it_has(tmp_path: Path) -> None:
     data = make_several("labels", targets=["fever", "cough", "rash"])
     assert repr(data).endswith("3 labels)")
     assert any("3 labels, each true or false: fever, cough, rash" in note for note in data.notes)
@@ -137,6 +138,39 @@ def test_methods_and_attacks_that_need_classes_say_so() -> None:
     assert "target_kind" in result.facts
     with pytest.raises(ConfigError, match="it trains a network of its own, which predicts one class for a sample"):
         fedattune.fit(make_several("positions"), "attune", Positions(), rounds=1)
+
+
+def test_classes_of_positions_are_compared_and_their_models_saved(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    code = tmp_path / "net.py"
+    code.write_text("from torch import nn\ndef net(shape, n_classes): return nn.Conv2d(1, n_classes, 3, padding=1)\n")
+    clients = {}
+    for u in range(3):
+        x = torch.randn(24, 1, 5, 5)
+        y = (x[:, 0] > 0).long()
+        y[:, :, 4] = -100
+        clients[f"c{u}"] = x, y
+    data = fedattune.federation_from(clients, classes=["background", "organ"])
+    assert data.heterogeneity()["samples_max"] == 24
+    model = f"{code}:net"
+    study = fedattune.compare(
+        data,
+        ["fedavg"],
+        model,
+        rounds=3,
+        lr=1.0,
+        baseline="majority",
+        metric="mean_iou",
+        out=tmp_path / "study",
+        quiet=True,
+    )
+    result = next(one for one in study.results if one.algorithm == "fedavg")
+    assert result.kind == "positions"
+    assert set(result.recall) == {"background", "organ"}
+    file = result.save_models(tmp_path / "models")[0]
+    assert fedattune.load_model(file, factory=model)(torch.zeros(1, 1, 5, 5)).shape == (1, 2, 5, 5)
+    with pytest.raises(ConfigError, match="baseline sklearn: its models predict no class for each position"):
+        fedattune.compare(data, ["fedavg"], model, rounds=1, baseline="sklearn", out=tmp_path / "other")
 
 
 def test_images_whose_positions_have_classes_do_not_move() -> None:

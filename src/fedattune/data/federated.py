@@ -304,7 +304,7 @@ class Federation:
             distance = float(distances.mean())
             return {"clients": n, **_summarize("samples", np.array([*map(len, every)])), "target_distance": distance}
         counts = self.label_counts()
-        sizes = counts.sum(axis=1)
+        sizes, has_positions = counts.sum(axis=1), self.kind == "positions"
         shares = counts / np.maximum(sizes, 1)[:, None]
         pooled = counts.sum(axis=0) / max(int(sizes.sum()), 1)
         # In sorted order, each share is subtracted once per larger share: this needs no N x N distances.
@@ -312,7 +312,7 @@ class Federation:
         pairs = float(ranks @ np.sort(shares, axis=0).sum(axis=1)) / max(n * (n - 1), 1)
         return {
             "clients": n,
-            **_summarize("samples", sizes),
+            **_summarize("samples", np.array([len(client.all) for client in self.index]) if has_positions else sizes),
             **_summarize("classes", (counts > 0).sum(axis=1)),
             "label_distance": float(np.abs(shares - pooled).sum(axis=1).mean() / 2),
             "label_distance_pairs": max(0.0, pairs),

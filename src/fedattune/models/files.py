@@ -123,11 +123,11 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
 
 
 def compute_reference_logits(model: nn.Module, card: ModelCard) -> Logits | None:
-    """Compute the logits of two fixed inputs, (2, classes); None if the network fails or they are not finite."""
+    """Compute the logits of two fixed inputs, flat (2, outputs); None if the network fails or they are not finite."""
     x = draw_inputs(model, card, 2, torch.Generator().manual_seed(0))
     try:
         with torch.no_grad():
-            logits = model(x).double()
+            logits = model(x).double().flatten(1)
     except Exception:  # a user's code may fail here; its model is worth keeping
         return None
     return cast(Logits, logits.tolist()) if bool(logits.isfinite().all()) else None
