@@ -127,6 +127,8 @@ def test_export(features: Federation, tmp_path: Path) -> None:
 
 
 def test_mistakes(features: Federation) -> None:
+    with pytest.raises(ModelError, match=r"; for sequences of unequal length, give fedattune\.WithPadding\(model\)"):
+        fedattune.fit(features, "fedavg", Attention(), rounds=1)
     y = torch.arange(3) % 2
     with pytest.raises(ModelError, match="the forward of the model Linear takes input, expected an argument padding_"):
         WithPadding(nn.Linear(3, 2))

@@ -214,9 +214,15 @@ class Task:
         like = next(iter(params.values()))
         return self.clipped_gradient(params, buffers, (x, y, like.new_ones(len(y))), clip)
 
-    def _advise_on_tokens(self) -> str:
-        has_tokens = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in self.model.modules())
-        return "; give whole numbers (int64), or call x.long() before the embedding" if has_tokens else ""
+    def _advise(self, x: Tensor, error: Exception) -> str:
+        """Say what may help a model that fails on inputs x; nothing where that is unknown."""
+        if isinstance(error, TypeError) and any(name in str(error) for name in ("'padding_mask'", "'lengths'")):
+            return "; for sequences of unequal length, give fedattune.WithPadding(model)"
+        if not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in self.model.modules()):
+            return ""
+        if x.is_floating_point():
+            return "; give whole numbers (int64), or call x.long() before the embedding"
+        return f"; the token numbers of the data go from {int(x.min())} to {int(x.max())}"
 
     def check(self, x: Tensor, output_shape: tuple[int, ...], kind: TargetKind = "class") -> None:
         """Run the model once on `x` (B, ...).
@@ -231,7 +237,7 @@ class Task:
         except Exception as error:
             raise ModelError(
                 f"the model {name} does not fit the data: it cannot take inputs of shape "
-                f"{tuple(x.shape[1:])} ({summarize_error(error)}){self._advise_on_tokens()}"
+                f"{tuple(x.shape[1:])} ({summarize_error(error)}){self._advise(x, error)}"
             ) from error
         if not isinstance(out, Tensor) or out.shape != (len(x), *output_shape):
             got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
