@@ -55,7 +55,7 @@ def read_items(where: str, n: int, get: Callable[[int], tuple[Any, Any]]) -> tup
         if sample.shape != x.shape[1:]:
             raise DataError(
                 f"{where}: samples must all have one shape, and item 0 has {x.shape[1:]}, item {i} {sample.shape}; "
-                "make images of one size and colour, and pad or cut sequences to one length"
+                "make images of one size and colour, and give sequences of unequal length as a list of tensors"
             )
         if sample.dtype != x.dtype:
             x = x.astype(np.result_type(x, sample), copy=False)
