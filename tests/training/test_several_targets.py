@@ -57,6 +57,22 @@ def test_engines_agree(kind: str, method: str) -> None:
     assert one.kind == kind
 
 
+@pytest.mark.parametrize("kind", ["labels", "numbers"])
+def test_rows_stay_private_and_clients_join(kind: str) -> None:
+    data = make_several(kind, targets=["a", "b", "c"])
+    one, other = (
+        fedattune.fit(data, "fedavg", "mlr", rounds=2, lr=0.2, dp_record=20.0, engine=engine)
+        for engine in ("sequential", "vectorized")
+    )
+    assert one.metrics == pytest.approx(other.metrics, rel=1e-5)
+    torch.manual_seed(3)
+    x, y = torch.randn(30, 6), torch.randn(30, 3)
+    joined = fedattune.personalize(one, {"new": (x, y > 0 if kind == "labels" else y)}, rounds=1)
+    assert [client.id for client in joined.newcomers] == ["new"]
+    with pytest.raises(DataError, match="got the targets a, b, z, expected a, b, c"):
+        fedattune.personalize(one, make_several(kind, targets=["a", "b", "z"]), rounds=1)
+
+
 def test_attune_mixes_probabilities_of_labels_and_several_numbers() -> None:
     for kind, key, best in (("labels", "label_accuracy", 0.75), ("numbers", "r2", 0.5)):
         data = make_several(kind)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ def _several(folder: Path, **more: list[Any]) -> Path:
     table["weight"] = [60.5 + i for i in range(n)]
     table["height"] = [1.5 + 0.01 * i for i in range(n)]
     return parquet(folder, {**table, **more})
+
+
+def test_the_example_is_what_its_script_writes(tmp_path: Path) -> None:
+    runpy.run_path(str(EXAMPLE.with_name("make_symptoms.py")))["write"](tmp_path / "made.csv")
+    assert (tmp_path / "made.csv").read_bytes() == EXAMPLE.read_bytes()
 
 
 def test_columns_of_two_values_are_labels(tmp_path: Path) -> None:
