@@ -3,13 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedattune
 from fedattune import ConfigError, DataError, Federation
+from fedattune.analysis.rows import build_run_table
 from fedattune.core.errors import ModelError
+from fedattune.core.metrics import compute_metrics, list_metrics
+from fedattune.core.targets import TargetKind
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -93,6 +97,23 @@ def test_the_result_says_which_labels_it_has(tmp_path: Path) -> None:
     assert (again.kind, again.facts["target_names"]) == ("labels", ["fever", "cough", "rash"])
     assert again.metrics["acc_uniform"] == pytest.approx(again.measure_clients("label_accuracy").mean())
     assert data.label_counts().sum(axis=0).tolist() == data.y.sum(0).tolist()
+
+
+@pytest.mark.parametrize("kind", ["labels", "numbers", "positions"])
+def test_tables_have_every_metric_of_the_target(kind: TargetKind) -> None:
+    model = Positions() if kind == "positions" else "mlr"
+    runs = [fedattune.fit(make_several(kind), name, model, rounds=2, lr=0.2) for name in ("local", "fedavg")]
+    (_, row), names = build_run_table(runs).to_pylist(), list_metrics(kind)
+    assert row["metric"] == runs[0].curve_metric.name
+    rows = runs[1].predictions["test"]
+    for name in names:
+        values = rows.measure_clients(name)
+        alone = [
+            compute_metrics(rows.y[rows.rows(i)], rows.outputs[rows.rows(i)], [name])[name]
+            for i in range(rows.n_clients)
+        ]
+        assert values.tolist() == pytest.approx(alone, nan_ok=True)
+        assert row[name] == pytest.approx(np.nanmean(values))
 
 
 def test_several_numbers_are_learnt_in_deviations_of_each() -> None:

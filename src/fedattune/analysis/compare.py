@@ -258,5 +258,5 @@ def is_merged(run: RunMetrics) -> bool:
 
 
 def get_default_metric(results: Sequence[RunMetrics]) -> MetricName:
-    """Return RMSE for runs whose target is a number, else accuracy."""
-    return "rmse" if results and results[0].is_regression else "accuracy"
+    """Return RMSE for runs whose target is a number, else accuracy: of classes, labels or positions."""
+    return results[0].curve_metric.name if results else "accuracy"
