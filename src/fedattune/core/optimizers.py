@@ -7,18 +7,17 @@ nor inside recorded steps.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from .params import Params
 from .payload import LocalState
+from .settings import ScheduleKind
 
 PREFIX = "optimizer_"
 """Beginning of the names of an optimizer's state in the local state of a client, where it is kept between rounds."""
-
-ScheduleKind = Literal["constant", "cosine", "step"]
 
 
 @dataclass(frozen=True)

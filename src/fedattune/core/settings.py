@@ -17,7 +17,6 @@ from pydantic import (
 
 from .errors import ConfigError, did_you_mean
 from .groups import FlatSchema, Group
-from .optimizers import ScheduleKind
 from .options import Count, describe_errors
 from .own_code import is_reference, make_absolute
 
@@ -30,6 +29,7 @@ LARGEST_UPDATE = 5.0
 """Ratio of an update's norm to the usual norm, above which it is rejected, unless a deployment says another."""
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
 OptimizerName = Literal["sgd", "adam", "adamw"]
+ScheduleKind = Literal["constant", "cosine", "step"]
 ADAM_RATE = 1e-3
 """Default learning rate of Adam and AdamW, that of `torch.optim`."""
 OPTIMIZER_NEEDS = {
