@@ -34,6 +34,7 @@ class Example:
     Attributes:
         loss: loss of outputs and targets, as in `torch.nn.functional`.
         optimizer: makes the optimizer of the trained parameters.
+        find_right: tells which predictions of outputs are right.
         augment: changes the images of a batch.
         warmup: rounds in which the rate rises.
     """
@@ -43,6 +44,7 @@ class Example:
     settings: dict[str, Any]
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
+    find_right: Callable[[Tensor, Tensor], Tensor] = lambda outputs, y: outputs.argmax(1) == y
     augment: Callable[[Tensor], Tensor] = lambda x: x
     warmup: int = 0
     options: dict[str, Any] = field(default_factory=dict)
@@ -93,7 +95,7 @@ def train_by_hand(example: Example) -> float:
             p.copy_(shared[name])
         local.eval()
         tests = [torch.as_tensor(rows) for rows in data.part("test")]
-        right = [local(data.features(rows)).argmax(1) == data.y[rows] for rows in tests if len(rows)]
+        right = [example.find_right(local(data.features(rows)), data.y[rows]) for rows in tests if len(rows)]
     return float(np.mean([float(one.double().mean()) for one in right]))
 
 
@@ -145,6 +147,22 @@ def make_texts(*, quick: bool) -> Example:
     return Example(data, "hf", settings, partial(torch.optim.AdamW, lr=3e-3), warmup=2, options=of_model)
 
 
+def make_labels(*, quick: bool) -> Example:
+    """Patients of six clinics with four diagnoses each, as a table of several labels, trained by Adam."""
+    table = Path(__file__).parent.parent / "examples" / "symptoms.csv"
+    targets = "infection,anaemia,diabetes,asthma"
+    data = fedattune.load_federation(table, client_column="clinic", target=targets)
+    settings = {"rounds": 1 if quick else 50, "steps": 20, "batch_size": 20, "optimizer": "adam", "lr": 1e-3}
+    return Example(
+        data,
+        "dnn",
+        settings,
+        partial(torch.optim.Adam, lr=1e-3),
+        loss=lambda outputs, y: functional.binary_cross_entropy_with_logits(outputs, y.float()),
+        find_right=lambda outputs, y: (outputs > 0) == y,
+    )
+
+
 def make_digits(*, quick: bool) -> Example:
     """Handwritten digits of twenty clients and a network of 100 hidden units, trained by Adam."""
     data = fedattune.load_federation("digits", partition="dirichlet", clients=20)
@@ -152,7 +170,9 @@ def make_digits(*, quick: bool) -> Example:
     return Example(data, "dnn", settings, partial(torch.optim.Adam, lr=1e-3))
 
 
-EXAMPLES: dict[str, Callable[..., Example]] = {"adam": make_digits, "lora": make_texts, "images": make_images}
+EXAMPLES: dict[str, Callable[..., Example]] = {
+    "adam": make_digits, "labels": make_labels, "lora": make_texts, "images": make_images,
+}  # fmt: skip
 
 
 def _check(results: dict[str, Any], *, quick: bool) -> None:
