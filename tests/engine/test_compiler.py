@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from engine_rounds import NETWORKS, make_clients, train_round
+from engine_rounds import EACH, NETWORKS, make_clients, train_round
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+import fedattune
 from fedattune.client import SGD
 from fedattune.core.hardware import use_threads
 from fedattune.core.params import copy_dense
@@ -15,6 +16,7 @@ from fedattune.core.task import Task
 from fedattune.engine.compiler import compile as compile_module
 from fedattune.engine.compiler.compile import PASSES, Compiler, compile_call, compile_step
 from fedattune.engine.compiler.loops import GraphLoop, StepBatches, StepLoop
+from fedattune.engine.sequential import SequentialEngine
 from fedattune.engine.vectorized import VectorizedEngine
 
 aten = torch.ops.aten
@@ -138,6 +140,29 @@ def test_a_bias_before_batchnorm_moves_by_rounding_alone() -> None:
     assert 0 < float((new - old).abs().max()) < 1e-4
     with torch.no_grad():
         assert compile_step(function, [], state, batch).operations
+
+
+@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("target", ["labels", "as many labels as inputs", "numbers", "positions"])
+def test_steps_on_targets_with_several_parts_are_compiled(target: str, kind: str) -> None:
+    """The rows of a batch are found in inputs and targets, however many axes they share."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 30, 5, generator=generator)
+    model: nn.Module = nn.Linear(5, 4)
+    if target == "positions":
+        model, y = nn.Conv1d(1, 3, 3, padding=1), torch.randint(0, 3, (3, 30, 5), generator=generator)
+        x = x[:, :, None]
+    elif target == "numbers":
+        y = torch.randn(3, 30, 4, generator=generator)
+    else:
+        n = 5 if target == "as many labels as inputs" else 4
+        model, y = nn.Linear(5, n), torch.rand(3, 30, n, generator=generator) < 0.5
+    data, task = fedattune.federation_from(list(zip(x, y, strict=True))), Task(model)
+    engine, reference = VectorizedEngine(task, data, **EACH[kind]), SequentialEngine(task, data)
+    got, want = (train_round(one, task, 3, SGD(), steps=4).upload.params for one in (engine, reference))
+    assert all(step.operations for step in engine._compiler._steps.values())
+    for k in want:
+        torch.testing.assert_close(got[k], want[k], rtol=1e-4, atol=1e-5)
 
 
 def test_compiled_steps_are_kept_by_what_they_depend_on() -> None:

@@ -5,8 +5,10 @@ PASSES, computes constants before the first step, and lets operations write over
 graph then runs many steps in one call. `compile_call` does the first two for what precedes and follows the steps.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from itertools import takewhile
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -78,10 +80,12 @@ class CompiledStep(NamedTuple):
         ready = self.precompute(*fixed, *self.select_constant(leaves))
         current = [copy_dense(leaves[i]) for i in self.moving]
         x, y, *rest = batch
-        index = torch.arange(y.numel(), device=y.device).view_as(y)
+        # Inputs and targets agree in the axes of samples. If they agree in more, values take the place of samples.
+        shape = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(x.shape, y.shape, strict=False))]
+        index = torch.arange(math.prod(shape), device=y.device).view(shape)
         index, labels, *more = (torch.stack([t, t]) for t in (index, y, *rest))
         weights, noise = (*more, None, None)[:2]
-        batches = StepBatches(x.flatten(0, y.dim() - 1), None, None, index, None, labels, weights, noise)
+        batches = StepBatches(x.flatten(0, len(shape) - 1), None, None, index, None, labels, weights, noise)
         results: Tensors = self.run_steps(0, 2, ready, current, batches)
         return results
 
