@@ -129,7 +129,9 @@ def _note_moving(results: "Sequence[RunMetrics]") -> list[str]:
 
 def _measure_drift(run: "RunMetrics") -> float | None:
     """Return the change of the mean validation curve from the fifth before the last one to the last fifth."""
-    points = [e["validation"][run.evaluation_point] for e in run.history if e.get("validation")]
+    scored = [e["validation"] for e in run.history if e.get("validation")]
+    # Under secure aggregation, an evaluation may have no point that all clients share.
+    points = [one[run.evaluation_point] for one in scored if run.evaluation_point in one]
     curve = [run.read_curve(e) if run.is_regression else e["acc_uniform"] for e in points]
     n = len(curve) // 5
     if len(curve) < MIN_EVALUATIONS or not np.isfinite(curve).all():
