@@ -48,6 +48,19 @@ def test_steps_are_those_of_torch(optimizer: Optimizer, decay: float, reference:
         torch.testing.assert_close(w["a"], theirs.detach(), rtol=1e-12, atol=1e-12)
 
 
+def test_the_first_steps_of_adam_are_exact_in_float32() -> None:
+    """1 - beta2^t is small there, and would lose digits as a difference."""
+    theirs = torch.ones(3, requires_grad=True)
+    reference = torch.optim.Adam([theirs], lr=1.0, betas=(0.9, 0.9999))
+    w, optimizer = Params(a=torch.ones(3)), Adam(beta2=0.9999)
+    state = optimizer.begin(w, {})
+    for g in gradients((3,)):
+        theirs.grad = g.float()
+        reference.step()
+        w, state = optimizer.step(w, Params(a=g.float()), state, 1.0)
+    torch.testing.assert_close(w["a"], theirs.detach(), rtol=1e-6, atol=1e-6)
+
+
 def test_a_state_restarts_or_stays() -> None:
     w, g = Params(a=torch.ones(2)), Params(a=torch.ones(2))
     for optimizer in (GradientDescent(momentum=0.5), Adam()):

@@ -362,6 +362,8 @@ def test_the_default_rate_is_lower_where_inputs_are_large(tmp_path: Path) -> Non
     assert plan.experiment.training.lr < 0.02
     assert "the learning rate is" in plan.notes[0]
     assert make_plan(Experiment(**table, lr=0.02)).experiment.training.lr == 0.02
+    # Steps of Adam do not grow with the inputs.
+    assert make_plan(Experiment(**table, optimizer="adam")).experiment.training.lr == 0.001
 
 
 @pytest.mark.parametrize(("score", "expected"), [(0.9, "client"), (0.69, "federated")])

@@ -18,6 +18,7 @@ from fedattune.core.task import Task
 from fedattune.data.tables import texts as reading
 from fedattune.models import build_model
 from fedattune.models.pretrained import FrozenBatchNorm, ImageNetwork, TextNetwork
+from fedattune.runs.folder import set_checksums
 from models.pretrained_files import IMAGE_CONFIGS, TEXT_CONFIGS, make_network, write_texts
 
 RUN: dict[str, Any] = {"rounds": 2, "steps": 2, "batch_size": 8, "lr": 0.1}
@@ -263,6 +264,22 @@ def test_the_command_line_from_texts_to_predictions(
     assert len(capsys.readouterr().out.splitlines()) == 4 * 24 + 1
 
 
+def test_a_folder_that_is_older_than_optimizers_is_resumed(
+    table: Path, networks: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    sets = {"table.tokens": networks["bert"], "table.max_tokens": 8, "hf.id": networks["bert"]}
+    options = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+    words = ["--data", str(table), "--client-column", "client", "--target", "label", "--drop-columns", "score"]
+    words += ["--model", "hf", "--algorithm", "fedavg", "--rounds", "1", "--steps", "1", "--optimizer", "sgd"]
+    assert main(["run", *words, *options, "--out", str(out)]) == 0
+    file = out / "experiment.yaml"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if not line.startswith("optimizer:")))
+    set_checksums(out, [file])
+    assert main(["run", "--resume", str(out)]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")  # Flower's
 def test_a_deployment_carries_the_tokens_in_its_schema(table: Path, networks: dict[str, str], tmp_path: Path) -> None:
     from fedattune.deploy.node.node import NodeRuntime
@@ -305,5 +322,7 @@ def test_clients_train_by_adamw_unless_told_otherwise(texts: Federation, network
     assert settings() == ("adamw", 0.001)
     assert settings(tuning="all") == ("adamw", 0.00005)
     assert settings(lr=0.003) == ("adamw", 0.003)
+    assert settings(tuning="all", optimizer="adam") == ("adam", 0.00005)
+    assert settings(tuning="all", optimizer="adamw", lr=0.003) == ("adamw", 0.003)
     assert settings(optimizer="sgd") == ("sgd", 0.02)
     assert settings("scaffold") == ("sgd", 0.02)

@@ -98,6 +98,14 @@ def test_training_alone_is_a_loop_of_pytorch(equal: Federation) -> None:
     torch.testing.assert_close(predictions(result), want, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_what_moved_in_the_round_before_moved_at_its_rate(equal: Federation, engine: str) -> None:
+    """With all clients, VRL-SGD is SCAFFOLD, which divides by the rate within a round; schedules do not change that."""
+    work = RUN | {"rounds": 5, "engine": engine, "lr_schedule": "step", "lr_step_size": 1, "lr_warmup": 2}
+    one, other = (fedattune.fit(equal, name, "mlr", lr_gamma=0.3, lr=0.1, **work) for name in ("vrl_sgd", "scaffold"))
+    torch.testing.assert_close(predictions(one), predictions(other), rtol=1e-9, atol=1e-11)
+
+
 def test_a_kept_state_survives_a_resumed_run(equal: Federation, tmp_path: Path) -> None:
     settings = RUN | {"optimizer": "adam", "optimizer_state": "keep", "rounds": 4}
     whole = fedattune.fit(equal, "fedavg", **settings)
@@ -150,6 +158,13 @@ def test_fine_tuning_uses_the_optimizer_at_its_full_rate(equal: Federation) -> N
 def test_options_without_use_are_refused(equal: Federation, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         fedattune.fit(equal, "fedavg", **given)
+
+
+def test_settings_and_keywords_choose_the_rate_together(equal: Federation) -> None:
+    """Only what is given in the settings counts as given."""
+    for settings, rate in ((Settings(rounds=1), 0.001), (Settings(rounds=1, lr=0.02), 0.02)):
+        result = fedattune.fit(equal, "fedavg", settings=settings, optimizer="adam")
+        assert result.settings.training.lr == rate
 
 
 def test_adam_has_the_default_rate_of_torch() -> None:

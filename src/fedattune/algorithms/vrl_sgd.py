@@ -36,9 +36,9 @@ from .table import Family, method
 class VarianceCorrection(Correction):
     """Gradient of VRL-SGD: g - D_i, where D_i <- D_i + (xhat - x_i) / (k lr) when the mean xhat comes back.
 
-    x_i is the client's last upload, after k steps. A client that missed the round before was not in the mean, so its
-    D_i stays. A client whose upload is not used takes plain steps. With `warmup`, only the first step of the first
-    round moves the model: k = 1.
+    x_i is the client's last upload, after k steps at the rate lr of the round before. A client that missed that round
+    was not in the mean, so its D_i stays. A client whose upload is not used takes plain steps. With `warmup`, only the
+    first step of the first round moves the model: k = 1.
     """
 
     warmup: bool = False
@@ -71,7 +71,7 @@ class VarianceCorrection(Correction):
     def _control(self, local: LocalContext) -> Params:
         """Return D_i of this round: changed if the client was in the last mean."""
         period = local.local_state["period"]
-        change = (local.sent.params - local.local_state["x"]) / (period["k"] * local.context.lr)
+        change = (local.sent.params - local.local_state["x"]) / (period["k"] * local.context.last_lr)
         was_there = period["round"] == local.context.round - 1
         return local.local_state["D"] + choose(was_there, change, change.zeros())
 

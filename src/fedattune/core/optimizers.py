@@ -107,8 +107,8 @@ class Adam(Optimizer):
         t = state["steps"]["t"] + 1
         m = state["m"] + (1 - beta1) * (g - state["m"])
         v = beta2 * state["v"] + (1 - beta2) * (g * g)
-        scale = (1 - torch.exp(math.log(beta2) * t)).sqrt() if beta2 else torch.ones_like(t)
-        rate = lr / (1 - torch.exp(math.log(beta1) * t)) if beta1 else lr * torch.ones_like(t)
+        scale = (-torch.expm1(math.log(beta2) * t)).sqrt() if beta2 else torch.ones_like(t)
+        rate = lr / -torch.expm1(math.log(beta1) * t) if beta1 else lr * torch.ones_like(t)
         if self.weight_decay:
             w = w - (lr * self.weight_decay) * w
         moved = w.map(lambda a, b, c: a - rate * b / (c.sqrt() / scale + self.eps), m, v)

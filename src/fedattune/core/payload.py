@@ -93,6 +93,7 @@ class RoundContext(NamedTuple):
         personal_names: names of the tensors that never leave the client.
         is_uploaded: whether this client's upload may change what the server sends to others, a scalar bool tensor;
             false for clients that train outside the cohort and for clients that join after training.
+        lr_change: the rate over that of the round before; 1 without a schedule.
     """
 
     lr: float | Tensor
@@ -101,6 +102,12 @@ class RoundContext(NamedTuple):
     cohort_size: int
     personal_names: tuple[str, ...] = ()
     is_uploaded: Tensor = IS_UPLOADED
+    lr_change: float | Tensor = 1.0
+
+    @property
+    def last_lr(self) -> float | Tensor:
+        """The learning rate of the round before."""
+        return self.lr / self.lr_change
 
 
 class MixingMatrices(NamedTuple):

@@ -59,8 +59,11 @@ class LocalTraining:
         return int(np.random.SeedSequence([self.seed, self.stream, self.round, client]).generate_state(1)[0])
 
     def make_round_context(self, n_steps: Tensor, is_uploaded: Tensor, round_: Tensor) -> RoundContext:
-        lr = self.lr if self.schedule is None else self.lr * self.schedule.factor(round_)
-        return RoundContext(lr, n_steps, round_, self.cohort_size, self.personal_names, is_uploaded)
+        context = RoundContext(self.lr, n_steps, round_, self.cohort_size, self.personal_names, is_uploaded)
+        if self.schedule is None:
+            return context
+        factor, before = self.schedule.factor(round_), self.schedule.factor((round_ - 1).clamp_min(1))
+        return context._replace(lr=self.lr * factor, lr_change=factor / before)
 
     def round_tensor(self, like: Tensor) -> Tensor:
         """Return the round's number as a scalar tensor, so that one compiled step serves all rounds."""

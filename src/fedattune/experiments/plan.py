@@ -274,8 +274,8 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     federation = suit_inputs(federation, module)
     before, experiment = experiment, settle_optimizer(experiment, algorithms.values(), experiment.model, model_options)
     if before is not experiment:
-        rate = experiment.training.lr
-        notes += [f"clients train the pretrained network by adamw with lr {rate:g} ({write_option('optimizer')})."]
+        name, rate = experiment.training.optimizer, experiment.training.lr
+        notes += [f"clients train the pretrained network by {name} with lr {rate:g} ({write_option('optimizer')})."]
     for name, algorithm in algorithms.items():
         try:
             trained_module = build_trained_module(algorithm, module, federation, experiment.seed)
@@ -352,7 +352,8 @@ def settle_rate(experiment: Experiment, federation: "Federation") -> tuple[Exper
 
     The data are standardised, but a rare category or a long tail may still be far from the mean.
     """
-    if "lr" in experiment.given or federation.schema is None or federation.schema.tokens:
+    has_own_scale = experiment.training.optimizer != "sgd"  # Adam's steps do not grow with the inputs
+    if has_own_scale or "lr" in experiment.given or federation.schema is None or federation.schema.tokens:
         return experiment, []
     from ..training.safe_rate import compute_safe_rate
 

@@ -167,7 +167,8 @@ def reopen_run(
         raise RunError(
             f"--resume {out}: this folder is of another command; use fedattune {first_command} --resume {out}"
         )
-    plan = make_plan(experiment)
+    # A folder that is older than this option trains by its default, also a pretrained network.
+    plan = make_plan(experiment.replace(optimizer=experiment.get("optimizer")))
     if (now := plan.federation.digest) != first_hash:
         raise RunError(
             f"--resume {out}: the data or its partition has changed since the run was begun (hash "

@@ -116,7 +116,7 @@ def fit(
         True
     """
     check_callbacks(callbacks)
-    given = {**settings.to_keywords(), **more} if settings else more
+    given = {**{name: settings.get(name) for name in settings.given}, **more} if settings else more
     settings = Settings.from_keywords(list_keywords(fit), **given)
     run = prepare_run(
         algorithm, data, model, name=name, options=options, model_options=model_options, settings=settings

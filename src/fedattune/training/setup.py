@@ -193,10 +193,11 @@ def settle_optimizer(
 ) -> AnySettings:
     """Let clients train a pretrained network by AdamW if the user gives no optimizer, and every method takes one.
 
-    Where no rate is given either, it is one that is usual for the weights that are trained.
+    Where no rate is given, that of Adam and AdamW is one that is usual for the weights that are trained.
     """
     is_pretrained = isinstance(model, PretrainedNetwork) or model == "hf"
-    if not is_pretrained or {"optimizer", "momentum"} & settings.given:
+    name = settings.get("optimizer") if {"optimizer", "momentum"} & settings.given else "adamw"
+    if not is_pretrained or name == "sgd" or {"optimizer", "lr"} <= settings.given:
         return settings
     for algorithm in algorithms:
         try:
@@ -204,7 +205,7 @@ def settle_optimizer(
         except ConfigError:
             return settings
     rate = {} if "lr" in settings.given else {"lr": PRETRAINED_RATES[model_options.get("tuning", "lora")]}
-    return settings.replace(optimizer="adamw", **rate)
+    return settings.replace(optimizer=name, **rate)
 
 
 def check_optimizer(algorithm: Algorithm, settings: Settings) -> None:
