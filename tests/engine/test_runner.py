@@ -3,13 +3,17 @@
 from typing import Any
 
 import pytest
+import torch
 from engine_rounds import NETWORKS, make_clients, train_round
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from fedattune.client import SGD
 from fedattune.core.hardware import use_threads
 from fedattune.core.task import Task
+from fedattune.data import federation_from
+from fedattune.engine import vectorized
 from fedattune.engine.runner import BatchSequence, batch_indices, pack_lanes
 from fedattune.engine.vectorized import VectorizedEngine
 
@@ -51,3 +55,29 @@ def test_all_steps_of_a_group_are_one_call(monkeypatch: pytest.MonkeyPatch) -> N
         train_round(engine, task, 6, SGD(), steps=50)
     assert calls == [(0, 50)] * 2
     assert all(step.is_scripted for step in engine._compiler._steps.values())
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+@pytest.mark.parametrize("kind", ["label", "number", "class"])
+def test_steps_of_several_targets_are_recorded_and_can_be_tried(
+    kind: Any, is_random: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def choose(what: str, sizes: Any, try_steps: Any, cores: int) -> int:
+        try_steps()
+        tried.append(cores)
+        return 1
+
+    monkeypatch.setattr(vectorized, "choose_threads", choose)
+    torch.manual_seed(0)
+    z = torch.randn(60, 6)
+    y = {"label": z[:, :3] > 0, "number": z[:, :3], "class": (z[:, :3] > 0).long()}[kind]
+    data = federation_from([(z[rows], y[rows]) for rows in torch.arange(60).split(15)], target_type=kind)
+    heads: dict[str, nn.Module] = {"class": nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (2, 3)))}
+    task = Task(nn.Sequential(nn.Dropout(0.5 * is_random), heads.get(kind, nn.Linear(6, 3))))
+    with use_threads(2):
+        engine = VectorizedEngine(task, data)
+        train_round(engine, task, 4, SGD(), steps=6)
+    assert tried == [2] * is_random  # random steps run as one group, whose threads are tried
+    assert all(step.operations and step.is_scripted for step in engine._compiler._steps.values())

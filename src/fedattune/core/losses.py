@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, huber_loss
+from torch.nn.functional import cross_entropy, huber_loss, logsigmoid
 
 from .errors import ConfigError, list_some, summarize_error
 from .own_code import is_reference, load_function
@@ -57,7 +57,7 @@ def compute_part_losses(outputs: Tensor, y: Tensor) -> Tensor:
     if logits.dtype == torch.bfloat16:
         logits = logits.float()
     if y.dtype == torch.bool:
-        return binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none")
+        return (1 - y.to(logits.dtype)) * logits - logsigmoid(logits)  # as PyTorch, whose function has no script
     if y.dim() > 1:
         return cross_entropy(logits, y, reduction="none", ignore_index=IGNORED)
     z = logits - logits.detach().amax(1, keepdim=True)

@@ -130,7 +130,7 @@ class BatchSequence:
 
     @property
     def batch_size(self) -> int:
-        return self._labels[0].numel()
+        return self._index[0].numel()
 
     def gather(self, t: int) -> tuple[Tensor, ...]:
         """Gather the batch of step t: inputs, labels, and weights if there is padding."""
