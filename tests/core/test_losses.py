@@ -96,12 +96,28 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
     np.testing.assert_allclose(got, [[10 / 18, 10 / 9, 10 / 3], [1, 10 / 4, 10 / 16], [1, 1, 1]])
 
 
-@pytest.mark.parametrize("given", ["0.2,1,3", [0.2, 1, 3], {"c": 3, "a": 0.2, "b": 1.0}, " c=3, b=1,a=0.2 "])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "0.2,1,3",
+        [0.2, 1, 3],
+        np.array([0.2, 1, 3]),
+        torch.tensor([0.2, 1, 3], dtype=torch.float64),
+        {"c": 3, "a": 0.2, "b": 1.0},
+        " c=3, b=1,a=0.2 ",
+    ],
+)
 def test_class_weights_are_numbers_or_names(given: Any) -> None:
     settings = Settings(class_weights=given)
     assert make_loss(settings.loss, CLASSES).make_class_weights(np.ones((2, 3), int)).tolist() == [[0.2, 1, 3]] * 2
     again = Settings(**settings.to_keywords(mode="json", exclude_defaults=True))
     assert again == settings  # as a stored run has it
+
+
+def test_weights_name_classes_with_commas() -> None:
+    settings = Settings(class_weights={"low": 1, "high, bad": 3, "a=b": 0.5})
+    made = make_loss(settings.loss, ("high, bad", "a=b", "low")).make_class_weights(np.ones((1, 3), int))
+    assert made.tolist() == [[3, 0.5, 1]]
 
 
 @pytest.mark.parametrize(

@@ -327,3 +327,6 @@ def test_clients_train_by_adamw_unless_told_otherwise(texts: Federation, network
     assert settings(tuning="all", optimizer="adamw", lr=0.003) == ("adamw", 0.003)
     assert settings(optimizer="sgd") == ("sgd", 0.02)
     assert settings("scaffold") == ("sgd", 0.02)
+    for tuning, rate in (("head", 0.001), ("all", 0.00005)):
+        result = fedattune.fit(texts, "fedavg", make(texts, networks["bert"], tuning=tuning), **usual)
+        assert (result.settings.training.optimizer, result.settings.training.lr) == ("adamw", rate)

@@ -191,7 +191,12 @@ LOSSES = ("auto", "focal", "absolute", "huber")
 
 def read_class_weights(text: str) -> list[float] | dict[str, float]:
     """Read "0.2,1,3" as one weight per class, and "low=0.2,high=3" as weights by the names of classes."""
-    parts = [part.strip() for part in text.split(",")]
+    parts = list[str]()
+    for piece in text.split(","):
+        if parts and "=" in text and "=" not in parts[-1]:  # a comma in the name of a class
+            parts[-1] += f",{piece}"
+        else:
+            parts.append(piece)
     names = [part.rpartition("=")[0].strip() for part in parts]
     try:
         weights = [float(part.rpartition("=")[2]) for part in parts]
@@ -205,6 +210,7 @@ def read_class_weights(text: str) -> list[float] | dict[str, float]:
 
 
 def _write_class_weights(value: object) -> object:
+    value = getattr(value, "tolist", lambda: value)()  # of a tensor or an array
     if isinstance(value, Mapping):
         return ",".join(f"{name}={weight}" for name, weight in value.items())
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else value

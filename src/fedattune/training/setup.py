@@ -21,7 +21,7 @@ from ..core.payload import Broadcast, ServerState
 from ..core.selectors import AnyOf, BatchNorms
 from ..core.settings import Settings
 from ..core.targets import KIND_WORDS
-from ..core.task import Task
+from ..core.task import Task, trainable_params
 from ..data import Federation
 from ..data.federated import FederationInfo
 from ..models.files import wrap_model
@@ -204,7 +204,11 @@ def settle_optimizer(
             set_optimizer(algorithm.client, Adam())
         except ConfigError:
             return settings
-    rate = {} if "lr" in settings.given else {"lr": PRETRAINED_RATES[model_options.get("tuning", "lora")]}
+    tuning = model_options.get("tuning", "lora")
+    if isinstance(model, nn.Module):  # constants are frozen parameters, too
+        is_mostly_trained = 2 * trainable_params(model).numel() > sum(p.numel() for p in model.parameters())
+        tuning = "all" if is_mostly_trained else "lora"
+    rate = {} if "lr" in settings.given else {"lr": PRETRAINED_RATES[tuning]}
     return settings.replace(optimizer=name, **rate)
 
 
