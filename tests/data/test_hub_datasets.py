@@ -54,6 +54,18 @@ def test_one_dataset_per_client_gives_the_same() -> None:
     assert list(federation_from(list(parts.values()), names=["a", "b", "c"]).names) == ["a", "b", "c"]
 
 
+def test_clients_are_named_in_each_format_and_every_row_has_one() -> None:
+    columns = {"x": [[i / 16, 1.0] for i in range(16)], "label": [0, 1] * 8, "ward": [i // 8 for i in range(16)]}
+    plain = make(columns, x=hub.Sequence(hub.Value("float32")), ward=hub.Value("int64"))
+    for kind in (hub.Value("int64"), hub.ClassLabel(names=["east", "west"])):
+        rows = plain.cast_column("ward", kind)
+        names = ["0", "1"] if isinstance(kind, hub.Value) else ["east", "west"]
+        assert list(federation_from(rows.with_format("torch"), client_column="ward", target="label").names) == names
+        unknown = hub.Dataset.from_dict({**columns, "ward": [None, *columns["ward"][1:]]}, features=rows.features)
+        with pytest.raises(DataError, match="client_column: row 0 has no client in 'ward'"):
+            federation_from(unknown, client_column="ward", target="label")
+
+
 def test_lists_and_arrays_are_samples_and_the_target_may_be_a_number() -> None:
     x = np.random.default_rng(0).normal(size=(16, 2, 3)).astype(np.float32)
     columns = {"x": x, "dose": np.arange(16) / 3, "label": [0, 1] * 8, "ward": [0, 1] * 8}

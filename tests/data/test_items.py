@@ -108,6 +108,20 @@ def test_a_terminal_shows_progress_and_a_file_does_not(
     assert "reading client '0'" in capsys.readouterr().err
 
 
+def test_an_empty_part_and_tensors_that_numpy_lacks_are_read() -> None:
+    x = torch.arange(16.0).reshape(8, 2)
+    full = Items(*((row.bfloat16(), i % 2) for i, row in enumerate(x)))
+    parts = {"train": full, "validation": Items(), "test": (x.to_sparse(), torch.arange(8) % 2)}
+    data = federation_from([parts, parts])
+    assert data.sizes("validation").tolist() == [0, 0]
+    assert torch.equal(data.x, torch.cat([x] * 4))
+
+
+def test_one_dataset_for_all_clients_is_refused() -> None:
+    with pytest.raises(DataError, match="got one torch Dataset, expected one per client in a list"):
+        federation_from(Items(*[GOOD] * 8))
+
+
 GOOD = (torch.zeros(2), 0)
 
 
@@ -115,6 +129,7 @@ GOOD = (torch.zeros(2), 0)
     ("client", "message"),
     [
         (Items(GOOD, (torch.zeros(3), 0)), "item 0 has (2,), item 1 (3,); make images of one size and colour"),
+        (Items(GOOD, (torch.zeros(2), None)), "item 1 has no target (None); give every item one"),
         (Items(GOOD, {"x": 1}), "every item of the Dataset must be a pair (x, y), and item 1 is dict"),
         (Items((1, 2, 3)), "a pair (x, y), and item 0 is 3 values"),
         (Items(GOOD, ("text", 0)), "item 1 has an x of the type str, expected a tensor, an array, a PIL image"),

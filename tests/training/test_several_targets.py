@@ -165,6 +165,27 @@ def test_wrong_targets_are_refused_in_one_sentence() -> None:
         fedattune.fit(build([(x, y), (x, y)]), "fedavg", nn.Linear(2, 2), rounds=1)
 
 
+def test_targets_that_are_easily_mistaken_are_told() -> None:
+    x, masks = torch.randn(20, 2, 3), torch.arange(120).reshape(20, 2, 3)
+    build = fedattune.federation_from
+    for wrong in (masks % 2 == 0, masks / 2):
+        with pytest.raises(DataError, match=r"got \(40, 2, 3\); for a class of each position, give target_type="):
+            build([(x, wrong)] * 2)
+    with pytest.raises(DataError, match="sample 0 has the class nan at a position"):
+        build([(x, torch.full((20, 2), torch.nan))] * 2, target_type="class")
+    with pytest.raises(DataError, match=r"are 2 different numbers up to 255; number the classes from 0 and write -100"):
+        build([(x, masks % 2 * 255)] * 2)
+    borders = build([(x, torch.where(masks % 7 == 0, 255, masks % 21))] * 2)
+    assert borders.notes == (
+        "The classes of positions are 19 different numbers up to 255; write -100 where a position does not count.",
+    )
+    counts = build([(x, masks[:, 0])] * 2)
+    assert counts.kind == "positions"
+    assert counts.notes[0].endswith(
+        "taken as a class for each position; to predict numbers, give target_type='number'."
+    )
+
+
 def test_methods_and_attacks_that_need_classes_say_so() -> None:
     labels = make_several("labels")
     with pytest.raises(ConfigError, match="it needs classes, and the target is several labels: FedRoD"):

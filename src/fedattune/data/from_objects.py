@@ -17,13 +17,11 @@ from .hub_datasets import find_hub_data
 from .items import read_torch_dataset, to_array
 from .on_disk import RowsOnDisk, hash_samples, join_rows, open_rows
 from .sequences import Sequences, describe_padding, find_sequences, join_sequences
-from .several_targets import Encoded, encode_several
+from .several_targets import MAX_UNUSED_CLASSES, Encoded, encode_several
 from .splits import SmallClients, check_fractions, compute_part_sizes, select_usable_clients, split_parts
 from .tables.checks import MAX_ABS_VALUE, MAX_NUMBER_CLASSES, TargetType
 from .types import Array, Index
 
-MAX_UNUSED_CLASSES = 50
-"""Classes per different label above which labels are no numbers of classes, but years, say."""
 Samples = Array | RowsOnDisk | Sequences
 """Samples of one part of a client."""
 LabelledSamples = tuple[Samples, Array]
@@ -109,16 +107,24 @@ def federation_from(
         clients, classes = hub.read_clients(), classes or hub.classes
     if isinstance(clients, Mapping):
         names, clients = names or list(clients), list(clients.values())
+    if isinstance(clients, torch.utils.data.Dataset):
+        raise DataError(
+            "got one torch Dataset, expected one per client in a list, such as the parts that "
+            "torch.utils.data.random_split returns"
+        )
     if not clients:
         raise DataError("no clients; give a list with one (x, y) pair, torch Dataset or mapping per client")
     labels = tuple(str(u) for u in range(len(clients))) if names is None else tuple(map(str, names))
     if len(labels) != len(clients):
         raise DataError(f"{len(clients)} clients but {len(labels)} names; give each client one name")
     client_parts = [_read_parts(label, client) for label, client in zip(labels, clients, strict=True)]
-    owners = [label for label, parts in zip(labels, client_parts, strict=True) for _ in parts]
     pieces = [piece for parts in client_parts for piece in parts.values()]
-    x = _concatenate(owners, [x for x, _ in pieces])
-    encoded = _encode_targets(owners, [y for _, y in pieces], classes, target_type, targets)
+    owners = [label for label, parts in zip(labels, client_parts, strict=True) for _, y in parts.values() if len(y)]
+    if not owners:
+        raise DataError("no client has any samples")
+    filled = [(x, y) for x, y in pieces if len(y)]  # an empty torch Dataset does not tell its shapes
+    x = _concatenate(owners, [x for x, _ in filled])
+    encoded = _encode_targets(owners, [y for _, y in filled], classes, target_type, targets)
     y, notes = encoded.y, [*encoded.notes]
     if lengths := [len(item) for part, _ in pieces if isinstance(part, Sequences) for item in part.items]:
         notes.append(describe_padding(len(x.shape), lengths))
@@ -242,8 +248,6 @@ def _concatenate(owners: list[str], samples: list[Samples]) -> Array | RowsOnDis
                 f"client {owner!r} has samples of shape {tuple(x.shape[1:])} and type {x.dtype}, client {owners[0]!r} "
                 f"{tuple(first.shape[1:])} and {first.dtype}; all clients need the same"
             )
-    if not any(map(len, xs)):
-        raise DataError("no client has any samples")
     on_disk = [x for x in xs if isinstance(x, RowsOnDisk)]
     return join_rows(on_disk) if on_disk else np.concatenate([x for x in xs if not isinstance(x, RowsOnDisk)])
 

@@ -136,9 +136,15 @@ def find_hub_data(
     elif client_column is None:
         raise ConfigError("client_column is missing: name the column with each row's client")
     else:
-        rows, values = first, np.array([str(value) for value in first[client_column]])
-        found, owner = np.unique(values, return_inverse=True)
         names = getattr(first.features[client_column], "names", None)
+        given_clients = list(first.with_format(None)[client_column])
+        is_named = [one is not None and not (names and one < 0) for one in given_clients]
+        if not all(is_named):
+            raise DataError(
+                f"client_column: row {is_named.index(False)} has no client in {client_column!r}; fill it in, or leave "
+                "such rows out with dataset.filter"
+            )
+        rows, (found, owner) = first, np.unique([str(one) for one in given_clients], return_inverse=True)
         owners = tuple(names[int(k)] if names else k for k in found.tolist())
     target = target or _find_target(rows, client_column)
     rest = tuple(name for name in rows.column_names if name not in (client_column, target))

@@ -59,6 +59,8 @@ def read_items(where: str, n: int, get: Callable[[int], tuple[Any, Any]]) -> tup
             )
         if sample.dtype != x.dtype:
             x = x.astype(np.result_type(x, sample), copy=False)
+        if target is None:
+            raise DataError(f"{where}: item {i} has no target (None); give every item one, or leave it out")
         x[i] = sample
         targets.append(to_array(target))
     shapes = {target.shape: i for i, target in reversed([*enumerate(targets)])}
@@ -70,7 +72,10 @@ def read_items(where: str, n: int, get: Callable[[int], tuple[Any, Any]]) -> tup
 
 def to_array(values: Any) -> Array:
     """Return a tensor, or anything that NumPy takes, as an array."""
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    if not isinstance(values, torch.Tensor):
+        return np.asarray(values)
+    dense = values.detach().cpu().to_dense()
+    return (dense.float() if dense.dtype == torch.bfloat16 else dense).numpy()  # NumPy has no bfloat16
 
 
 def _read_sample(where: str, value: Any) -> Array:

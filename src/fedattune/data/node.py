@@ -249,7 +249,8 @@ def _read_images(node: NodeConfig, schema: Schema | None, split: Split) -> NodeD
         )
     data = load_image_folder(root, schema, image_size=node.image_size)
     if schema is not None and data.x.shape[1:] != schema.input_shape:
-        size = f"; add image-size={schema.input_shape[1]}" * (len(schema.input_shape) == 3)
+        is_square = len(schema.input_shape) == 3 and schema.input_shape[1] == schema.input_shape[2]
+        size = f"; add image-size={schema.input_shape[1]}" * is_square
         raise DataError(
             f"{root} has images of the shape {data.x.shape[1:]}, but the schema says {schema.input_shape}{size}"
         )

@@ -7,8 +7,11 @@ import numpy as np
 
 from ..core.errors import ConfigError, DataError
 from ..core.targets import IGNORED, TargetKind
-from .tables.checks import MAX_ABS_VALUE, TargetType
+from .tables.checks import MAX_ABS_VALUE, MAX_NUMBER_CLASSES, TargetType
 from .types import Array
+
+MAX_UNUSED_CLASSES = 50
+"""Classes per different label above which labels are no numbers of classes, but years, say."""
 
 
 class Encoded(NamedTuple):
@@ -43,9 +46,12 @@ def encode_several(
     if kind == "positions":
         if targets is not None:
             raise ConfigError("targets name labels or numbers, and y has a class for each position; give classes")
-        return _encode_positions(owners, ys, joint, classes)
+        return _encode_positions(owners, ys, joint, classes, notes)
     if joint.ndim > 2:
-        raise DataError(f"y must have the shape (n, {kind}) for several {kind}, got {joint.shape}")
+        raise DataError(
+            f"y must have the shape (n, {kind}) for several {kind}, got {joint.shape}; for a class of each position, "
+            "give target_type='class'"
+        )
     if classes is not None:
         raise ConfigError(f"y has several {kind}, which are no classes; give their names as targets=[...]")
     names = tuple(map(str, range(joint.shape[1]) if targets is None else targets))
@@ -70,7 +76,14 @@ def _choose_kind(y: Array, classes: Sequence[str] | None, target_type: TargetTyp
             + ("numbers" if other == "number" else "a class for each position")
             + f", give target_type={other!r}."
         ]
-    return ("numbers" if y.dtype.kind == "f" else "positions"), ()
+    if y.dtype.kind == "f":
+        return "numbers", ()
+    if classes is None and y.ndim == 2 and len(np.unique(y)) > MAX_NUMBER_CLASSES:
+        return "positions", [
+            f"The targets are {y.shape[1]} columns of whole numbers ({y.min()} to {y.max()}) and taken as a class for "
+            "each position; to predict numbers, give target_type='number'."
+        ]
+    return "positions", ()
 
 
 def _read_labels(owners: Sequence[str], ys: Sequence[Array], names: Sequence[str]) -> Array:
@@ -112,10 +125,11 @@ def _read_numbers(owners: Sequence[str], ys: Sequence[Array], names: Sequence[st
 
 
 def _encode_positions(
-    owners: Sequence[str], ys: Sequence[Array], joint: Array, classes: Sequence[str] | None
+    owners: Sequence[str], ys: Sequence[Array], joint: Array, classes: Sequence[str] | None, notes: Sequence[str]
 ) -> Encoded:
     """Check class numbers (n, *positions) and name their classes."""
-    n_classes = int(joint.max()) + 1 if classes is None else len(classes)
+    largest = joint[np.isfinite(joint)].max(initial=0)
+    n_classes = int(largest) + 1 if classes is None else len(classes)
     for owner, y in zip(owners, ys, strict=True):
         wrong = np.argwhere((y != np.floor(y)) | ((y < 0) & (y != IGNORED)) | (y >= n_classes))
         if len(wrong):
@@ -124,7 +138,17 @@ def _encode_positions(
                 f"client {owner!r}: sample {row} has the class {value} at a position, expected whole numbers from 0 "
                 f"to {n_classes - 1}, or {IGNORED} where a position does not count"
             )
+    if classes is None and n_classes > MAX_UNUSED_CLASSES:
+        n_different = len(np.unique(joint[joint != IGNORED]))
+        what = f"{n_different} different numbers up to {n_classes - 1}"
+        if n_classes > MAX_UNUSED_CLASSES * n_different:
+            raise DataError(
+                f"the classes of positions are {what}; number the classes from 0 and write {IGNORED} where a position "
+                "does not count, or give target_type='number'"
+            )
+        if n_classes > 2 * n_different:
+            notes = [*notes, f"The classes of positions are {what}; write {IGNORED} where a position does not count."]
     if n_classes < 2:
         raise DataError("y has a single class at all positions; there is nothing to predict")
     names = tuple(classes) if classes is not None else tuple(str(c) for c in range(n_classes))
-    return Encoded(joint.astype(np.int64), classes=names)
+    return Encoded(joint.astype(np.int64), classes=names, notes=notes)

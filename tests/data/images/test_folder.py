@@ -150,6 +150,16 @@ def test_folders_that_cannot_be_used(tmp_path: Path, files: dict[str, Any], mess
         load_federation(tmp_path / "pics")
 
 
+def test_a_broken_png_is_named(tmp_path: Path) -> None:
+    save(tmp_path / "pics/a/x/1.png", 1)
+    path = save(tmp_path / "pics/b/y/2.png", 2)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"IDAT") - 1] = 2  # the length of the pixels is wrong, so that the next chunk has no name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"2.png cannot be decoded as an image: broken PNG file"):
+        load_federation(tmp_path / "pics")
+
+
 def test_a_missing_folder_and_options_of_others_are_refused(root: Path) -> None:
     with pytest.raises(DataError, match=r"there is no folder .*none/; give the path of a folder of images"):
         load_federation(f"{root}/none/")
@@ -188,6 +198,9 @@ def test_a_node_makes_its_images_fit_the_schema_or_says_why_not(root: Path) -> N
     with pytest.raises(DataError, match=r"shape \(3, 4, 6\), but the schema says \(3, 8, 8\); add image-size=8"):
         loaded(schema, data=root)
     assert loaded(schema, data=root, image_size=8).federation.input_shape == (3, 8, 8)
+    oblong = schema.model_copy(update={"input_shape": (3, 8, 16)})
+    with pytest.raises(DataError, match=r"but the schema says \(3, 8, 16\)$"):  # no one size gives it
+        loaded(oblong, data=root)
     narrow = schema.model_copy(update={"classes": ("bird", "cats")})
     with pytest.raises(DataError, match="the folder 'cat' is no class of the schema; did you mean 'cats'"):
         loaded(narrow, data=root, image_size=8)

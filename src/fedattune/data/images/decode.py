@@ -15,6 +15,8 @@ from ..types import Array
 
 GREY_MODES = ("1", "L")
 """Pillow's names of modes with one channel of at most 8 bits."""
+UNREADABLE = (OSError, ValueError, SyntaxError)
+"""What Pillow raises for broken files, beside `DecompressionBombError`; a broken PNG is a syntax error."""
 ColourMode = Literal["L", "RGB"] | None
 """Grey, coloured, or like the first image."""
 
@@ -124,7 +126,7 @@ def decode_image(
 
     `size` resizes it to this height and width, in pixels.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if data is None:
         raise DataError(f"{where} holds no image bytes; embed the images in the file")
@@ -132,7 +134,7 @@ def decode_image(
         with Image.open(io.BytesIO(data)) as opened:
             is_grey = (mode or opened.mode) in GREY_MODES if like is None else like.shape[1] == 1
             image = read_pixels(opened, where, is_grey, size)
-    except (UnidentifiedImageError, OSError, ValueError) as error:
+    except (*UNREADABLE, Image.DecompressionBombError) as error:
         raise DataError(f"{where} cannot be decoded as an image: {error}") from error
     if like is not None and image.shape != like.shape[1:]:
         raise DataError(f"{where} has the shape {image.shape}, the first {like.shape[1:]}; all must be alike")

@@ -13,7 +13,7 @@ from ..dataset import Dataset
 from ..schema import Schema
 from ..types import Array
 from . import build_image_dataset
-from .decode import GREY_MODES, ColourMode, Images, decode_image, read_cached
+from .decode import GREY_MODES, UNREADABLE, ColourMode, Images, decode_image, read_cached
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 """Endings of the files that count as images, as in torchvision's `ImageFolder`."""
@@ -143,7 +143,7 @@ def _decode(
     root: Path, files: Sequence[ImageFile], size: int | None, mode: ColourMode
 ) -> tuple[Array, tuple[str, ...]]:
     """Decode images as (n, channels, height, width), in the given mode or by the most colourful image, with notes."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     shapes: dict[tuple[int, int], Path] = {}
     n_grey = 0
@@ -152,7 +152,7 @@ def _decode(
             with Image.open(path) as opened:
                 shapes.setdefault(opened.size, path)
                 n_grey += opened.mode in GREY_MODES
-        except (UnidentifiedImageError, OSError, ValueError) as error:
+        except (*UNREADABLE, Image.DecompressionBombError) as error:
             raise DataError(f"{path} cannot be read as an image: {error}; correct or delete it") from error
     if len(shapes) > 1 and size is None:
         (one, first), (other, second), *_ = shapes.items()
