@@ -71,6 +71,9 @@ def test_a_number_has_no_recall() -> None:
     assert row.recall == {}
     assert row.worst is not None
     assert row.worst.mean == result.measure_clients("rmse").max()
+    for metric in ("auc", "rsme"):
+        with pytest.raises(KeyError, match=f"metric: got '{metric}', expected one of r2, mae, rmse, as"):
+            result.measure_clients(metric)
 
 
 def test_a_broken_metric_is_named_before_training(cli: Callable[..., Done]) -> None:

@@ -150,6 +150,7 @@ def test_fine_tuning_uses_the_optimizer_at_its_full_rate(equal: Federation) -> N
         ({"beta1": 0.5}, "beta1: it needs optimizer adam or adamw"),
         ({"eps": 1e-6}, "eps: it needs optimizer adam or adamw"),
         ({"lr_gamma": 0.5}, "lr_gamma: it needs lr_schedule step"),
+        ({"optimizer_state": "keep"}, "optimizer_state: SGD without momentum has no state to keep; add momentum"),
         ({"optimizer": "rmsprop"}, "optimizer: input should be 'sgd', 'adam' or 'adamw', got 'rmsprop'"),
         ({"max_grad_norm": 0}, "max_grad_norm: input should be greater than 0"),
         ({"max_grad_norm": 1.0, "dp_record": 8.0}, "clipped to dp_record_clip already; leave max_grad_norm out"),

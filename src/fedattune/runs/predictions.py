@@ -15,9 +15,9 @@ from torch import Tensor
 from ..client import find_row_weighing
 from ..core.algorithm import RowWeighing
 from ..core.io import copy_tensors, load_tensors, save_tensors
-from ..core.metrics import METRICS, MetricName, compute_metrics, compute_recalls
+from ..core.metrics import METRICS, MetricName, compute_metrics, compute_recalls, list_metrics
 from ..core.params import Params
-from ..core.targets import NUMBER_KINDS, TargetKind, find_kind
+from ..core.targets import KIND_WORDS, NUMBER_KINDS, TargetKind, find_kind
 from ..core.task import Task
 from ..data import Federation
 from ..engine.base import EVALUATED_PARTS, EvalPart, TaskLoss
@@ -72,11 +72,12 @@ class RowPredictions:
         """Measure every client (E,); NaN where the client's rows do not define the metric.
 
         Raises:
-            KeyError: a metric of other targets.
+            KeyError: an unknown metric, or one of other targets.
         """
         if metric not in self._measured:
-            if self.kind not in METRICS[metric].kinds:
-                raise KeyError(metric)
+            if metric not in METRICS or self.kind not in METRICS[metric].kinds:
+                names, what = ", ".join(list_metrics(self.kind)), KIND_WORDS[self.kind]
+                raise KeyError(f"metric: got {metric!r}, expected one of {names}, as the target is {what}")
             if metric in CLIENT_MEASURES and self.y.ndim == 1:
                 with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # no rows, or a model that diverged
                     values = CLIENT_MEASURES[metric](self.starts, self.y, self.outputs.astype(np.float64))
