@@ -362,6 +362,9 @@ def test_the_default_rate_is_lower_where_inputs_are_large(tmp_path: Path) -> Non
     assert plan.experiment.training.lr < 0.02
     assert "the learning rate is" in plan.notes[0]
     assert make_plan(Experiment(**table, lr=0.02)).experiment.training.lr == 0.02
+    heavy = make_plan(Experiment(**table, momentum=0.9))
+    assert heavy.experiment.training.lr == pytest.approx(plan.experiment.training.lr / 10, rel=0.1)
+    assert "because the inputs are large for momentum 0.9" in heavy.notes[0]
     # Steps of Adam do not grow with the inputs.
     assert make_plan(Experiment(**table, optimizer="adam")).experiment.training.lr == 0.001
 

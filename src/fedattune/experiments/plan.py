@@ -359,11 +359,13 @@ def settle_rate(experiment: Experiment, federation: "Federation") -> tuple[Exper
 
     training = experiment.training
     rate, usual = compute_safe_rate(federation, training.batch_size, experiment.loss), training.lr
+    rate *= 1 - training.momentum  # in the end, steps are 1 / (1 - momentum) times as long
     if rate >= usual:
         return experiment, []
     rate = float(f"{rate:.1g}")
+    for_momentum = f" for momentum {training.momentum:g}" if training.momentum else ""
     return experiment.replace(lr=rate), [
-        f"the learning rate is {rate:g} and not {usual:g}, because the inputs are large; {write_option('lr')} sets it"
+        f"the learning rate is {rate:g} and not {usual:g}, because the inputs are large{for_momentum}; {write_option('lr')} sets it"
     ]
 
 
