@@ -365,7 +365,8 @@ def settle_rate(experiment: Experiment, federation: "Federation") -> tuple[Exper
     rate = float(f"{rate:.1g}")
     for_momentum = f" for momentum {training.momentum:g}" if training.momentum else ""
     return experiment.replace(lr=rate), [
-        f"the learning rate is {rate:g} and not {usual:g}, because the inputs are large{for_momentum}; {write_option('lr')} sets it"
+        f"the learning rate is {rate:g} and not {usual:g}, because the inputs are large{for_momentum}; "
+        f"{write_option('lr')} sets it"
     ]
 
 
