@@ -134,3 +134,17 @@ def make_scored(y: np.ndarray, outputs: np.ndarray) -> RowPredictions:
     """Predictions of a single client."""
     n = len(y)
     return RowPredictions(np.zeros(n, dtype=np.int32), np.arange(n), y, outputs.astype(np.float32), 1)
+
+
+def test_a_client_loses_calibration_by_its_probabilities() -> None:
+    """Two models with equal classes, of which one is too sure: no row differs in accuracy."""
+    random = np.random.default_rng(0)
+    y, n = random.integers(0, 2, 80), 80
+    logits = np.where(random.random(n) < 0.7, 1, -1)[:, None] * np.where(np.arange(2) == y[:, None], 0.42, -0.42)
+    client = np.zeros(n, dtype=np.int32)
+    fair, sure = (RowPredictions(client, np.arange(n), y, (k * logits).astype(np.float32), 1) for k in (1, 8))
+    gap = sure.measure_clients("calibration_error") - fair.measure_clients("calibration_error")
+    assert gap > 0.2
+    assert compute_row_p(sure, fair, 0, "calibration_error") < 0.01
+    assert compute_row_p(fair, sure, 0, "calibration_error") > 0.99
+    assert compute_row_p(fair, fair, 0, "calibration_error") == 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.metrics import compute_metrics, compute_row_losses
+from ...core.metrics import CALIBRATION_BINS, compute_metrics, compute_row_losses, find_calibration_gaps
 
 FloatArray = NDArray[np.float64]
 
@@ -98,12 +98,15 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
     numbers, of several labels or positions, and of log loss, Wilcoxon's test compares the rows' errors. AUC, balanced
     accuracy and F1 are no means over rows; a t test compares the influence of each row on them (for AUC: DeLong et al.,
     Biometrics 44, 1988). Where a class has few rows, the influences do not show their spread, and the two models' rows
-    are swapped at random.
+    are swapped at random, and so they are for the calibration error.
     """
     # Of scipy.stats, whose import takes a third of a second, only what scipy.special lacks is imported, where it acts.
     from scipy.special import bdtrc, stdtr
 
     rows = mine.rows(client)
+    if metric == "calibration_error":
+        found = [find_calibration_gaps(one.y[rows], one.outputs[rows].astype(np.float64)) for one in (mine, other)]
+        return _compute_calibration_p(*found)
     if metric in ("auc", "balanced_accuracy", "f1"):
         both = [(one.y[rows].astype(np.int64), one.outputs[rows].astype(np.float64)) for one in (mine, other)]
         counts = np.unique(both[0][0], return_counts=True)[1]
@@ -125,6 +128,23 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
     from scipy.stats import wilcoxon
 
     return float(wilcoxon(difference, alternative="greater", method="asymptotic").pvalue)
+
+
+def _compute_calibration_p(
+    mine: tuple[NDArray[np.int64], FloatArray], other: tuple[NDArray[np.int64], FloatArray]
+) -> float:
+    """Swap the two models' rows at random, of which `find_calibration_gaps` gives bins and gaps (n,)."""
+    n = len(mine[0])
+    is_swapped = np.random.default_rng(0).random((1 + min(999, MAX_SWAPS_SIZE // n), n)) < 0.5
+    is_swapped[0] = False  # what is observed
+    first = CALIBRATION_BINS * np.arange(len(is_swapped))[:, None]
+    errors = []
+    for one, two in ((mine, other), (other, mine)):
+        bins, gaps = (np.where(is_swapped, b, a) for a, b in zip(one, two, strict=True))
+        sums = np.bincount((first + bins).ravel(), gaps.ravel(), CALIBRATION_BINS * len(is_swapped))
+        errors.append(np.abs(sums.reshape(-1, CALIBRATION_BINS)).sum(axis=1))
+    gains = errors[1] - errors[0]
+    return float((gains <= gains[0] + 1e-12).mean()) if np.isfinite(gains[0]) else 1.0
 
 
 def _compute_swap_p(y: NDArray[np.int64], mine: FloatArray, other: FloatArray, metric: str) -> float:
