@@ -75,6 +75,9 @@ def test_rows_stay_private_and_clients_join(kind: str) -> None:
     assert [client.id for client in joined.newcomers] == ["new"]
     with pytest.raises(DataError, match="got the targets a, b, z, expected a, b, c"):
         fedattune.personalize(one, make_several(kind, targets=["a", "b", "z"]), rounds=1)
+    if kind == "labels":  # nobody at the new client has the first one
+        rare = fedattune.personalize(one, {"new": (x, (y > 0) & torch.tensor([False, True, True]))}, rounds=1)
+        assert [client.id for client in rare.newcomers] == ["new"]
 
 
 def test_attune_mixes_probabilities_of_labels_and_several_numbers() -> None:

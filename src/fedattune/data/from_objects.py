@@ -17,7 +17,7 @@ from .hub_datasets import find_hub_data
 from .items import read_torch_dataset, to_array
 from .on_disk import RowsOnDisk, hash_samples, join_rows, open_rows
 from .sequences import Sequences, describe_padding, find_sequences, join_sequences
-from .several_targets import MAX_UNUSED_CLASSES, Encoded, encode_several
+from .several_targets import MAX_UNUSED_CLASSES, Encoded, check_labels_differ, encode_several
 from .splits import SmallClients, check_fractions, compute_part_sizes, select_usable_clients, split_parts
 from .tables.checks import MAX_ABS_VALUE, MAX_NUMBER_CLASSES, TargetType
 from .types import Array, Index
@@ -126,6 +126,8 @@ def federation_from(
     x = _concatenate(owners, [x for x, _ in filled])
     encoded = _encode_targets(owners, [y for _, y in filled], classes, target_type, targets)
     y, notes = encoded.y, [*encoded.notes]
+    if encoded.labels and min_clients > 1:  # a client that joins others may lack a label
+        check_labels_differ(y, encoded.labels, "y")
     if lengths := [len(item) for part, _ in pieces if isinstance(part, Sequences) for item in part.items]:
         notes.append(describe_padding(len(x.shape), lengths))
     known, outline = (hash_samples(x, y), x.outline) if isinstance(x, RowsOnDisk) else ("", x)

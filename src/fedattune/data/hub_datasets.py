@@ -108,6 +108,11 @@ def find_hub_data(
             f"a DatasetDict has parts ({', '.join(clients)}), not clients; give one of them, or "
             "datasets.concatenate_datasets(list(data.values())), which is divided anew"
         )
+    if any(isinstance(one, kind_of_parts) for one in each):
+        raise ConfigError(
+            "a client is a DatasetDict, expected a datasets.Dataset; give datasets.concatenate_datasets(list("
+            "data.values())), which is divided anew"
+        )
     given = {"client_column": client_column, "target": target, "features": features}
     if not each or not all(isinstance(one, kind) for one in each):
         if needless := [key for key, value in given.items() if value is not None]:
