@@ -249,8 +249,8 @@ def _read_images(node: NodeConfig, schema: Schema | None, split: Split) -> NodeD
         )
     data = load_image_folder(root, schema, image_size=node.image_size)
     if schema is not None and data.x.shape[1:] != schema.input_shape:
-        is_square = len(schema.input_shape) == 3 and schema.input_shape[1] == schema.input_shape[2]
-        size = f"; add image-size={schema.input_shape[1]}" * is_square
+        _, *sides = schema.input_shape
+        size = f"; add image-size={sides[0]}" if len(sides) == 2 and sides[0] == sides[1] else ""
         raise DataError(
             f"{root} has images of the shape {data.x.shape[1:]}, but the schema says {schema.input_shape}{size}"
         )
