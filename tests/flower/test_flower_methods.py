@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -326,6 +327,14 @@ def test_errors_of_a_strategy_say_what_to_do(call: Callable[[], Any], text: str)
     assert "\n" not in str(caught.value)
 
 
+def test_a_wrapper_whose_noise_would_reach_no_node_is_refused() -> None:
+    project = Project(make_model(), make_parts())
+    wrapper = DifferentialPrivacyServerSideFixedClipping(flower.strategy("fedavg", project.model), 1.0, 1.0, 3)
+    with pytest.raises(ConfigError, match=r"fedavg: the model was changed .*leave the wrapper out"):
+        wrapper.start(project.grid(), ArrayRecord(project.model.state_dict()), num_rounds=1)
+    assert not project.evaluated
+
+
 class Tied(nn.Module):
     """Tokens in, classes out, by one matrix."""
 
@@ -447,6 +456,32 @@ def test_numbers_are_learnt_in_their_unit(n: int) -> None:
             optimizer.step()
         for name, value in mine.state_dict().items():
             torch.testing.assert_close(project.evaluated[node][name], value, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["labels", "number", "positions"])
+def test_targets_of_a_node_may_be_all_the_same(kind: str) -> None:
+    """A whole-batch step on targets that do not differ on this node, or have not the last class."""
+    torch.manual_seed(0)
+    out = {"labels": nn.Linear(6, 2), "number": nn.Linear(6, 1)}
+    model = out.get(kind, nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (3, 2))))
+    parts = make_parts()
+    for part in parts:
+        for key, (x, _) in part.items():
+            y = {"labels": torch.zeros(len(x), 2), "number": torch.full((len(x),), 2.5)}
+            part[key] = x, y.get(kind, torch.tensor([[0, 1]]).repeat(len(x), 1))
+    project = EngineProject(model, parts, steps=None, epochs=1, batch_size=100)
+    project.start(flower.strategy("fedmcsa", model, options={"weight_decay": 0.0}), 1)
+    losses: dict[str, Callable[..., Tensor]] = {
+        "labels": nn.functional.binary_cross_entropy_with_logits,
+        "number": lambda z, y: nn.functional.mse_loss(z.squeeze(1), y),
+    }
+    assert len(project.evaluated) == len(parts)
+    for node, part in enumerate(parts):
+        mine, (x, y) = copy.deepcopy(model), part["train"]
+        losses.get(kind, nn.functional.cross_entropy)(mine(x), y).backward()
+        for name, value in mine.named_parameters():
+            assert value.grad is not None
+            torch.testing.assert_close(project.evaluated[node][name], value - LR * value.grad, atol=1e-5, rtol=0)
 
 
 def test_a_tenth_is_held_out_for_methods_that_choose_by_validation_samples() -> None:

@@ -17,7 +17,7 @@ from .hub_datasets import find_hub_data
 from .items import read_torch_dataset, to_array
 from .on_disk import RowsOnDisk, hash_samples, join_rows, open_rows
 from .sequences import Sequences, describe_padding, find_sequences, join_sequences
-from .several_targets import MAX_UNUSED_CLASSES, Encoded, check_labels_differ, encode_several
+from .several_targets import MAX_UNUSED_CLASSES, Encoded, check_targets_differ, encode_several
 from .splits import SmallClients, check_fractions, compute_part_sizes, select_usable_clients, split_parts
 from .tables.checks import MAX_ABS_VALUE, MAX_NUMBER_CLASSES, TargetType
 from .types import Array, Index
@@ -126,8 +126,8 @@ def federation_from(
     x = _concatenate(owners, [x for x, _ in filled])
     encoded = _encode_targets(owners, [y for _, y in filled], classes, target_type, targets)
     y, notes = encoded.y, [*encoded.notes]
-    if encoded.labels and min_clients > 1:  # a client that joins others may lack a label
-        check_labels_differ(y, encoded.labels, "y")
+    if min_clients > 1:  # targets of a client that joins others may be all the same
+        check_targets_differ(encoded)
     if lengths := [len(item) for part, _ in pieces if isinstance(part, Sequences) for item in part.items]:
         notes.append(describe_padding(len(x.shape), lengths))
     known, outline = (hash_samples(x, y), x.outline) if isinstance(x, RowsOnDisk) else ("", x)
@@ -324,7 +324,7 @@ def _choose_kind(y: Array, classes: Sequence[str] | None, kind: TargetType) -> t
 
 
 def _check_numbers(owners: list[str], ys: list[Array]) -> Array:
-    """Return numbers to predict as float32 (n,), after a check that they are finite and differ."""
+    """Return numbers to predict as float32 (n,), after a check that they are finite."""
     for owner, y in zip(owners, ys, strict=True):
         wrong = np.flatnonzero(~(np.abs(y.astype(np.float64)) <= MAX_ABS_VALUE))
         if len(wrong):
@@ -332,10 +332,7 @@ def _check_numbers(owners: list[str], ys: list[Array]) -> Array:
                 f"client {owner!r}: the target of sample {wrong[0]} is {y[wrong[0]]}, expected a finite number of at "
                 f"most {MAX_ABS_VALUE:g}; correct it or leave the sample out"
             )
-    joint = np.concatenate(ys).astype(np.float32)
-    if joint.min() == joint.max():
-        raise DataError(f"all targets are {joint[0]:g}; there is nothing to predict")
-    return joint
+    return np.concatenate(ys).astype(np.float32)
 
 
 def _count(parts: dict[str, Index], test: float, validation: float, stream: Sequence[int]) -> tuple[int, int, int]:

@@ -115,11 +115,19 @@ def _read_numbers(owners: Sequence[str], ys: Sequence[Array], names: Sequence[st
                 f"client {owner!r}: target {names[column]!r} of sample {row} is {y[row, column]}, expected a finite "
                 f"number of at most {MAX_ABS_VALUE:g}; correct it or leave the sample out"
             )
-    numbers = np.concatenate(ys).astype(np.float32)
-    for name, column in zip(names, numbers.T, strict=True):
-        if column.min() == column.max():
-            raise DataError(f"target {name!r} is {column[0]:g} in all samples; there is nothing to predict")
-    return numbers
+    return np.concatenate(ys).astype(np.float32)
+
+
+def check_targets_differ(encoded: Encoded) -> None:
+    """Refuse a label that is the same in all rows, and a number, or one of several, likewise."""
+    y = encoded.y
+    if encoded.labels:
+        check_labels_differ(y, encoded.labels, "y")
+    elif not encoded.classes:
+        for name, column in zip(encoded.outputs or [""], y.reshape(len(y), -1).T, strict=True):
+            if column.min() == column.max():
+                what = f"target {name!r} is {column[0]:g} in all samples" if name else f"all targets are {column[0]:g}"
+                raise DataError(f"{what}; there is nothing to predict")
 
 
 def _encode_positions(

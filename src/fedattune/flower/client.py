@@ -311,11 +311,13 @@ def _list_classes(model: nn.Module, data: RowsOf) -> list[str] | None:
         x, y = map(torch.as_tensor, pair)
     except Exception:  # what cannot be read is refused later, with the reason
         return None
-    if y.dim() != 1 or y.is_floating_point():
+    if y.is_floating_point():
         return None
     task = Task(copy.deepcopy(model).cpu())
     for like in (x, x.to(next(iter(task.params.values()), x))):  # whole numbers stay so where the model takes them
         with suppress(Exception), torch.no_grad():
-            n = task.predict(task.params, task.buffers, like).shape[1]
+            outputs = task.predict(task.params, task.buffers, like)
+            # Labels and numbers have an output each, classes have an axis more than their targets.
+            n = outputs.shape[1] if outputs.dim() == y.dim() + 1 else 0
             return [str(k) for k in range(n)] if n > 1 else None
     return None

@@ -96,6 +96,7 @@ class MethodStrategy(FedAvg):
         self._sent: dict[int, Payload] = {}
         self._uploaded: dict[int, Params] = {}
         self._is_ours: dict[int, bool] = {}
+        self._known: list[ArrayRecord] = []  # the initial model, and the one that was aggregated last
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *more: Any, **others: Any) -> Result:
         """Run all rounds, and let the nodes know their number, which schedules of the learning rate need.
@@ -135,6 +136,7 @@ class MethodStrategy(FedAvg):
             return []
         if server_round == 1 or not self._numbers:
             self._start(arrays)
+        self._check_unchanged(arrays)
         nodes = [message.metadata.dst_node_id for message in messages]
         online = {*nodes, *grid.get_node_ids()}
         if self._algorithm.full_participation and len(nodes) < len(online):
@@ -181,6 +183,7 @@ class MethodStrategy(FedAvg):
             return None, None
         self._aggregate(uploads)
         model = self._fill(self._rule.newcomer_model(self._state))
+        self._known[1:] = [model]
         return model, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
     def configure_evaluate(
@@ -197,6 +200,7 @@ class MethodStrategy(FedAvg):
             return []
         if not self._numbers:
             self._start(arrays)
+        self._check_unchanged(arrays)
         nodes = [message.metadata.dst_node_id for message in messages]
         self._add_nodes({*nodes, *grid.get_node_ids()})
         sent = self._broadcast(nodes)
@@ -235,6 +239,16 @@ class MethodStrategy(FedAvg):
         kept = {*self._personal, *self._task.params}
         self._buffers = Params({k: v for k, v in module.named_buffers() if k in self._initial and k not in kept})
         self._numbers, self._state, self._uploaded, self._is_ours = {}, {}, {}, {}
+        self._known = [arrays]
+
+    def _check_unchanged(self, arrays: ArrayRecord) -> None:
+        """Check that nobody changed the model between rounds: nodes are sent models of the method's own state."""
+        if arrays not in self._known:
+            raise ConfigError(
+                f"{self.name}: the model was changed after its aggregation, as Flower's wrappers for differential "
+                "privacy add noise to it, but nodes are sent models of the method's own state, without the change; "
+                "leave the wrapper out, or wrap a strategy of Flower"
+            )
 
     def _add_nodes(self, nodes: Iterable[int]) -> None:
         new, n = sorted(set(nodes) - self._numbers.keys()), len(self._numbers)
