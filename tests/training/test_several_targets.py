@@ -189,6 +189,19 @@ def test_targets_that_are_easily_mistaken_are_told() -> None:
     )
 
 
+def test_metrics_of_outputs_that_are_too_many_are_not_called_undefined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedattune.runs.predictions.MAX_OUTPUTS", 100)
+    code = tmp_path / "net.py"
+    code.write_text(
+        "from torch import nn\ndef net(shape, n): return nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (2, 3)))\n"
+    )
+    compared = fedattune.compare(make_several("positions"), ["fedavg"], f"{code}:net", rounds=1, metric="mean_iou")
+    assert "outputs for test rows, which are not stored above 50 million numbers" in compared.verdict.text
+    assert "--metric position_accuracy" in compared.verdict.text
+
+
 def test_methods_and_attacks_that_need_classes_say_so() -> None:
     labels = make_several("labels")
     with pytest.raises(ConfigError, match="it needs classes, and the target is several labels: FedRoD"):

@@ -12,6 +12,7 @@ import numpy as np
 from ...core.errors import list_some
 from ...core.io import replace_nonfinite
 from ...core.metrics import METRICS, Metric, MetricName, format_gain, format_interval, format_number
+from ...core.options import write_option
 from ...data.splits import validation_weights
 from ..compare import (
     BASELINE,
@@ -432,6 +433,7 @@ class Comparison:
         self.shared = [name for name, runs in group_by_algorithm(results).items() if shares_one_model(runs)]
         self.ids = [str(client["id"]) for client in results[0].facts["clients"]]
         self.is_merged = is_merged(results[0])
+        self.curve_metric = results[0].curve_metric.name
         self.n_splits = len({run.split for run in results})
 
     def _find_untrained(self) -> tuple[str, ...]:
@@ -450,8 +452,14 @@ class Comparison:
         # Test rows say who is untrained, so they must not make a method that validation places second the best one.
         best = self.choice.find_best([name for name in methods if name not in self.diverged] or methods)
         if not np.isfinite(compute_gains(self.groups[best], self.groups[self.reference], self.metric.name)).any():
+            text = f"the test rows do not define the {self.metric.label} of any client"
+            if not all("test" in run.predictions for run in self.groups[best]):
+                text = (
+                    f"the {self.metric.label} needs the models' outputs for test rows, which are not stored above 50 "
+                    f"million numbers and in deployments; take {write_option('metric')} {self.curve_metric}"
+                )
             return Verdict(
-                f"Nothing can be compared: the test rows do not define the {self.metric.label} of any client.",
+                f"Nothing can be compared: {text}.",
                 metric=self.metric.name,
                 diverged=self.diverged,
                 untrained=self.untrained,
