@@ -9,7 +9,7 @@ import numpy as np
 
 from fedattune import Settings
 from fedattune.core.effect import Effect
-from fedattune.core.metrics import METRICS
+from fedattune.core.metrics import METRICS, Metric
 
 
 @dataclass
@@ -103,7 +103,9 @@ class Fake:
     def best_validation(self) -> dict[str, float] | None:
         return None if self.validation is None else {"acc_uniform": 0.7}
 
-    curve_metric = METRICS["accuracy"]
+    @property
+    def curve_metric(self) -> Metric:
+        return METRICS["rmse" if self.is_regression else "accuracy"]
 
     def read_curve(self, metrics: dict[str, float], over: str = "uniform") -> float:
         return 100 * metrics[f"acc_{over}"]
