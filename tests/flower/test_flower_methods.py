@@ -209,6 +209,16 @@ def test_statistics_are_averaged_by_samples() -> None:
     assert int(state["1.num_batches_tracked"]) == 2
 
 
+def test_statistics_that_are_not_finite_are_left_out_and_a_mask_is_not() -> None:
+    model = make_model(norm=True)
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    project = Project(model, make_parts())
+    project.spoil = lambda node, state, _: state.update({"1.running_var": torch.full((5,), torch.nan)} if node else {})
+    state = project.start(flower.strategy("fedavg", model), 1).arrays.to_torch_state_dict()
+    assert state["1.running_var"].isfinite().all()
+    assert torch.equal(state["mask"], model.mask)
+
+
 def test_messages_have_one_record_of_each_kind_as_mods_of_flower_expect() -> None:
     project = Project(make_model(), make_parts())
     strategy = flower.strategy("fedmcsa", project.model)

@@ -318,6 +318,8 @@ class MethodStrategy(FedAvg):
         for name, like in self._shared.items():
             _check_tensor(name, state.get(name), like)
         buffers = state.only(k for k, v in self._buffers.items() if k in state and state[k].shape == v.shape)
+        for name, value in buffers.items():
+            _check_finite(name, value, self._buffers[name].isfinite())
         n = _read_count(content, self.weighted_by_key)
         payload = unpack(content, state.only(self._shared))
         return _Upload(payload.map(lambda part: part.map(lambda v: v[None])), buffers, n, is_ours)
@@ -381,7 +383,12 @@ def _check_tensor(name: str, value: Tensor | None, like: Tensor) -> None:
         raise RunError(
             f"sent {name!r} as {value.dtype}, expected {like.dtype}; send the model's own floating-point type"
         )
-    if not value.isfinite().all():
+    _check_finite(name, value, torch.tensor(True))
+
+
+def _check_finite(name: str, value: Tensor, where: Tensor) -> None:
+    """Check values where they should be finite, unlike those of a mask that is a buffer."""
+    if not (value.isfinite() | ~where).all():
         raise RunError(
             f"sent values that are not finite in {name!r}; its training diverged, so lower the learning rate"
         )
