@@ -113,11 +113,14 @@ class EngineProject(Project):
 
     def train(self, message: Message, context: Context) -> Message:
         part = self.parts[int(context.node_config["partition-id"])]
+        data: Any = part["train"]
+        if isinstance(data[0], Tensor):
+            data = DataLoader(TensorDataset(*data), batch_size=4)
         return flower.train(
             message,
             context,
             copy.deepcopy(self.model),
-            DataLoader(TensorDataset(*part["train"]), batch_size=4),
+            data,
             validation=part["validation"],
             method=self.method,
             **self.settings,
@@ -492,6 +495,30 @@ def test_targets_of_a_node_may_be_all_the_same(kind: str) -> None:
         for name, value in mine.named_parameters():
             assert value.grad is not None
             torch.testing.assert_close(project.evaluated[node][name], value - LR * value.grad, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["column", "tokens", "features"])
+def test_a_node_need_not_have_all_classes(kind: str) -> None:
+    """Labels as a column, and sequences of unequal length; nodes have class 0 alone."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.input, self.out = nn.Embedding(9, 6) if kind == "tokens" else nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            return self.out(self.input(x).sum(1) / lengths[:, None])
+
+    n, lengths = 6, range(1, 7)
+    x: Any = {
+        "tokens": [torch.arange(length) for length in lengths],
+        "features": [torch.ones(length, 6) for length in lengths],
+    }.get(kind, torch.ones(n, 6))
+    model = make_model() if kind == "column" else fedattune.WithPadding(Mean())
+    y = torch.zeros((n, 1) if kind == "column" else n, dtype=torch.int64)
+    project = EngineProject(model, [dict.fromkeys(("train", "validation"), (x, y))] * 2)
+    project.start(flower.strategy("ditto", model), 1, project.grid(2))
+    assert project.evaluated.keys() == {0, 1}
 
 
 def test_a_tenth_is_held_out_for_methods_that_choose_by_validation_samples() -> None:

@@ -25,6 +25,7 @@ from ..core.settings import LossOptions, Settings, SettingsKeywords, Training
 from ..core.task import Task
 from ..data import Client, ClientIndex, Federation, federation_from
 from ..data.federated import renumber_clients, rescale_target
+from ..data.sequences import find_sequences, pad_sequences
 from ..data.types import TargetScale
 from ..models import check_model
 from ..models.inputs import suit_inputs
@@ -307,10 +308,15 @@ def _list_classes(model: nn.Module, data: RowsOf) -> list[str] | None:
     Return None for other targets than whole numbers, and for samples of other kinds, which are read elsewhere.
     """
     try:
-        pair = (data[0][:1], data[1][:1]) if isinstance(data, (tuple, list)) else [np.asarray(v)[None] for v in data[0]]
+        if isinstance(data, (tuple, list)):
+            is_unequal = find_sequences("x", data[0]) is not None
+            pair = [pad_sequences(data[0][:1]) if is_unequal else data[0][:1], data[1][:1]]
+        else:
+            pair = [np.asarray(v)[None] for v in data[0]]
         x, y = map(torch.as_tensor, pair)
     except Exception:  # what cannot be read is refused later, with the reason
         return None
+    y = y[:, 0] if y.shape[1:] == (1,) else y
     if y.is_floating_point():
         return None
     task = Task(copy.deepcopy(model).cpu())
