@@ -422,6 +422,9 @@ def test_errors_of_a_node_say_what_to_do() -> None:
         handle(EngineProject(model, parts, rounds=2), scaffold)
     with pytest.raises(RunError, match=r"training diverged in round 1 .*lower the learning rate \(lr is 1e\+30\)"):
         handle(EngineProject(model, parts, lr=1e30), scaffold)
+    double = make_model().double()
+    with pytest.raises(ConfigError, match="model of the strategy is float64, and the node trains in float32"):
+        handle(EngineProject(double, parts), flower.strategy("scaffold", double))
     other = EngineProject(model, parts)
     other.model = make_model(norm=True)
     grid = other.grid()

@@ -111,6 +111,13 @@ def train(
     """
     given = _check_settings(settings)
     node = _open(message, context, model, data, validation, method, given)
+    wanted = node.backend.context.settings.execution.dtype
+    types = {str(v.dtype).removeprefix("torch.") for v in node.received.params.values()}
+    if wrong := sorted(types - {wanted}):
+        raise ConfigError(
+            f"dtype: the model of the strategy is {wrong[0]}, and the node trains in {wanted}; give the strategy a "
+            f"model in {wanted}, or flower.train another dtype"
+        )
     order, head = node.order, {"kind": "train", "replies_immediately": False, "should_evaluate": True, "resting": []}
     ids = {"ids": [order.number], "cohort": [order.number], "dropouts": []}
     request = WorkerMessage({**head, **ids, "round": order.round, "update_server": order.update_server})
