@@ -52,7 +52,7 @@ def make_screen(**settings: Any) -> Screen:
     are_claims = settings.pop("are_claims", True)
     settings = {"accept": "harmless"} | settings
     algorithm = SimpleNamespace(client=SGD(), server=Average(settings.pop("weighting", "samples")))
-    federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)], classes=("a", "b", "c", "d"))
+    federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)], classes=("a", "b", "c", "d"), kind="class")
     task = SimpleNamespace(params={"body.weight": torch.zeros(30, 20), "head.weight": torch.zeros(4, 30)})
     run = SimpleNamespace(
         task=task,

@@ -26,6 +26,7 @@ class WithPadding(nn.Module):
         ModelError: the model's `forward` takes neither `padding_mask` nor `lengths`.
 
     Examples:
+        >>> import torch
         >>> class Mean(nn.Module):
         ...     def forward(self, x, lengths):
         ...         return x.sum(1) / lengths[:, None]
