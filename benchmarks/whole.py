@@ -29,7 +29,7 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 
 ROUNDS = 100
 
-IMPORTS = ("torch", "scipy.stats", "sklearn.metrics")
+IMPORTS = ("torch",)
 """Modules of other packages that every comparison imports."""
 
 
