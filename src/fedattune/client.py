@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -304,6 +304,12 @@ class ClientWrapper(ClientUpdate, Probing, Resting, Substituting, StepMeasuring)
         return inner.measure_step(carry, batch, grad, context) if isinstance(inner, StepMeasuring) else ()
 
 
+def _unwrap(rule: ClientUpdate) -> ClientUpdate:
+    while isinstance(rule, ClientWrapper):
+        rule = rule.inner
+    return rule
+
+
 def set_optimizer(rule: ClientUpdate, optimizer: Optimizer) -> ClientUpdate:
     """Return a client rule whose local steps an optimizer makes.
 
@@ -314,26 +320,29 @@ def set_optimizer(rule: ClientUpdate, optimizer: Optimizer) -> ClientUpdate:
         return replace(rule, inner=set_optimizer(rule.inner, optimizer))
     if isinstance(rule, Optimizing) and rule.optimizer == optimizer:
         return rule  # clients that join after training have the rule of the run
-    own = rule.own_steps if isinstance(rule, Optimizing) else type(rule).__name__
-    if not isinstance(rule, Optimizing) or own:
+    if own := find_own_steps(rule):
         raise ConfigError(
             f"optimizer: the method has local steps of its own ({own}); leave optimizer and momentum out for it, or "
             "take methods whose clients run SGD, such as fedavg, ditto or attune"
         )
-    return rule.with_optimizer(optimizer)
+    return cast(Optimizing, rule).with_optimizer(optimizer)
+
+
+def find_own_steps(rule: ClientUpdate) -> str | None:
+    """Return the part of a client rule that holds for plain SGD alone, or None if the rule takes every optimizer."""
+    rule = _unwrap(rule)
+    return rule.own_steps if isinstance(rule, Optimizing) else type(rule).__name__
 
 
 def find_optimizer(rule: ClientUpdate) -> Optimizer:
     """Return the optimizer of a client rule, restarted; plain SGD if the rule has local steps of its own."""
-    while isinstance(rule, ClientWrapper):
-        rule = rule.inner
+    rule = _unwrap(rule)
     return rule.optimizer.restart() if isinstance(rule, Optimizing) else PLAIN
 
 
 def find_row_weighing(rule: ClientUpdate) -> RowWeighing | None:
     """Return the rule, or what it wraps, if it sets parameters by validation rows."""
-    while isinstance(rule, ClientWrapper):
-        rule = rule.inner
+    rule = _unwrap(rule)
     return rule if isinstance(rule, RowWeighing) else None
 
 

@@ -49,7 +49,7 @@ def test_a_written_deployment_has_the_loss(cli: Callable[..., Done]) -> None:
         "loss": "focal", "focal-gamma": 1.5, "class-weights": "balanced",
     }  # fmt: skip
     options = DeploymentPlan(config).settings(0).loss
-    assert (options.name, options.focal_gamma, options.weights) == ("focal", 1.5, "balanced")
+    assert (options.name, options.focal_gamma, options.class_weights) == ("focal", 1.5, "balanced")
 
 
 def test_a_loss_of_a_file_is_on_no_node(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_the_command_line_and_yaml_take_the_loss(cli: Callable[..., Done]) -> No
     assert done.code == 0, done.err
     (config,) = Path("o").glob("**/config.json")
     stored = Result.load(config.parent).settings.loss
-    assert (stored.name, stored.focal_gamma, stored.weights) == ("focal", 1.0, "balanced")
+    assert (stored.name, stored.focal_gamma, stored.class_weights) == ("focal", 1.0, "balanced")
 
 
 def test_a_run_of_before_had_the_default(uneven: Federation, tmp_path: Path) -> None:

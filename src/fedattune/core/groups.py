@@ -9,11 +9,21 @@ from copy import copy
 from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
-from pydantic import ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import (
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from .options import StrictSchema
+
+Owners = Mapping[str, tuple[str, tuple[str, ...]]]
+"""Field -> the field that it belongs to, and values of that one; see `Group`."""
 
 
 class Group(StrictSchema):
@@ -22,11 +32,23 @@ class Group(StrictSchema):
     Attributes:
         switches: flat names of the options that turn the group on.
         needs: what the other options of the group need, as the end of "it needs ...".
+        owners: field -> the field before it that it belongs to, and values of that one under which it acts.
     """
 
     model_config = ConfigDict(extra="forbid")
     switches: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[str] = ""
+    owners: ClassVar[Owners] = {}
+
+    @field_validator("*")
+    @classmethod
+    def _acts(cls, value: Any, info: ValidationInfo) -> Any:
+        field, fields = info.field_name or "", cls.model_fields
+        owner, values = cls.owners.get(field, ("", ()))
+        if owner in info.data and info.data[owner] not in values and value != fields[field].default:
+            name = fields[owner].alias or owner
+            raise ValueError(f"it needs {name} {' or '.join(values)}, and the {name} is {info.data[owner]}")
+        return value
 
     @classmethod
     def is_on(cls, flat: Mapping[str, Any]) -> bool:

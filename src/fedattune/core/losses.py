@@ -178,7 +178,7 @@ def make_loss(
     Args:
         options: the settings of the loss.
         classes: the classes of the target; none for labels and numbers.
-        kind: what the target is; by default a class, or a number if there are no classes.
+        kind: kind of the target; by default a class, or a number if there are no classes.
         output_shape: shape of the outputs for one sample; by default one for each class, or one.
 
     Raises:
@@ -205,7 +205,7 @@ def make_loss(
         for key, value in options.corrections.items():
             lacks = "has no classes" if not classes else "takes none"
             raise ConfigError(f"{key}: got {value}, and the target is {KIND_WORDS[kind]}, which {lacks}; leave it out")
-    return TrainingLoss(sample_losses, options.label_smoothing, _resolve_weights(options.weights, classes))
+    return TrainingLoss(sample_losses, options.label_smoothing, _resolve_weights(options.class_weights, classes))
 
 
 def _resolve_weights(text: str | None, classes: Sequence[str]) -> tuple[float, ...] | None:

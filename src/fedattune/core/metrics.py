@@ -195,7 +195,7 @@ def try_metric(metric: Metric, kind: TargetKind, output_shape: tuple[int, ...]) 
 
     Args:
         metric: the metric.
-        kind: what the target is.
+        kind: kind of the target.
         output_shape: shape of the outputs for one row.
 
     Raises:

@@ -34,7 +34,7 @@ class MethodModule(nn.Module, ABC):
     """
 
     kind: TargetKind = "class"
-    """What the module predicts, where classes and labels need other sums of predictions; set after it is built."""
+    """Kind of the target, on which sums of predictions depend; set after the module is built."""
 
     @abstractmethod
     def objective(self, output: Any, batch: Batch, loss: LossFunction) -> Tensor:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from math import ceil
-from typing import Annotated, Any, Literal, Self, TypedDict, Unpack, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict, Unpack, get_args
 
 from pydantic import (
     AfterValidator,
@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from .errors import ConfigError, did_you_mean
-from .groups import FlatSchema, Group
+from .groups import FlatSchema, Group, Owners
 from .options import Count, describe_errors
 from .own_code import is_reference, make_absolute
 
@@ -32,15 +32,6 @@ OptimizerName = Literal["sgd", "adam", "adamw"]
 ScheduleKind = Literal["constant", "cosine", "step"]
 ADAM_RATE = 1e-3
 """Default learning rate of Adam and AdamW, that of `torch.optim`."""
-OPTIMIZER_NEEDS = {
-    "momentum": ("optimizer", ("sgd",)),
-    "beta1": ("optimizer", ("adam", "adamw")),
-    "beta2": ("optimizer", ("adam", "adamw")),
-    "eps": ("optimizer", ("adam", "adamw")),
-    "lr_step_size": ("lr_schedule", ("step",)),
-    "lr_gamma": ("lr_schedule", ("step",)),
-}
-"""Option of an optimizer or a schedule -> the option that it belongs to, and values of that option."""
 EngineName = Literal["auto", "sequential", "vectorized", "ray"]
 Augmentation = Literal["crop", "flip"]
 AUGMENTATIONS: tuple[Augmentation, ...] = get_args(Augmentation)
@@ -76,6 +67,12 @@ NumberOrFraction = Annotated[int | float, BeforeValidator(_read_number), AfterVa
 
 class Training(Group):
     """Options of local training."""
+
+    owners: ClassVar[Owners] = {
+        "momentum": ("optimizer", ("sgd",)),
+        **dict.fromkeys(("beta1", "beta2", "eps"), ("optimizer", ("adam", "adamw"))),
+        **dict.fromkeys(("lr_step_size", "lr_gamma"), ("lr_schedule", ("step",))),
+    }
 
     steps: Count | None = Field(
         None, description="local mini-batch steps per round (default: 20; for a table, one epoch instead)"
@@ -124,7 +121,6 @@ class Training(Group):
     bn_buffers: Literal["local", "average"] = Field(
         "local", description="running statistics of BatchNorm layers: kept by each client, or averaged"
     )
-
     augment: Annotated[str, OnOrOff] = Field(
         "off",
         description="random changes of images in training: crop (of the image within 4 pixels of black), flip (left "
@@ -143,15 +139,6 @@ class Training(Group):
     def augmentations(self) -> tuple[Augmentation, ...]:
         """The changes that `augment` names."""
         return tuple(name for name in AUGMENTATIONS if name in self.augment.split(","))
-
-    @field_validator(*OPTIMIZER_NEEDS)
-    @classmethod
-    def _has_use(cls, value: Any, info: ValidationInfo) -> Any:
-        key = info.field_name or ""
-        needs, values = OPTIMIZER_NEEDS[key]
-        if value != cls.model_fields[key].default and info.data.get(needs, values[0]) not in values:
-            raise ValueError(f"it needs {needs} {' or '.join(values)}")
-        return value
 
     @field_validator("nesterov")
     @classmethod
@@ -219,6 +206,12 @@ def _write_class_weights(value: object) -> object:
 class LossOptions(Group):
     """Options of the loss that clients train on."""
 
+    owners: ClassVar[Owners] = {
+        "focal_gamma": ("name", ("focal",)),
+        "huber_delta": ("name", ("huber",)),
+        "label_smoothing": ("name", ("auto",)),
+    }
+
     name: str = Field(
         "auto",
         alias="loss",
@@ -227,14 +220,12 @@ class LossOptions(Group):
     )
     focal_gamma: NonNegativeFloat32 = Field(2.0, description="with loss focal: exponent gamma; 0 is the cross-entropy")
     huber_delta: PositiveFloat32 = Field(
-        1.0, description="with loss huber: error from which on the loss is linear, in standard deviations of the target"
+        1.0, description="with loss huber: error above which the loss is linear, in standard deviations of the target"
     )
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="share of every label that is spread over all classes, in training"
     )
-    class_weights: Annotated[
-        str | Sequence[float] | Mapping[str, float] | None, BeforeValidator(_write_class_weights)
-    ] = Field(
+    class_weights: Annotated[str | None, BeforeValidator(_write_class_weights)] = Field(
         None,
         description="weights of classes in the training loss: balanced, by each client's own training rows; or "
         "0.2,1,3, or name=weight with commas between (default: none)",
@@ -247,18 +238,9 @@ class LossOptions(Group):
             raise ValueError(f"expected {', '.join(LOSSES)}, or a custom loss as file.py:loss")
         return make_absolute(name)
 
-    @field_validator("focal_gamma", "huber_delta", "label_smoothing")
-    @classmethod
-    def _goes_with_loss(cls, value: float, info: ValidationInfo) -> float:
-        loss, field = info.data.get("name"), str(info.field_name)
-        needed = {"focal_gamma": "focal", "huber_delta": "huber", "label_smoothing": "auto"}[field]
-        if value != cls.model_fields[field].default and loss not in (needed, None):
-            raise ValueError(f"it needs loss {needed}, and the loss is {loss}")
-        return value
-
     @field_validator("class_weights")
     @classmethod
-    def _are_weights(cls, text: str) -> str:
+    def _are_weights(cls, text: str | None) -> str | None:
         if text not in (None, BALANCED):
             read_class_weights(text)
         return text
@@ -266,13 +248,8 @@ class LossOptions(Group):
     @property
     def corrections(self) -> dict[str, float | str]:
         """The options that change how classes count, by name, if they are on."""
-        values = {"label_smoothing": self.label_smoothing, "class_weights": self.weights}
+        values = {"label_smoothing": self.label_smoothing, "class_weights": self.class_weights}
         return {name: value for name, value in values.items() if value}
-
-    @property
-    def weights(self) -> str | None:
-        """The class weights as text, as on the command line."""
-        return cast(str | None, self.class_weights)
 
 
 class Participation(Group):

@@ -299,14 +299,14 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
 
 def find_unfit(algorithms: "Mapping[str, Algorithm]", settings: "Settings", federation: "Federation") -> dict[str, str]:
     """Find the methods that suit neither the target nor the optimizer: name -> reason."""
-    from ..training.setup import check_optimizer
+    from ..client import find_own_steps
+    from ..core.optimizers import PLAIN
+    from ..training.setup import make_optimizer
 
     unfit = {}
     for name, algorithm in algorithms.items():
         need = algorithm.network.class_need if algorithm.network else None
-        try:
-            check_optimizer(algorithm, settings)
-        except ConfigError:
+        if make_optimizer(algorithm, settings) != PLAIN and find_own_steps(algorithm.client):
             unfit[name] = "as it has local steps of its own, and takes no optimizer"
         if need and federation.kind != "class":
             unfit[name] = f"as the target is {KIND_WORDS[federation.kind]}: {need}"

@@ -37,7 +37,7 @@ def find_curvature(options: LossOptions, *, is_for_classes: bool) -> float:
     margins = np.linspace(-40.0, 40.0, 80_001)
     losses = np.logaddexp(0.0, -margins)
     focal = (-np.expm1(-losses)) ** options.focal_gamma * losses
-    # Outputs that move apart by one each move the margin by two, and are a step of length sqrt(2).
+    # A step of (1, -1) in the outputs has length sqrt(2) and changes the margin by two.
     return float(2 * np.diff(focal, 2).max() / (margins[1] - margins[0]) ** 2)
 
 
@@ -78,7 +78,7 @@ def compute_safe_rate(federation: Federation, batch_size: int, loss: LossOptions
     trace = np.add.reduceat(squares, starts[has]) / kept[has] if len(has) else np.empty(0)
     # The loss of labels is flatter than this bound, which keeps networks stable whose layers all labels share.
     curvature = find_curvature(loss, is_for_classes=federation.kind not in NUMBER_KINDS)
-    m = np.minimum(sizes[has], 1 if loss.weights else batch_size)
+    m = np.minimum(sizes[has], 1 if loss.class_weights else batch_size)
     # The trace bounds the eigenvalue: clients whose bound is above a rate found before need no eigenvalue.
     bounds = m / (curvature * (beta + trace * (m - 1)))
     rate = math.inf

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..client import set_optimizer
+from ..client import find_own_steps, set_optimizer
 from ..core.algorithm import Algorithm, Discardable, ServerUpdate
 from ..core.errors import ConfigError
 from ..core.groups import FlatSchema
@@ -37,7 +37,6 @@ from .uploads.pipeline import find_excluded
 
 ADAMW_DECAY = 0.01
 """Weight decay of AdamW where neither the user nor the method gives one: the default of `torch.optim.AdamW`."""
-
 
 PRETRAINED_RATES = {"lora": 1e-3, "head": 1e-3, "all": 5e-5}
 """Trained weights of a pretrained network -> rate of AdamW; that for all weights is the default of Hugging Face."""
@@ -199,11 +198,8 @@ def settle_optimizer(
     name = settings.get("optimizer") if {"optimizer", "momentum"} & settings.given else "adamw"
     if not is_pretrained or name == "sgd" or {"optimizer", "lr"} <= settings.given:
         return settings
-    for algorithm in algorithms:
-        try:
-            set_optimizer(algorithm.client, Adam())
-        except ConfigError:
-            return settings
+    if any(find_own_steps(algorithm.client) for algorithm in algorithms):
+        return settings
     tuning = model_options.get("tuning", "lora")
     if isinstance(model, nn.Module):  # constants are frozen parameters, too
         is_mostly_trained = 2 * trainable_params(model).numel() > sum(p.numel() for p in model.parameters())
@@ -216,8 +212,11 @@ def check_optimizer(algorithm: Algorithm, settings: Settings) -> None:
     """Check that the method takes the optimizer of the settings.
 
     Raises:
-        ConfigError: the method has local steps of its own.
+        ConfigError: the method has local steps of its own, or there is no state to keep.
     """
+    training = settings.training
+    if training.optimizer_state == "keep" and training.optimizer == "sgd" and not training.momentum:
+        raise ConfigError("optimizer_state: SGD without momentum has no state to keep; add momentum, or leave it out")
     if (optimizer := make_optimizer(algorithm, settings)) != PLAIN:
         set_optimizer(algorithm.client, optimizer)
 

@@ -35,9 +35,6 @@ def check_clients(settings: Settings, federation: Federation | FederationInfo) -
 def check_method(algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation) -> None:
     """Check that clients can do what the settings ask of them with this method and the module that it trains."""
     check_loss(algorithm, module, settings, federation)
-    training = settings.training
-    if training.optimizer_state == "keep" and training.optimizer == "sgd" and not training.momentum:
-        raise ConfigError("optimizer_state: SGD without momentum has no state to keep; add momentum, or leave it out")
     check_optimizer(algorithm, settings)
     check_record_privacy(algorithm, module, settings, federation)
 
