@@ -193,7 +193,23 @@ def settle_optimizer(
     """Let clients train a pretrained network by AdamW if the user gives no optimizer, and every method takes one.
 
     Where no rate is given, that of Adam and AdamW is one that is usual for the weights that are trained.
+
+    Raises:
+        ConfigError: the optimizer has no state to keep.
     """
+    settings = _prefer_adamw(settings, algorithms, model, model_options)
+    if (
+        settings.get("optimizer_state") == "keep"
+        and settings.get("optimizer") == "sgd"
+        and not settings.get("momentum")
+    ):
+        raise ConfigError("optimizer_state: SGD without momentum has no state to keep; add momentum, or leave it out")
+    return settings
+
+
+def _prefer_adamw(
+    settings: AnySettings, algorithms: Iterable[Algorithm], model: str | nn.Module, model_options: Mapping[str, Any]
+) -> AnySettings:
     is_pretrained = isinstance(model, PretrainedNetwork) or model == "hf"
     name = settings.get("optimizer") if {"optimizer", "momentum"} & settings.given else "adamw"
     if not is_pretrained or name == "sgd" or {"optimizer", "lr"} <= settings.given:
@@ -212,11 +228,8 @@ def check_optimizer(algorithm: Algorithm, settings: Settings) -> None:
     """Check that the method takes the optimizer of the settings.
 
     Raises:
-        ConfigError: the method has local steps of its own, or there is no state to keep.
+        ConfigError: the method has local steps of its own.
     """
-    training = settings.training
-    if training.optimizer_state == "keep" and training.optimizer == "sgd" and not training.momentum:
-        raise ConfigError("optimizer_state: SGD without momentum has no state to keep; add momentum, or leave it out")
     if (optimizer := make_optimizer(algorithm, settings)) != PLAIN:
         set_optimizer(algorithm.client, optimizer)
 
