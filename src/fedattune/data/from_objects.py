@@ -17,9 +17,9 @@ from .hub_datasets import find_hub_data
 from .items import read_torch_dataset, to_array
 from .on_disk import RowsOnDisk, hash_samples, join_rows, open_rows
 from .sequences import Sequences, describe_padding, find_sequences, join_sequences
-from .several_targets import MAX_UNUSED_CLASSES, Encoded, check_targets_differ, encode_several
+from .several_targets import MAX_UNUSED_CLASSES, Encoded, check_targets_differ, encode_several, read_numbers
 from .splits import SmallClients, check_fractions, compute_part_sizes, select_usable_clients, split_parts
-from .tables.checks import MAX_ABS_VALUE, MAX_NUMBER_CLASSES, TargetType
+from .tables.checks import MAX_NUMBER_CLASSES, TargetType
 from .types import Array, Index
 
 Samples = Array | RowsOnDisk | Sequences
@@ -276,7 +276,7 @@ def _encode_targets(
         return Encoded(*_encode_texts(np.concatenate([y.astype(str) for y in ys]), classes))
     is_number, notes = _choose_kind(joint, classes, kind)
     if is_number:
-        return Encoded(_check_numbers(owners, ys), notes=notes)
+        return Encoded(read_numbers(owners, ys), notes=notes)
     for owner, y in zip(owners, ys, strict=True):
         if not np.isfinite(y).all() or not (y == np.floor(y)).all() or (len(y) and y.min() < 0):
             raise DataError(
@@ -321,18 +321,6 @@ def _choose_kind(y: Array, classes: Sequence[str] | None, kind: TargetType) -> t
     if is_number:
         return True, [f"{what} and taken as numbers to predict; for classes, give target_type='class'."]
     return False, [f"{what} and taken as classes; to predict them as numbers, give target_type='number'."]
-
-
-def _check_numbers(owners: list[str], ys: list[Array]) -> Array:
-    """Return numbers to predict as float32 (n,), after a check that they are finite."""
-    for owner, y in zip(owners, ys, strict=True):
-        wrong = np.flatnonzero(~(np.abs(y.astype(np.float64)) <= MAX_ABS_VALUE))
-        if len(wrong):
-            raise DataError(
-                f"client {owner!r}: the target of sample {wrong[0]} is {y[wrong[0]]}, expected a finite number of at "
-                f"most {MAX_ABS_VALUE:g}; correct it or leave the sample out"
-            )
-    return np.concatenate(ys).astype(np.float32)
 
 
 def _count(parts: dict[str, Index], test: float, validation: float, stream: Sequence[int]) -> tuple[int, int, int]:

@@ -59,7 +59,7 @@ def encode_several(
         raise ConfigError(f"targets: got {len(names)} names for {joint.shape[1]} {kind}; give each one its own name")
     if kind == "labels":
         return Encoded(_read_labels(owners, ys, names), labels=names, notes=notes)
-    return Encoded(_read_numbers(owners, ys, names), outputs=names, notes=notes)
+    return Encoded(read_numbers(owners, ys, names), outputs=names, notes=notes)
 
 
 def _choose_kind(y: Array, classes: Sequence[str] | None, target_type: TargetType) -> tuple[TargetKind, Sequence[str]]:
@@ -106,14 +106,16 @@ def check_labels_differ(labels: Array, names: Sequence[str], where: str) -> None
         raise DataError(f"{where}: label {names[same[0]]!r} is {value} in all rows; leave it out of the targets")
 
 
-def _read_numbers(owners: Sequence[str], ys: Sequence[Array], names: Sequence[str]) -> Array:
+def read_numbers(owners: Sequence[str], ys: Sequence[Array], names: Sequence[str] = ()) -> Array:
+    """Return numbers to predict, (n_i,) or (n_i, M) with M names, as float32, after a check that they are finite."""
     for owner, y in zip(owners, ys, strict=True):
         wrong = np.argwhere(~(np.abs(y.astype(np.float64)) <= MAX_ABS_VALUE))
         if len(wrong):
-            row, column = wrong[0]
+            row, *column = wrong[0]
+            what = f"target {names[column[0]]!r}" if names else "the target"
             raise DataError(
-                f"client {owner!r}: target {names[column]!r} of sample {row} is {y[row, column]}, expected a finite "
-                f"number of at most {MAX_ABS_VALUE:g}; correct it or leave the sample out"
+                f"client {owner!r}: {what} of sample {row} is {y[tuple(wrong[0])]}, expected a finite number of at "
+                f"most {MAX_ABS_VALUE:g}; correct it or leave the sample out"
             )
     return np.concatenate(ys).astype(np.float32)
 

@@ -14,6 +14,7 @@ from ...core.errors import ConfigError, DataError
 from ...core.options import Count
 from ..dataset import Dataset
 from ..schema import Schema
+from ..several_targets import Encoded
 from ..types import Array, Index, Scaling
 from .by_schema import check_schema_columns, read_schema_features, read_texts, to_text
 from .checks import (
@@ -46,7 +47,7 @@ from .file import (
 from .names import Spellings, describe_spellings, find_spellings, strip_names, unify_spellings
 from .number_columns import read_numbers_as_written
 from .scaling import fit_all_constants, limit, standardise
-from .several_targets import SeveralTargets, read_schema_targets, read_several_targets, summarize_targets
+from .several_targets import read_schema_targets, read_several_targets, summarize_targets
 from .subjects import choose_group_column, find_subjects, is_numbering
 from .texts import DEFAULT_MAX_TOKENS, DEFAULT_TEXT_FEATURES, is_free_text
 from .written_numbers import is_float
@@ -150,8 +151,7 @@ def load_table(
             table = settle_date_order(table, others, notes)
             table = read_numbers_as_written(table, others, decimal, notes)
         if len(targets) > 1:
-            several, table = read_several_targets(table, targets, target_type, decimal, notes)
-            classes: tuple[str, ...] = ()
+            encoded, table = read_several_targets(table, targets, target_type, decimal, notes)
         else:
             labels = read_complete_column(table, target, "target")
             if target_type == "number" or (target_type == "auto" and labels.dtype.kind == "U" and is_measured(labels)):
@@ -162,9 +162,8 @@ def load_table(
                 if has_blanks:
                     notes.append(f"Blanks at the ends of classes are left out in {target!r}.")
                 labels = _unify_names(target, labels, normalize_names, spellings).astype(str)
-            y, classes = read_target(table.path, target, labels, target_type)
-            several = SeveralTargets(y, (), ())
-        y = several.y
+            encoded = Encoded(*read_target(table.path, target, labels, target_type))
+        y = encoded.y
         subjects, left_out = [], []
         if tokens is not None:
             columns = _read_tokens(table, feature_names, tokens, max_tokens)
@@ -181,10 +180,10 @@ def load_table(
                 if len(owners) > max_categories:
                     columns.group_rare(client_column, max_categories)
         notes += columns.describe_gaps() + columns.notes + describe_spellings(spellings, normalize_names)
-        notes += _warn_of_revealing(columns, several, classes)
+        notes += _warn_of_revealing(columns, encoded)
     else:
-        several = SeveralTargets(read_schema_targets(table, schema), schema.labels, schema.outputs)
-        y, classes = several.y, schema.classes
+        y = read_schema_targets(table, schema)
+        encoded = Encoded(y, schema.classes, schema.labels, schema.outputs)
         columns = read_schema_features(table, schema)
         subjects, left_out = _find_subjects(table, [name for name in table.names if name not in keys], owner, y), []
         used = {*feature_names, *keys}
@@ -205,7 +204,7 @@ def load_table(
         name=find_stem(table.path),
         x=x,
         y=y,
-        classes=classes,
+        classes=encoded.classes,
         owner=owner,
         owners=owners,
         groups=groups,
@@ -213,9 +212,9 @@ def load_table(
         encode=partial(encode_features, x, len(columns.numbers)),
         read_times=partial(read_times, table),
         notes=tuple(notes),
-        schema=schema or columns.schema(classes, targets, table.written, several.labels, several.outputs),
-        labels=several.labels,
-        outputs=several.outputs,
+        schema=schema or columns.schema(encoded, targets, table.written),
+        labels=encoded.labels,
+        outputs=encoded.outputs,
     )
 
 
@@ -337,7 +336,7 @@ def _drop_rows_with_gaps(table: TableFile, names: Sequence[str], notes: list[str
     return table.select(is_whole)
 
 
-def _warn_of_revealing(columns: FeatureColumns, targets: SeveralTargets, classes: Sequence[str]) -> list[str]:
+def _warn_of_revealing(columns: FeatureColumns, targets: Encoded) -> list[str]:
     """Warn of columns that predict a target nearly perfectly alone: they may not be known in time."""
     codes = {name: number_values(values, columns.categories[name]) for name, values in columns.texts.items()}
     warnings = []
@@ -345,8 +344,9 @@ def _warn_of_revealing(columns: FeatureColumns, targets: SeveralTargets, classes
     each = targets.y.T.astype(np.int64 if targets.labels else np.float32) if names else [targets.y]
     for y, target in zip(each, names or ("",), strict=True):
         for name, (score, label) in find_revealing({**columns.numbers, **codes}, y).items():
-            what = "the target" if label is None else f"the class {classes[label]!r}" if classes else ""
-            what = f"the target {target!r}" if target else what
+            what = f"the target {target!r}" if target else "the target"
+            if targets.classes and label is not None:
+                what = f"the class {targets.classes[label]!r}"
             warnings.append(
                 f"Column {name!r} alone predicts {what} nearly perfectly ({100 * score:.0f}%): is it known before the "
                 f"target? If not, give --drop-columns {shlex.quote(name)}."

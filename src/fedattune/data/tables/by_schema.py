@@ -63,7 +63,7 @@ def check_schema_columns(table: TableFile, schema: Schema, target: str, features
         raise ConfigError(f"{table.path}: the schema names no columns; a table needs one with numbers or categories")
     if features is not None:
         raise ConfigError("features: the schema names the features already; leave this option out")
-    if target != schema.target and tuple(name.strip() for name in target.split(",")) != schema.target_columns:
+    if target != schema.target and tuple(find_targets(table.names, target)) != schema.target_columns:
         raise ConfigError(f"target is {target!r}, but the schema says {schema.target!r}; give the target of the schema")
     known = set(table.names)
     for column in (*schema.columns, *schema.target_columns):

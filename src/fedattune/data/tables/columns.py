@@ -7,6 +7,7 @@ import numpy as np
 
 from ...core.errors import list_some
 from ..schema import MISSING_CATEGORY, OTHER_CATEGORY, Names, Schema
+from ..several_targets import Encoded
 from ..types import Array
 from .checks import find_missing
 from .dates import make_date_inputs
@@ -120,20 +121,13 @@ class FeatureColumns:
         parts = [*self.numbers.values(), *flags, *one_hot, *waves, *hashed, *tokens]
         return np.column_stack(parts).astype(np.float64, copy=False)
 
-    def schema(
-        self,
-        classes: Names,
-        targets: Sequence[str],
-        written: Mapping[str, NumberFormat],
-        labels: Names = (),
-        outputs: Names = (),
-    ) -> Schema:
+    def schema(self, encoded: Encoded, targets: Sequence[str], written: Mapping[str, NumberFormat]) -> Schema:
         """Return the schema with which other tables get the same features; `written` are numbers that were text."""
         formats = {name: one for name, one in written.items() if name in self.numbers or name in targets}
         return Schema(
-            classes=classes,
-            labels=labels,
-            outputs=outputs,
+            classes=encoded.classes,
+            labels=encoded.labels,
+            outputs=encoded.outputs,
             numbers=tuple(self.numbers),
             units={name: one.unit for name, one in formats.items() if one.unit},
             decimals={name: one.decimal for name, one in formats.items() if one.decimal != "."},

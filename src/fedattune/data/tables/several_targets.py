@@ -1,13 +1,13 @@
 """Several target columns of a table: labels of two values each, or numbers."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from ...core.errors import DataError
 from ..schema import Schema
-from ..several_targets import check_labels_differ
+from ..several_targets import Encoded, check_labels_differ
 from ..types import Array
 from .by_schema import read_label, read_labels, read_schema_numbers
 from .checks import TargetType, find_missing, is_measured, read_complete_column, read_target
@@ -17,17 +17,9 @@ from .number_columns import read_numbers_as_written
 Decimal = Literal["auto", ".", ","]
 
 
-class SeveralTargets(NamedTuple):
-    """Labels, bool (n, L), or numbers, float32 (n, M), and their names: one of the two is empty."""
-
-    y: Array
-    labels: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
 def read_several_targets(
     table: TableFile, names: Sequence[str], kind: TargetType, decimal: Decimal, notes: list[str]
-) -> tuple[SeveralTargets, TableFile]:
+) -> tuple[Encoded, TableFile]:
     """Read target columns that are all labels, or all numbers; return the table with numbers for written ones, too.
 
     `kind` says which they are, or is "auto".
@@ -43,7 +35,7 @@ def read_several_targets(
     strange = [name for name in names if name not in labels]
     if kind == "number" or (kind == "auto" and not labels):
         table = read_numbers_as_written(table, list(names), decimal, notes)
-        return SeveralTargets(_read_numbers(table, names), (), tuple(names)), table
+        return Encoded(_read_numbers(table, names), outputs=tuple(names)), table
     if strange:
         example = f"{values[strange[0]][0]!s}"
         if kind == "auto" and all(_holds_numbers(values[name]) for name in strange):
@@ -57,7 +49,7 @@ def read_several_targets(
         )
     y = np.stack([labels[name] for name in names], axis=1)
     check_labels_differ(y, names, str(table.path))
-    return SeveralTargets(y, tuple(names), ()), table
+    return Encoded(y, labels=tuple(names)), table
 
 
 def _holds_numbers(values: Array) -> bool:
@@ -71,11 +63,9 @@ def _read_numbers(table: TableFile, names: Sequence[str]) -> Array:
 
 def read_schema_targets(table: TableFile, schema: Schema) -> Array:
     """Read the target columns of a schema: classes (n,), one number (n,), labels (n, L) or numbers (n, M)."""
-    columns = [(name, read_complete_column(table, name, "target")) for name in schema.target_columns]
-    if not (schema.labels or schema.outputs):
-        ((name, values),) = columns
-        return read_labels(table.path, name, values, schema)
-    return np.stack([read_labels(table.path, name, values, schema) for name, values in columns], axis=1)
+    names = schema.target_columns
+    each = [read_labels(table.path, name, read_complete_column(table, name, "target"), schema) for name in names]
+    return np.stack(each, axis=1) if len(each) > 1 else each[0]
 
 
 def read_known_targets(table: TableFile, schema: Schema) -> Array | None:
