@@ -90,18 +90,15 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
     dtype = str(get_dtype(model)).removeprefix("torch.")
     input_type = dtype if get_integer_type(card) is None else "int64"
     schema, shape = card.get("schema") or {}, ", ".join(map(str, ("batch", *card["input_shape"])))
-    output = f"(batch, {len(card['classes'])}), logits in the order of `classes`; softmax gives probabilities"
-    kind, names = get_kind(card), card.get("target_names", [])
-    if kind == "labels":
-        output = f"(batch, {len(names)}), logits of {', '.join(names)}; sigmoid gives probabilities"
-    elif kind == "numbers":
-        mean, deviation = schema.get("target_mean"), schema.get("target_deviation")
-        output = f"(batch, {len(names)}); output * {deviation} + {mean} are {', '.join(names)} in their units"
-    elif kind == "positions":
-        output = f"(batch, {len(card['classes'])}, positions), logits in the order of `classes` at each position"
-    elif not card["classes"]:
-        mean, deviation = schema.get("target_mean"), schema.get("target_deviation")
-        output = f"(batch, 1); output * {deviation} + {mean} is the prediction in the unit of the target"
+    n, names = count_outputs(card), ", ".join(card.get("target_names", []))
+    restored = f"output * {schema.get('target_deviation')} + {schema.get('target_mean')}"
+    outputs: dict[TargetKind, str] = {
+        "class": f"(batch, {n}), logits in the order of `classes`; softmax gives probabilities",
+        "number": f"(batch, {n}); {restored} is the prediction in the unit of the target",
+        "labels": f"(batch, {n}), logits of {names}; sigmoid gives probabilities",
+        "numbers": f"(batch, {n}); {restored} are {names} in their units",
+        "positions": f"(batch, {n}, positions), logits in the order of `classes` at each position",
+    }
     preparation = "samples as they are"
     if tokens := schema.get("tokens"):
         (column, tokenizer), *_ = tokens.items()
@@ -117,7 +114,7 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
         **card,
         "dtype": dtype,
         "input": f"{input_type} ({shape}), {preparation}",
-        "output": f"{dtype} {output}",
+        "output": f"{dtype} {outputs[get_kind(card)]}",
         **({"reference_logits": compute_reference_logits(model, card)} if has_outside_parts(card["model"]) else {}),
     }
 

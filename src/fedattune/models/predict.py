@@ -120,31 +120,23 @@ class Predictions:
         import pyarrow as pa
         from pyarrow import parquet
 
-        columns: list[Any] = [np.arange(1, len(self.probabilities) + 1)]
-        if self.names:
-            columns += [*self._parts.T, *self.probabilities.T]
-        else:
-            columns += [self.labels, *self.probabilities.T] if self.values is None else [self.values]
+        columns = [np.arange(1, len(self.probabilities) + 1), *self._columns]
         with replace_atomically(file) as new:
             parquet.write_table(pa.table([pa.array(column) for column in columns], names=self._header), new)
 
     def to_csv(self) -> str:
         """Return the content of `save` as CSV; classes that a spreadsheet would run get an apostrophe."""
-        if self.names:
-            parts, shares = self._parts.astype(str).tolist(), self.probabilities.astype(str).tolist()
-            each = zip(parts, shares, strict=True)
-            return format_csv([self._header, *([row, *one, *p] for row, (one, p) in enumerate(each, 1))])
-        if self.values is not None:
-            return format_csv([self._header, *enumerate(self.values.astype(str).tolist(), 1)])
         # The shortest decimals that give the same number.
-        decimals = self.probabilities.astype(str).tolist()
-        rows = enumerate(zip(self.labels, decimals, strict=True), 1)
-        return format_csv([self._header, *([row, label, *values] for row, (label, values) in rows)])
+        columns = (one if isinstance(one, list) else one.astype(str).tolist() for one in self._columns)
+        return format_csv([self._header, *([row, *cells] for row, cells in enumerate(zip(*columns, strict=True), 1))])
 
     @property
-    def _parts(self) -> Array:
-        """The predicted labels (n, L), 1 or 0, or numbers (n, M)."""
-        return (self.probabilities > 0.5).astype(np.int64) if self.values is None else self.values
+    def _columns(self) -> list[Any]:
+        """The columns of a file after the row's number."""
+        if self.values is not None:
+            return [*np.atleast_2d(self.values.T)]
+        labels = [*(self.probabilities > 0.5).astype(np.int64).T] if self.names else [self.labels]
+        return [*labels, *self.probabilities.T]
 
     @property
     def _header(self) -> list[str]:
