@@ -120,7 +120,7 @@ class Dataset:
 
     @property
     def kind(self) -> TargetKind:
-        """What the target is; see `find_kind`."""
+        """Kind of the target; see `find_kind`."""
         return find_kind(self.y)
 
     @property

@@ -87,7 +87,7 @@ class Federation:
 
     @property
     def kind(self) -> TargetKind:
-        """What is predicted: "class", "number", "labels", "numbers" or "positions"."""
+        """Kind of the target: "class", "number", "labels", "numbers" or "positions"."""
         return find_kind(self.y)
 
     def describe_target(self) -> str:
@@ -113,7 +113,7 @@ class Federation:
     @property
     def n_outputs(self) -> int:
         """Number of outputs of a model: one per class or label, or the predicted numbers."""
-        return len(self.classes) or len(self.labels) or len(self.outputs) or 1
+        return len(self.classes or self.labels or self.outputs) or 1
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -290,19 +290,15 @@ class Federation:
         mean distance between two clients.
         """
         n = self.n_clients
-        if self.kind == "labels":
-            y = self.y.cpu().numpy()
-            every = [y[client.all] for client in self.index]
-            shares, common = np.array([mine.mean(axis=0) for mine in every]), np.concatenate(every).mean(axis=0)
-            sizes = _summarize("samples", np.array([*map(len, every)]))
-            return {"clients": n, **sizes, "label_distance": float(np.abs(shares - common).mean())}
         if not self.classes:
             y = self.y.cpu().numpy()
             every = [y[client.all] for client in self.index]
             means, whole = np.array([mine.mean(axis=0) for mine in every]), np.concatenate(every)
+            about = {"clients": n, **_summarize("samples", np.array([*map(len, every)]))}
+            if self.labels:
+                return {**about, "label_distance": float(np.abs(means - whole.mean(axis=0)).mean())}
             distances = np.sqrt(((means - whole.mean(axis=0)) ** 2).mean(axis=0)) / np.maximum(whole.std(axis=0), 1e-12)
-            distance = float(distances.mean())
-            return {"clients": n, **_summarize("samples", np.array([*map(len, every)])), "target_distance": distance}
+            return {**about, "target_distance": float(distances.mean())}
         counts = self.label_counts()
         sizes, has_positions = counts.sum(axis=1), self.kind == "positions"
         shares = counts / np.maximum(sizes, 1)[:, None]

@@ -28,7 +28,7 @@ class HubData(NamedTuple):
 
     @property
     def is_table(self) -> bool:
-        """Whether each feature is one number, category or text, so that the rows are those of a table."""
+        """True if each feature is one number, category or text, so that the rows are those of a table."""
         return all(type(self.rows.features[name]).__name__ in ("Value", "ClassLabel") for name in self.features)
 
     @property

@@ -60,11 +60,6 @@ class RowsOnDisk:
         return torch.Size((len(self), *self.pieces[0].shape[1:]))
 
     @property
-    def device(self) -> torch.device:
-        """The CPU, which reads the rows."""
-        return torch.device("cpu")
-
-    @property
     def outline(self) -> Array:
         """An array of the same shape without the values, which takes no memory."""
         return np.broadcast_to(np.uint8(0), self.shape)
@@ -174,7 +169,5 @@ def hash_samples(x: Tensor | RowsOnDisk, y: Array) -> str:
 
 
 def join_rows(parts: Sequence[RowsOnDisk]) -> RowsOnDisk:
-    """Return the rows of several arrays one after the other; whole and other numbers are read as float32 together."""
-    dtypes = {part.dtype for part in parts}
-    dtype = torch.float32 if dtypes == {torch.int64, torch.float32} else parts[0].dtype
-    return RowsOnDisk(tuple(piece for part in parts for piece in part.pieces), dtype)
+    """Return the rows of several arrays, which are read in one type, one after the other."""
+    return RowsOnDisk(tuple(piece for part in parts for piece in part.pieces), parts[0].dtype)

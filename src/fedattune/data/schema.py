@@ -138,18 +138,13 @@ class Schema(StrictSchema):
 
     @property
     def kind(self) -> TargetKind:
-        """What is predicted; see `core.targets`."""
+        """Kind of the target; see `core.targets`."""
         return "positions" if self.positions else find_info_kind(self.classes, self.labels, self.outputs)
 
     @property
     def has_parts(self) -> bool:
         """True if a target has several labels, numbers or positions."""
         return bool(self.labels or self.outputs or self.positions)
-
-    @property
-    def n_outputs(self) -> int:
-        """Number of outputs of a model for one sample, or at each position."""
-        return len(self.classes) or len(self.labels) or len(self.outputs) or 1
 
     @property
     def target_columns(self) -> Names:

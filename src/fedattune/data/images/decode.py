@@ -16,7 +16,7 @@ from ..types import Array
 GREY_MODES = ("1", "L")
 """Pillow's names of modes with one channel of at most 8 bits."""
 UNREADABLE = (OSError, ValueError, SyntaxError)
-"""What Pillow raises for broken files, beside `DecompressionBombError`; a broken PNG is a syntax error."""
+"""Errors of Pillow for broken files, beside `DecompressionBombError`; a broken PNG is a syntax error."""
 ColourMode = Literal["L", "RGB"] | None
 """Grey, coloured, or like the first image."""
 

@@ -103,8 +103,7 @@ def find_image_files(root: Path) -> tuple[list[ImageFile], list[Path]]:
             f"{both[True]} is in a folder of a class, and {both[False]} in one of a client and a class; put all images "
             f"into {root}/CLIENT/CLASS/, or all into {root}/CLASS/"
         )
-    if {file.client.lower() for file in files if file.client} & PART_NAMES:
-        found = sorted({file.client for file in files if file.client and file.client.lower() in PART_NAMES})
+    if found := [file.client for file in files if file.client and file.client.lower() in PART_NAMES]:
         raise DataError(
             f"{root} has the folder {found[0]!r} where clients are expected; give the folder of one part, such as "
             f"{root}/{found[0]}, which is divided into parts anew, or rename that client"
