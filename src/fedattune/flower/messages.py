@@ -1,4 +1,4 @@
-"""What the strategy and the nodes tell each other beside models: a JSON text in the config, and extras of payloads."""
+"""The contents of messages beside models: a JSON text in the config, and the extras of payloads."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from ..core.algorithm import Algorithm, Participation
 from ..core.errors import ConfigError
 from ..core.params import Params
 from ..core.payload import Payload
-from ..training.backends.message import unflatten_payload
+from ..training.backends.message import flatten_payload, unflatten_payload
 
 KEY = "fedattune"
 """Key of the JSON text in the config of a message, and of the record that marks replies of `train`."""
@@ -26,7 +26,7 @@ Statistics = Literal["average", "local"]
 
 @dataclass(frozen=True)
 class Order:
-    """The strategy's words to a node, which travel in the config of each message.
+    """The strategy's instructions to a node, which travel in the config of each message.
 
     Attributes:
         method: name of the method, or `custom`.
@@ -91,14 +91,12 @@ def find_personal(algorithm: Algorithm, module: nn.Module) -> list[str]:
 
 def pack_extras(payload: Payload) -> dict[str, ArrayRecord]:
     """Return the record with the extras of one payload; nothing if there are none."""
-    extras = {f"extra/{key}/{name}": value for key, part in payload.extra.items() for name, value in part.items()}
-    return {EXTRA: pack(extras)} if extras else {}
+    return pack_whole(payload._replace(params=Params())) if payload.extra else {}
 
 
 def pack_whole(payload: Payload) -> dict[str, ArrayRecord]:
     """Return the record with extras and tensors of a payload that is no model, so that both do not travel as one."""
-    params = {f"params/{name}": value for name, value in payload.params.items()}
-    return {EXTRA: ArrayRecord({**pack(params), **pack_extras(payload).get(EXTRA, {})})}
+    return {EXTRA: pack(flatten_payload(payload))}
 
 
 def unpack(content: RecordDict, shared: Params) -> Payload:

@@ -12,7 +12,7 @@ from ...core.algorithm import SumWeighting
 from ...core.params import Params
 from ...core.payload import Payload
 from ...engine.base import EvalPart, Scores
-from ...training.backends.message import WorkerMessage, unflatten_payload
+from ...training.backends.message import WorkerMessage, flatten_payload, unflatten_payload
 from ...training.clients.evaluation import PointScores
 from . import ClipRangeError, ImpossibleSumError, SessionMismatchError
 from .ring import LOSS_BITS, MAX_COUNT, MAX_LOSS, Fixed, dequantize, find_weight_limit, quantize, quantize_loss
@@ -47,10 +47,7 @@ COMMON_KEYS = ("kind", "round", "update_server", "should_evaluate", "has_w", "ha
 
 def list_tensors(upload: Payload, buffers: Params) -> dict[str, Tensor]:
     """List the tensors of uploads by one flat name each, in the order in which they are summed."""
-    tensors = {f"params/{name}": value for name, value in upload.params.items()}
-    for key, part in upload.extra.items():
-        tensors |= {f"extra/{key}/{name}": value for name, value in part.items()}
-    tensors |= {f"buffers/{name}": value for name, value in buffers.items()}
+    tensors = flatten_payload(upload) | {f"buffers/{name}": value for name, value in buffers.items()}
     return dict(sorted(tensors.items()))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.io import flatten_tree
 from ...core.params import Params
 from ...core.payload import Payload
 from ...engine.base import Scores
@@ -27,12 +28,7 @@ class WorkerMessage:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def put(self, name: str, rows: Params | Payload) -> None:
-        if isinstance(rows, Payload):
-            self.put(f"{name}/params", rows.params)
-            for key, part in rows.extra.items():
-                self.put(f"{name}/extra/{key}", part)
-            return
-        for key, value in rows.items():
+        for key, value in (flatten_payload(rows) if isinstance(rows, Payload) else rows).items():
             same = value.dim() > 0 and len(value) > 1 and value.stride(0) == 0
             if same:
                 self.head.setdefault("same", {})[f"{name}/{key}"] = len(value)
@@ -95,8 +91,13 @@ def split_message(message: WorkerMessage) -> list[WorkerMessage]:
     return parts
 
 
+def flatten_payload(payload: Payload) -> dict[str, Tensor]:
+    """Return the tensors of payloads, called `params/...` and `extra/.../...`."""
+    return flatten_tree(payload._asdict())
+
+
 def unflatten_payload(tensors: Mapping[str, Tensor]) -> Payload:
-    """Make payloads from tensors that are called `params/...` and `extra/.../...`."""
+    """Make payloads from such tensors: the reverse of `flatten_payload`."""
     payload = Payload(Params(), {})
     for name, value in tensors.items():
         part, _, rest = name.partition("/")
