@@ -547,7 +547,7 @@ def test_a_method_of_ones_own_is_given_to_both_sides() -> None:
     project.start(flower.strategy(mine, model))
     settings: dict[str, Any] = {"lr": LR, "steps": 3, "batch_size": 8, "rounds": 2, "early_stopping": "off"}
     assert_models(project.evaluated, fedattune.fit(make_federation(parts), mine, model, **settings), 1e-6)
-    with pytest.raises(ConfigError, match="a method of your own; give it to the node, too"):
+    with pytest.raises(ConfigError, match="a custom method; give it to the node, too"):
         handle(EngineProject(model, parts), flower.strategy(mine, model))
 
 

@@ -1,7 +1,7 @@
 """FedAttune's methods inside a Flower project, which keeps its ServerApp, ClientApp, model and data.
 
-At the server, `strategy` takes the place of Flower's own strategy. At the nodes, `mod` keeps personal layers beside a
-training function of your own; `train` trains by a method that changes the local steps, and `personal_model` is the
+At the server, `strategy` takes the place of Flower's strategy. At the nodes, `mod` keeps personal layers beside a
+custom training function; `train` trains by a method that changes the local steps, and `personal_model` returns the
 model to evaluate then.
 """
 

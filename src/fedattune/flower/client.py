@@ -3,7 +3,6 @@
 import copy
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -28,7 +27,7 @@ from ..data.federated import renumber_clients, rescale_target
 from ..data.sequences import find_sequences, pad_sequences
 from ..data.types import TargetScale
 from ..models import check_model
-from ..models.inputs import suit_inputs
+from ..models.inputs import suit_inputs, try_inputs
 from ..training.backends.local import LocalBackend
 from ..training.backends.message import WorkerMessage
 from ..training.backends.worker import export_state, handle_message, load_state, open_backend
@@ -100,7 +99,7 @@ def train(
         model: the node's model; its values do not matter.
         data: training samples.
         validation: samples for methods that choose by them. By default, such methods hold out a tenth of `data`.
-        method: the `Algorithm` of the strategy, if it is your own.
+        method: the `Algorithm` of the strategy, if it is custom.
         settings: settings of local training: `lr`, `epochs` or `steps`, `batch_size`, `weight_decay` and so on.
 
     Raises:
@@ -187,7 +186,7 @@ class _Node:
     """A node that is ready to handle a message.
 
     Attributes:
-        order: the words of the strategy.
+        order: the strategy's instructions.
         backend: the one client, with the state that it had after its last training.
         received: the shared tensors of the model that arrived, and the extras.
         statistics: the averaged statistics that arrived; empty if they stay local.
@@ -272,7 +271,7 @@ def _find_algorithm(order: Order, method: Algorithm | None) -> Algorithm:
     if method is not None:
         return method
     if order.method not in ALGORITHMS:
-        raise ConfigError("the strategy has a method of your own; give it to the node, too: method=Algorithm(...)")
+        raise ConfigError("the strategy has a custom method; give it to the node, too: method=Algorithm(...)")
     return build(order.method, look_up("algorithm", order.method, ALGORITHMS), order.options)
 
 
@@ -327,10 +326,9 @@ def _list_classes(model: nn.Module, data: RowsOf) -> list[str] | None:
     if y.is_floating_point():
         return None
     task = Task(copy.deepcopy(model).cpu())
-    for like in (x, x.to(next(iter(task.params.values()), x))):  # whole numbers stay so where the model takes them
-        with suppress(Exception), torch.no_grad():
-            outputs = task.predict(task.params, task.buffers, like)
-            # Labels and numbers have an output each, classes have an axis more than their targets.
-            n = outputs.shape[1] if outputs.dim() == y.dim() + 1 else 0
-            return [str(k) for k in range(n)] if n > 1 else None
-    return None
+    # Whole numbers stay so where the model takes them.
+    if (found := try_inputs(task, (x, x.to(next(iter(task.params.values()), x))))) is None:
+        return None
+    # Labels and numbers have an output each, classes have an axis more than their targets.
+    n = found[1].shape[1] if found[1].dim() == y.dim() + 1 else 0
+    return [str(k) for k in range(n)] if n > 1 else None

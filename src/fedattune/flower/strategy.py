@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from ..core.params import Params, concatenate
 from ..core.payload import Payload, ServerState, concatenate_payloads
 from ..core.task import Task
 from ..models.files import wrap_model
+from ..models.inputs import try_inputs
 from ..runs.rows import RowStorage
 from ..server.average import client_weights, weighted_sum
 from ..server.wrapper import ServerWrapper
@@ -95,7 +95,6 @@ class MethodStrategy(FedAvg):
         self._state: ServerState = {}
         self._sent: dict[int, Payload] = {}
         self._uploaded: dict[int, Params] = {}
-        self._is_ours: dict[int, bool] = {}
         self._known: list[ArrayRecord] = []  # the initial model, and the one that was aggregated last
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *more: Any, **others: Any) -> Result:
@@ -205,8 +204,7 @@ class MethodStrategy(FedAvg):
         self._add_nodes({*nodes, *grid.get_node_ids()})
         sent = self._broadcast(nodes)
         if self._algorithm.evaluation_point == "trained":
-            own = {node: w for node, w in self._uploaded.items() if node in sent and not self._is_ours[node]}
-            sent |= {node: sent[node]._replace(params=w) for node, w in own.items()}
+            sent |= {node: sent[node]._replace(params=w) for node, w in self._uploaded.items() if node in sent}
         return [self._replace_content(message, server_round, sent, len(nodes)) for message in messages]
 
     def personal_arrays(self) -> dict[int, ArrayRecord]:
@@ -238,7 +236,7 @@ class MethodStrategy(FedAvg):
         self._shared = get_shared_parameters(self._algorithm, self._task)
         kept = {*self._personal, *self._task.params}
         self._buffers = Params({k: v for k, v in module.named_buffers() if k in self._initial and k not in kept})
-        self._numbers, self._state, self._uploaded, self._is_ours = {}, {}, {}, {}
+        self._numbers, self._state, self._uploaded = {}, {}, {}
         self._known = [arrays]
 
     def _check_unchanged(self, arrays: ArrayRecord) -> None:
@@ -326,7 +324,7 @@ class MethodStrategy(FedAvg):
 
     def _explain_train(self) -> str:
         return (
-            f"{self.name} changes the local training, which a training function of your own cannot know: let "
+            f"{self.name} changes the local training, which a custom training function cannot know: let "
             "@app.train() return fedattune.flower.train(msg, context, model, data, ...), or take a method whose "
             f"clients train as usual: {', '.join(list_plain_methods())}"
         )
@@ -340,8 +338,9 @@ class MethodStrategy(FedAvg):
         payload = concatenate_payloads([upload.payload for upload in ordered])
         self._state = self._rule.aggregate(self._state, ids, sent, payload, n)
         for node, upload in uploads.items():
-            self._is_ours[node] = upload.is_ours
-            if self._algorithm.evaluation_point == "trained" and not upload.is_ours:
+            if upload.is_ours:
+                self._uploaded.pop(node, None)
+            elif self._algorithm.evaluation_point == "trained":
                 self._uploaded[node] = upload.payload.params
         for name, old in self._buffers.items():
             rows = [(upload.buffers.only([name]), upload.n) for upload in ordered if name in upload.buffers]
@@ -352,11 +351,9 @@ class MethodStrategy(FedAvg):
 def _make_example(module: nn.Module, shape: Sequence[int]) -> Tensor:
     """Return two samples of zeros, of the type that a model takes."""
     task = Task(module)
-    for dtype in (next(iter(task.params.values())).dtype, torch.int64):
-        x = torch.zeros(2, *shape, dtype=dtype)
-        with suppress(Exception), torch.no_grad():
-            task.predict(task.params, task.buffers, x)
-            return x
+    types = (next(iter(task.params.values())).dtype, torch.int64)
+    if found := try_inputs(task, (torch.zeros(2, *shape, dtype=dtype) for dtype in types)):
+        return found[0]
     raise ConfigError(
         f"input_shape: the model {type(module).__name__} does not take samples of the shape {tuple(shape)}; give the "
         "shape of one sample, without the batch"
@@ -443,9 +440,8 @@ def strategy(
         raise ConfigError(f'strategy: got {type(model).__name__} as the model; write strategy("fedavg", Net())')
     if bn_buffers not in ("average", "local"):
         raise ConfigError(f"bn_buffers: got {bn_buffers!r}; {did_you_mean(str(bn_buffers), ('average', 'local'))}")
-    is_named = isinstance(method, str)
     algorithm = build_method(method, options or {}) if isinstance(method, str) else method
-    name = method if is_named and method in ALGORITHMS else "custom"
+    name = method if isinstance(method, str) and method in ALGORITHMS else "custom"
     return MethodStrategy(
-        str(name), algorithm, options or {}, model, bn_buffers=bn_buffers, seed=seed, input_shape=input_shape, **flower
+        name, algorithm, options or {}, model, bn_buffers=bn_buffers, seed=seed, input_shape=input_shape, **flower
     )

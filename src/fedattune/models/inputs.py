@@ -1,5 +1,6 @@
 """Give a model its inputs in the type that it takes."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -20,11 +21,16 @@ def suit_inputs(federation: Federation, model: nn.Module) -> Federation:
         return federation
     task, x = Task(model), take_extremes(federation)
     like = next(iter(task.params.values()))
-    for whole in (True, False):
+    found = try_inputs(task, (x.to(like.device), x.to(like)))
+    return replace(federation, x=federation.x.float()) if found and found[0].is_floating_point() else federation
+
+
+def try_inputs(task: Task, candidates: Iterable[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Return the first inputs that the model takes, with its outputs; None if it takes none of them."""
+    for x in candidates:
         with suppress(Exception), torch.no_grad():
-            task.predict(task.params, task.buffers, x.to(like.device) if whole else x.to(like))
-            return federation if whole else replace(federation, x=federation.x.float())
-    return federation
+            return x, task.predict(task.params, task.buffers, x)
+    return None
 
 
 def take_extremes(federation: Federation) -> Tensor:
