@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +53,6 @@ def test_tables_have_recall_and_the_worst_client(results: list[Result]) -> None:
 
 
 def test_of_many_classes_the_lowest_are_shown(results: list[Result]) -> None:
-    from dataclasses import replace
-
     shares = {f"c{i}": i / 20 for i in reversed(range(12))}
     file = io.StringIO()
     print_methods([replace(build_rows(results)[0], recall=shares)], make_console(file), columns="recall")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Choices = dict[str, dict[str, dict[str, Any]]]
 """Kind -> name -> summary and options."""
 FIELDS_OF: dict[str, Set[str]] = {TABLE_SOURCE: TABLE_COLUMN_OPTIONS, FOLDER_SOURCE: {IMAGE_SIZE}}
-"""Options of a source of the user's own data that are options of the command."""
+"""Options of a source of custom data that are options of the command."""
 SHOWN_NAMES = {TABLE_SOURCE: "FILE.csv, FILE.parquet", FOLDER_SOURCE: "FOLDER/"}
 
 

@@ -150,7 +150,7 @@ class MLflow(Callback):
     """
 
     def __init__(self, experiment: str = "fedattune", **options: Any) -> None:
-        check_installed("mlflow", "MLflow", "'fedattune[mlflow]'")
+        check_installed("mlflow", "MLflow")
         self.experiment, self.options = experiment, options
         self._is_open = False
 
@@ -192,7 +192,7 @@ class WandB(Callback):
     """
 
     def __init__(self, project: str = "fedattune", **options: Any) -> None:
-        check_installed("wandb", "Weights & Biases", "'fedattune[wandb]'")
+        check_installed("wandb", "Weights & Biases")
         self.project, self.options = project, options
         self._run: Any = None
 
@@ -221,10 +221,10 @@ class WandB(Callback):
             run.finish(exit_code=exit_code)
 
 
-def check_installed(module: str, name: str, extra: str) -> None:
-    """Check that an optional package is installed; `extra` is what to install."""
+def check_installed(module: str, name: str) -> None:
+    """Check that an optional package is installed; FedAttune has an extra with the name of the module."""
     if find_spec(module) is None:
-        raise ConfigError(f"{name} is not installed; pip install {extra}, or log without it")
+        raise ConfigError(f"{name} is not installed; pip install 'fedattune[{module}]', or log without it")
 
 
 def _flatten(scores: Scores) -> dict[str, float]:

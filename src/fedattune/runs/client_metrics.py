@@ -59,9 +59,8 @@ def _measure_calibration_error(starts: Counts, y: NDArray[np.generic], outputs: 
 def _measure_auc(starts: Counts, y: NDArray[np.generic], outputs: Values) -> Values:
     """Measure by ranks: of n rows of a class, whose ranks have the sum r, r - n (n + 1) / 2 pairs are in order."""
     n_clients, sizes = len(starts) - 1, np.diff(starts)
-    owner = np.repeat(
-        np.arange(n_clients, dtype=np.min_scalar_type(n_clients)), sizes
-    )  # NumPy sorts small types faster
+    small = np.min_scalar_type(n_clients)  # NumPy sorts small types faster
+    owner = np.repeat(np.arange(n_clients, dtype=small), sizes)
     scores, classes = compute_probabilities(outputs), range(outputs.shape[1])
     if outputs.shape[1] == 2:  # as in `core.metrics.auc`
         scores, classes = (outputs[:, 1] - outputs[:, 0])[:, None].repeat(2, axis=1), range(1, 2)

@@ -58,8 +58,6 @@ If the target is a number: rmse_uniform, rmse_pooled, rmse_std and rmse_worst10 
 """
 
 JsonDict = dict[str, Any]
-SHARES = ("accuracy", "label_accuracy", "position_accuracy")
-"""Metrics that are the share of right predictions."""
 MERGED_NAME = "all clients together"
 """Name of the client that stands for all where the server learns sums only."""
 ABSURD_RATIO = 1e3
@@ -81,7 +79,7 @@ def measure_scores(metric: MetricName, scores: NDArray[np.float64], deviation: f
     """Compute a metric of each client (N,) from its scores; NaN for metrics that need more than scores."""
     n, correct, loss = scores
     with np.errstate(invalid="ignore", divide="ignore"):
-        if metric in (SHARES if deviation is None else ("rmse",)):
+        if metric in CURVE_METRICS.values() and METRICS[metric].is_for_classes == (deviation is None):
             return score_clients(n, correct, loss, deviation=deviation)
         if metric == "log_loss" and deviation is None:
             return cast(NDArray[np.float64], loss / n)
@@ -292,7 +290,7 @@ class RunMetrics:
 
     @property
     def kind(self) -> TargetKind:
-        """What is predicted: "class", "number", "labels", "numbers" or "positions"."""
+        """The kind of target: "class", "number", "labels", "numbers" or "positions"."""
         return cast(TargetKind, self.facts.get("target_kind", "number" if self.is_regression else "class"))
 
     @property

@@ -83,9 +83,8 @@ class RowPredictions:
                     values = CLIENT_MEASURES[metric](self.starts, self.y, self.outputs.astype(np.float64))
             else:
                 slices = map(self.rows, range(self.n_clients))
-                values = np.array(
-                    [compute_metrics(self.y[rows], self.outputs[rows], [metric])[metric] for rows in slices]
-                )
+                each = [compute_metrics(self.y[rows], self.outputs[rows], [metric])[metric] for rows in slices]
+                values = np.array(each)
             self._measured[metric] = values
         return self._measured[metric]
 

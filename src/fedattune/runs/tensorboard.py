@@ -32,7 +32,7 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: Path | str | None = None) -> None:
-        check_installed("tensorboard", "TensorBoard", "'fedattune[tensorboard]'")
+        check_installed("tensorboard", "TensorBoard")
         self.folder = None if folder is None else Path(folder)
         self._writer: Any = None
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...core.errors import list_some
 from ...core.io import replace_nonfinite
-from ...core.metrics import METRICS, Metric, MetricName, format_gain, format_interval, format_number
+from ...core.metrics import CURVE_METRICS, METRICS, Metric, MetricName, format_gain, format_interval, format_number
 from ...core.options import write_option
 from ...data.splits import validation_weights
 from ..compare import (
@@ -433,7 +433,7 @@ class Comparison:
         self.shared = [name for name, runs in group_by_algorithm(results).items() if shares_one_model(runs)]
         self.ids = [str(client["id"]) for client in results[0].facts["clients"]]
         self.is_merged = is_merged(results[0])
-        self.curve_metric = results[0].curve_metric.name
+        self.kind = results[0].kind
         self.n_splits = len({run.split for run in results})
 
     def _find_untrained(self) -> tuple[str, ...]:
@@ -456,7 +456,7 @@ class Comparison:
             if not all("test" in run.predictions for run in self.groups[best]):
                 text = (
                     f"the {self.metric.label} needs the models' outputs for test rows, which are not stored above 50 "
-                    f"million numbers and in deployments; take {write_option('metric')} {self.curve_metric}"
+                    f"million numbers and in deployments; take {write_option('metric')} {CURVE_METRICS[self.kind]}"
                 )
             return Verdict(
                 f"Nothing can be compared: {text}.",
@@ -655,7 +655,7 @@ class Comparison:
     def _describe_nothing_learned(self) -> str:
         constant = self.choice.find_best(self.constants)
         what = "the most frequent class" if self.metric.is_for_classes else "the mean"
-        if "labels" in self.metric.kinds and "class" not in self.metric.kinds:
+        if self.kind == "labels":
             what = "the more frequent value of each label"
         return (
             f"Nothing was learned: no model is surely better than {what} of each client ({constant}); give more rows, "

@@ -135,8 +135,7 @@ def _compute_calibration_p(
 ) -> float:
     """Swap the two models' rows at random, of which `find_calibration_gaps` gives bins and gaps (n,)."""
     n = len(mine[0])
-    is_swapped = np.random.default_rng(0).random((1 + min(999, MAX_SWAPS_SIZE // n), n)) < 0.5
-    is_swapped[0] = False  # what is observed
+    is_swapped = _draw_swaps(n)
     first = CALIBRATION_BINS * np.arange(len(is_swapped))[:, None]
     errors = []
     for one, two in ((mine, other), (other, mine)):
@@ -147,14 +146,19 @@ def _compute_calibration_p(
     return float((gains <= gains[0] + 1e-12).mean()) if np.isfinite(gains[0]) else 1.0
 
 
+def _draw_swaps(n: int) -> NDArray[np.bool_]:
+    """Draw which of n rows are swapped, (1 + swaps, n); the first row is what is observed."""
+    is_swapped = np.random.default_rng(0).random((1 + min(999, MAX_SWAPS_SIZE // n), n)) < 0.5
+    is_swapped[0] = False
+    return is_swapped
+
+
 def _compute_swap_p(y: NDArray[np.int64], mine: FloatArray, other: FloatArray, metric: str) -> float:
     from scipy.special import logsumexp
     from scipy.stats import rankdata
 
-    n_swaps = min(999, MAX_SWAPS_SIZE // len(y))
-    is_swapped = np.random.default_rng(0).random((1 + n_swaps, len(y))) < 0.5
-    is_swapped[0] = False  # what is observed
-    gaps, predicted = np.zeros(1 + n_swaps), (mine.argmax(axis=1), other.argmax(axis=1))
+    is_swapped = _draw_swaps(len(y))
+    gaps, predicted = np.zeros(len(is_swapped)), (mine.argmax(axis=1), other.argmax(axis=1))
     for label in range(mine.shape[1]):
         is_own = y == label
         n_own = int(is_own.sum())

@@ -9,6 +9,7 @@ from ...core.params import Params
 from ...core.payload import Payload
 from ...data import Federation
 from ...data.federated import FederationInfo
+from ...engine.base import Scores
 from ...engine.batches import LocalTraining
 from ...runs.context import RunContext
 from ...training.backends.message import WorkerMessage, split_message
@@ -138,11 +139,10 @@ def _check_scores(
         if not ids or not _check_ids(ids) <= set(members):
             raise RefusedReplyError("sends scores of other nodes' clients")
         n, correct, loss = one.scores
-        has_shares = federation.kind in ("labels", "positions")
-        types = (torch.int64, torch.float64 if has_shares else torch.int64, torch.float64)
-        if any(v.shape != (len(ids),) or v.dtype != t for v, t in zip(one.scores, types, strict=True)):
-            raise RefusedReplyError("sends scores of other shapes or types")
         sizes = federation.sizes(one.part)[one.ids]
+        expected = Scores.zeros(sizes, federation.kind)
+        if any(v.shape != like.shape or v.dtype != like.dtype for v, like in zip(one.scores, expected, strict=True)):
+            raise RefusedReplyError("sends scores of other shapes or types")
         is_possible = (correct >= 0) & (correct <= n) & ~(loss < 0)
         if not torch.equal(n, sizes) or not is_possible.all():
             raise RefusedReplyError("sends impossible scores")
