@@ -128,7 +128,7 @@ class Proximal(Correction):
 class Optimizing(ClientUpdate):
     """Base of client rules whose local steps are an optimizer's, given their gradient.
 
-    A rule begins, steps and keeps the state of `optimizer` beside its model.
+    A rule begins and keeps the state of `optimizer` beside its model: entries `w` and `optimizer` of its carry.
 
     Attributes:
         optimizer: makes the local steps; plain SGD unless the run has another one.
@@ -144,6 +144,13 @@ class Optimizing(ClientUpdate):
     def with_optimizer(self, optimizer: Optimizer) -> Self:
         """Return the rule with another optimizer."""
         return replace(self, optimizer=optimizer)
+
+    def init_local_state(self, w0: Params) -> LocalState:
+        return self.optimizer.init_local_state(w0)
+
+    def step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> Any:
+        w, optimizer = self.optimizer.step(carry.w, grad(carry.w, batch), carry.optimizer, context.lr)
+        return carry._replace(w=w, optimizer=optimizer)
 
 
 class _Carry(NamedTuple):

@@ -158,10 +158,6 @@ class AttuneClient(Optimizing, Probing, RowWeighing):
         is_number = torch.ones_like(carry.is_number) if y.is_floating_point() else carry.is_number
         return carry._replace(losses=losses, evidence=evidence, is_number=is_number)
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        w, optimizer = self.optimizer.step(carry.w, grad(carry.w, batch), carry.optimizer, context.lr)
-        return carry._replace(w=w, optimizer=optimizer)
-
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         (found, n), old, guard = carry.losses, local_state["losses"], sent.extra["guard"]
         memory, has_rows = MEMORY * (old["n"] > 0).to(found.dtype), n > 0

@@ -83,10 +83,6 @@ class FedALAClient(Optimizing, Probing, Resting, StepMeasuring):
         U = (U - self.eta * g * (sent - old)).map(lambda a: a.clamp(0, 1))
         return carry._replace(w=Params({**w, **(old + (sent - old) * U)}), U=U)
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        w, optimizer = self.optimizer.step(carry.w, grad(carry.w, batch), carry.optimizer, context.lr)
-        return carry._replace(w=w, optimizer=optimizer)
-
     mechanisms = (Mechanism("starts", "the received model", "FedAvg"),)
 
     def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:

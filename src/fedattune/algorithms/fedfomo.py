@@ -105,10 +105,6 @@ class FedFomoClient(Optimizing, Probing, Substituting, StepMeasuring):
         mixture = models.map(lambda v: v[0] + torch.tensordot(w.to(v.dtype), v[1:] - v[:1], 1))
         return choose(w.sum() > 0, mixture, own if self.fallback == "own" else previous)
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        w, optimizer = self.optimizer.step(carry.w, grad(carry.w, batch), carry.optimizer, context.lr)
-        return carry._replace(w=w, optimizer=optimizer)
-
     mechanisms = (Mechanism("starts", "the client's own last model", "training alone"),)
 
     def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:

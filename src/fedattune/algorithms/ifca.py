@@ -71,9 +71,6 @@ class IFCAClient(Optimizing, Probing, Substituting):
 
     plan = LocalPlan(probe=Probe(makes_received_model=True), extras={"models": "IFCAServer"})
 
-    def init_local_state(self, w0: Params) -> LocalState:
-        return self.optimizer.init_local_state(w0)
-
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Stack the K models (K, ...); personal tensors are the client's own in each of them."""
         models, k = sent.extra["models"], len(next(iter(sent.extra["models"].values())))
@@ -88,10 +85,6 @@ class IFCAClient(Optimizing, Probing, Substituting):
         best = choose_best(losses.value)
         w = carry.models.map(lambda v: torch.tensordot(best.to(v.dtype), v, 1))
         return carry._replace(w=w, losses=losses)
-
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        w, optimizer = self.optimizer.step(carry.w, grad(carry.w, batch), carry.optimizer, context.lr)
-        return carry._replace(w=w, optimizer=optimizer)
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         cluster = Params(best=choose_best(carry.losses.value))

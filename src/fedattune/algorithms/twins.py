@@ -105,11 +105,9 @@ class TwinModule(MethodModule):
         moved = self.own["intercept"](shared) if "intercept" in self.own else shared
         share = self.guard["share"][..., None]
         weights = torch.cat([1 - share, share * self.guard["parts"]], -1)[..., None]
-        if shared.shape[1] == 1 or self.kind == "numbers":
-            return (weights * torch.stack([own, adapted, moved, shared, shared, shared], 1)).sum(-2)
-        if self.kind == "labels":
+        if shared.shape[1] == 1 or self.kind in ("labels", "numbers"):
             each = torch.stack([own, adapted, moved, shared, shared, shared], 1)
-            return mix_labels(each, weights, -2)
+            return mix_labels(each, weights, -2) if self.kind == "labels" else (weights * each).sum(-2)
         each = torch.stack([own, adapted, moved, *(shared + c * self.log_shares for c in CLASS_WEIGHTS)], 1)
         # The logarithm of a mixture of probabilities stays finite where one model is sure.
         return (each.log_softmax(-1) + weights.clamp_min(torch.finfo(each.dtype).tiny).log()).logsumexp(-2)
