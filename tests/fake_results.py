@@ -46,6 +46,7 @@ class Fake:
     fractions: dict[str, float] = field(default_factory=lambda: {"test": 0.25, "validation": 0.1})
 
     def __post_init__(self) -> None:
+        self.kind = "number" if self.is_regression else "class"
         n = len(self.accuracy)
         sizes = zip(self.n_train or [90] * n, self.n_validation or [10] * n, strict=True)
         self.facts = {
