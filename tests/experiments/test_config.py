@@ -8,6 +8,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
+from pydantic import BeforeValidator
+from pydantic_core import PydanticUndefined
 
 from fedattune import ConfigError, Settings
 from fedattune.core.settings import SettingsKeywords
@@ -157,9 +159,11 @@ def test_set_options_that_cannot_be(key: str, said: str) -> None:
 
 
 def _plain(annotation: Any) -> Any:
-    """Return a type without the metadata of Pydantic."""
+    """Return the type of what a user may pass, without the metadata of Pydantic."""
     if get_origin(annotation) is Annotated:
-        return _plain(get_args(annotation)[0])
+        kind, *metadata = get_args(annotation)
+        taken = [each.json_schema_input_type for each in metadata if isinstance(each, BeforeValidator)]
+        return _plain(next((each for each in taken if each not in (PydanticUndefined, Any)), kind))
     if get_origin(annotation) in (Union, UnionType):
         return reduce(or_, (_plain(kind) for kind in get_args(annotation)))
     return annotation
@@ -168,8 +172,9 @@ def _plain(annotation: Any) -> Any:
 def test_typed_keywords_are_the_options() -> None:
     fields = Settings.flat_fields()
     expected = {
-        name: _plain(field.annotation if field.default is not None else field.annotation | None)
+        name: _plain(Annotated[field.annotation if field.default is not None else field.annotation | None, *metadata])
         for name, field in fields.items()
+        for metadata in [field.metadata or [None]]
     }
     assert get_type_hints(SettingsKeywords) == expected
     apart = {"data", "model", "algorithms", "set"}  # arguments of compare and tune

@@ -196,6 +196,9 @@ def read_class_weights(text: str) -> list[float] | dict[str, float]:
     return dict(zip(names, weights, strict=True)) if any(names) else weights
 
 
+ClassWeights = str | Sequence[float] | Mapping[str, float]
+
+
 def _write_class_weights(value: object) -> object:
     value = getattr(value, "tolist", lambda: value)()  # of a tensor or an array
     if isinstance(value, Mapping):
@@ -225,7 +228,9 @@ class LossOptions(Group):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="share of every label that is spread over all classes, in training"
     )
-    class_weights: Annotated[str | None, BeforeValidator(_write_class_weights)] = Field(
+    class_weights: Annotated[
+        str | None, BeforeValidator(_write_class_weights, json_schema_input_type=ClassWeights | None)
+    ] = Field(
         None,
         description="weights of classes in the training loss: balanced, by each client's own training rows; or "
         "0.2,1,3, or name=weight with commas between (default: none)",
@@ -563,7 +568,7 @@ class SettingsKeywords(TypedDict, total=False):
     focal_gamma: float
     huber_delta: float
     label_smoothing: float
-    class_weights: str | Sequence[float] | Mapping[str, float] | None
+    class_weights: ClassWeights | None
     cohort: int | float
     train: Literal["method", "cohort", "all"]
     drop_out: float
