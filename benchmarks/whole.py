@@ -111,7 +111,7 @@ def _run(name: str, setting: Setting) -> Figures:
         f"{' '.join(line[:-3])}: the whole process beside its training",
         {"training": [one["training"] for one in found], "compare": [one["wall"] for one in found]},
         floor="training",
-        targets=(Target("compare", "training", 1.5),),
+        targets=(Target("compare", "training", 2.0),),
         values=values,
         paired=True,
     )

@@ -41,7 +41,10 @@ def check(child: int) -> None:
 
 
 def main(folder: Path) -> None:
-    rounds.CHECKPOINT_SHARE = 1e9  # after every round, so that much of the time goes into them
+    rounds.COMMIT_AFTER_S, rounds.CHECKPOINT_SHARE = (
+        0.0,
+        1e9,
+    )  # after every round, so that much of the time goes into them
     for engine in ("sequential", "vectorized"):  # what is imported now need not be imported by every child
         fedattune.fit(DATA, "fedavg", engine=engine, client_state="memory", **RUN | {"rounds": 1})
     luck = random.Random(0)

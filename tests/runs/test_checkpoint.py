@@ -29,6 +29,7 @@ TREE = {
 
 @pytest.fixture(autouse=True)
 def save_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "COMMIT_AFTER_S", 0.0)
     monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
 
 
@@ -80,6 +81,7 @@ def runs(ragged: Federation, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     """Per place of clients' rows, a run that was stopped after round 4, and an undisturbed one."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "COMMIT_AFTER_S", 0.0)
         patch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
         for state in ("memory", "disk"):
             out = tmp_path_factory.mktemp(state) / "run"

@@ -30,10 +30,11 @@ def test_mlflow_logs_into_a_file(ragged: Federation, tmp_path: Path, monkeypatch
 
 
 def test_wandb_logs_offline(ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'fedattune[wandb]'")
+    wandb = pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'fedattune[wandb]'")
     monkeypatch.setenv("WANDB_SILENT", "true")
     callback = WandB("mine", mode="offline", dir=str(tmp_path))
     result = fedattune.fit(ragged, "fedavg", callbacks=[callback], **RUN)
+    wandb.teardown()  # its process may write the end of the file after the run has finished
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     written = file.read_bytes()
     # Blocks of 32 kB, each with a header of seven bytes.

@@ -25,6 +25,8 @@ SEED_LIMIT = 2**32
 """Seeds are smaller: NumPy's legacy generator takes no others."""
 MAX_FLOAT32 = 1e38
 MAX_COUNT = 1_000_000
+N_EVALUATIONS = 25
+"""Evaluations of a long run by default: enough for a curve, where more would take as long as the training."""
 LARGEST_UPDATE = 5.0
 """Ratio of an update's norm to the usual norm, above which it is rejected, unless a deployment says another."""
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
@@ -289,8 +291,11 @@ class Participation(Group):
 class Evaluation(Group):
     """Options of evaluation and early stopping."""
 
-    every: Count = Field(
-        1, alias="eval_every", description="rounds between evaluations; the last round is always evaluated"
+    every: Count | None = Field(
+        None,
+        alias="eval_every",
+        description="rounds between evaluations; the last round is always evaluated (default: rounds / "
+        f"{N_EVALUATIONS}, at least 1)",
     )
     clients: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = Field(
         None,
@@ -574,7 +579,7 @@ class SettingsKeywords(TypedDict, total=False):
     drop_out: float
     held_out: int
     join_rounds: int
-    eval_every: int
+    eval_every: int | None
     eval_clients: int | None
     early_stopping: EarlyStopping
     engine: EngineName
@@ -635,6 +640,15 @@ class Settings(FlatSchema):
 
     def __init__(self, **flat: Unpack[SettingsKeywords]) -> None:
         super().__init__(**flat)
+
+    @property
+    def eval_every(self) -> int:
+        """Rounds between evaluations."""
+        return self.evaluation.every or max(1, self.rounds // N_EVALUATIONS)
+
+    def is_evaluated(self, r: int) -> bool:
+        """Tell whether the models of round r are evaluated."""
+        return r == self.rounds or r % self.eval_every == 0
 
     @classmethod
     def from_keywords(cls, others: Collection[str] = (), /, **values: Any) -> Self:

@@ -74,7 +74,6 @@ SPLIT_MARGIN = 1.15
 REPORT_SHARE, REPORT_SECONDS = 0.05, 0.005
 """Time to read the data and write the report: share of the budget, and seconds for each client."""
 MAX_REPORT_SHARE = 0.2
-N_EVALUATIONS = 25
 NEWEST_SHARE = 0.05
 """Maximum share of the remaining time that boosting may take to be tested on the newest rows of a table."""
 MOVING_SHARE = 0.9
@@ -133,7 +132,7 @@ def settle_budget(plan: Plan, given: Collection[str]) -> Plan:
         if not {"epochs", "steps"} & set(given):
             steps = -(-int(np.median(sizes)) // experiment.training.batch_size)
             experiment = experiment.replace(epochs=max(1, MIN_STEPS // max(1, steps)))
-    free = {"rounds", "eval_every"} - set(given)
+    free = {"rounds"} - set(given)
     if plan.federate is not None and plan.federation.schema is not None and plan.federation.schema.numbers:
         free |= {"scaling"} - set(given)
     return replace(plan, experiment=experiment, models=models, free=frozenset(free))
@@ -512,10 +511,7 @@ class _Trainer:
     def _change(self, model: str, rounds: int, methods: Sequence[str]) -> Plan:
         """Make the plan again with another model, other rounds, or fewer methods."""
         plan, experiment = self.plan, self.plan.experiment.model_copy(update={"model": model})
-        changes = {"rounds": rounds}
-        if "eval_every" in self.budget.choices["free"]:
-            changes["eval_every"] = max(1, rounds // N_EVALUATIONS)
-        changed = make_plan(experiment.replace(**changes), plan.federation)
+        changed = make_plan(experiment.replace(rounds=rounds), plan.federation)
         algorithms = {name: changed.algorithms[name] for name in methods}
         return replace(changed, algorithms=algorithms, federate=plan.federate, notes=plan.notes, models=plan.models)
 

@@ -45,7 +45,7 @@ CHECKPOINT_SHARE = 0.1
 """Share of the time that may go into checkpoints; a killed run repeats at most the rounds since the last one."""
 
 COMMIT_AFTER_S = 2.0
-"""Seconds after which rounds are committed even if no checkpoint is due, so that others can see them."""
+"""Seconds after which finished rounds are committed, with a checkpoint if its time is due, so that others see them."""
 
 BackendFactory = Callable[[RunContext, PayloadFactory], Backend]
 
@@ -108,7 +108,8 @@ class RoundLoop:
 
     def run(self, callbacks: Sequence[Callback] = ()) -> Result:
         """Run the rounds that are left; if a callback returns True, the run is saved and returned unfinished."""
-        rounds, eval_every = self.context.settings.rounds, self.context.settings.evaluation.every
+        settings = self.context.settings
+        rounds = settings.rounds
         started = time.perf_counter() - self.record.seconds
         saved = committed = time.perf_counter()
         cost, stopped = 0.0, False
@@ -123,7 +124,7 @@ class RoundLoop:
                 self._save()
         for r in range(self.record.round + 1, rounds + 1):
             is_last = r == rounds
-            self.run_round(r, should_evaluate=is_last or r % eval_every == 0)
+            self.run_round(r, should_evaluate=settings.is_evaluated(r))
             now = time.perf_counter()
             self.status.record = self.record._replace(seconds=now - started)
             self.store.add_round(self.record)
@@ -131,12 +132,13 @@ class RoundLoop:
             stopped = not is_last and self.backend.can_save and asks_to_stop
             if is_last:
                 self._save_models()
-            is_due = self.backend.traits.is_deployed or now - saved > cost / CHECKPOINT_SHARE
+            is_late = now - committed > COMMIT_AFTER_S
+            is_due = self.backend.traits.is_deployed or (is_late and now - saved > cost / CHECKPOINT_SHARE)
             if is_last or stopped or (is_due and self.backend.can_save):
                 self._save()
                 saved = committed = time.perf_counter()
                 cost = saved - now
-            elif now - committed > COMMIT_AFTER_S:
+            elif is_late:
                 self._commit()
                 committed = now
             if stopped:
@@ -323,7 +325,7 @@ class RoundLoop:
         """Tell whether the checkpoint is between an evaluated round and its deferred scores."""
         settings = self.context.settings
         points = {point for round_, point, _ in self.store.scores("test", since=r) if round_ == r}
-        return 0 < r < settings.rounds and not r % settings.evaluation.every and "received" not in points
+        return 0 < r < settings.rounds and settings.is_evaluated(r) and "received" not in points
 
     def _measure_effects(self) -> list[Effect]:
         mixing = read_last_mixing(self.store.mixing(self.context.n_clients))

@@ -249,7 +249,7 @@ class NodeBackend(RemoteBackend):
         last = min(request.round + self._count_rounds() - 1, settings.rounds)
         groups: dict[tuple[str, int], Group] = {}
         for r in range(request.round, last + 1):
-            is_evaluated = r == settings.rounds or not r % settings.evaluation.every
+            is_evaluated = settings.is_evaluated(r)
             more = TrainRequest.draw(self.context, r, update_server=request.update_server, should_evaluate=is_evaluated)
             groups["train", r] = self.make_training(more, make_payload(more.ids), make_payload)
             if is_evaluated:

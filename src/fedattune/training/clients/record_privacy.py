@@ -186,7 +186,7 @@ class RecordPlan:
     def planned_evaluations(self) -> int:
         """Evaluations for which models are fine-tuned, one on arrival included; 0 if the method does not fine-tune."""
         settings = self.context.settings
-        return 1 + ceil(settings.rounds / settings.evaluation.every) if self.context.algorithm.fine_tune else 0
+        return 1 + ceil(settings.rounds / settings.eval_every) if self.context.algorithm.fine_tune else 0
 
     def _mechanisms(self, n: int, rounds: int, evaluations: int) -> tuple[Sampled, ...]:
         # k gradients of one batch are one Gaussian mechanism with the noise over sqrt(k), on one Poisson sample.

@@ -122,6 +122,6 @@ def estimate_loads(context: RunContext) -> list[float]:
     settings, sizes = context.settings, context.federation.sizes
     training, rows = settings.training, sizes("train").double()
     steps = rows.clamp_max(training.batch_size) * (training.local_steps or 0)
-    scored = (sizes("test") + sizes("validation")).double() / settings.evaluation.every / 3
+    scored = (sizes("test") + sizes("validation")).double() / settings.eval_every / 3
     loads: list[float] = ((rows * training.epochs if training.epochs else steps) + scored).tolist()
     return loads
