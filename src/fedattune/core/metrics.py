@@ -215,9 +215,9 @@ def try_metric(metric: Metric, kind: TargetKind, output_shape: tuple[int, ...]) 
 
 def compute_probabilities(logits: Values) -> Values:
     """Return the probabilities (n, classes) of logits (n, classes)."""
-    from scipy.special import softmax
+    import torch  # ten times as fast as scipy.special
 
-    probabilities: Values = softmax(np.asarray(logits, dtype=np.float64), axis=1)
+    probabilities: Values = torch.tensor(logits, dtype=torch.float64).softmax(1).numpy()
     return probabilities
 
 
@@ -243,17 +243,22 @@ def compute_row_losses(y: NDArray[np.generic], outputs: Values, metric: str) -> 
 
 def _compute_log_losses(y: NDArray[Any], logits: Values) -> Values:
     """Compute the cross-entropy of each row (n,); of several labels or positions, it is their mean."""
-    from scipy.special import logsumexp
-
     losses: Values
     if y.dtype == np.bool_:
         losses = np.logaddexp(0, np.where(y, -logits, logits)).mean(axis=1)
         return losses
     if y.ndim > 1:
         own = np.take_along_axis(logits, np.maximum(y, 0)[:, None], axis=1)[:, 0]
-        return _average_positions(logsumexp(logits, axis=1) - own, y)
-    losses = logsumexp(logits, axis=1) - logits[np.arange(len(y)), y]
+        return _average_positions(_logsumexp(logits) - own, y)
+    losses = _logsumexp(logits) - logits[np.arange(len(y)), y]
     return losses
+
+
+def _logsumexp(logits: Values) -> Values:
+    import torch
+
+    result: Values = torch.tensor(logits).logsumexp(1).numpy()
+    return result
 
 
 def _average_positions(values: NDArray[Any], y: NDArray[Any]) -> Values:
