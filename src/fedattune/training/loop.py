@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.algorithm import Algorithm
@@ -22,7 +23,7 @@ from ..data.input_spec import InputSpec
 from ..runs.callbacks import Callback
 from ..runs.context import Progress, RunContext
 from ..runs.folder import RunFolder
-from ..runs.metrics import Metrics, score_clients, summarize_scores
+from ..runs.metrics import score_clients, summarize_scores
 from ..runs.predictions import predict_for_choice, predict_parts
 from ..runs.result import Result
 from ..runs.stopping import StoppingRule, compute_criterion_of_others
@@ -47,6 +48,8 @@ CHECKPOINT_SHARE = 0.1
 COMMIT_AFTER_S = 2.0
 """Seconds after which finished rounds are committed, with a checkpoint if its time is due, so that others see them."""
 
+Columns = tuple[NDArray[Any], ...]
+"""Samples, right predictions and sum of losses of clients, (E,) each."""
 BackendFactory = Callable[[RunContext, PayloadFactory], Backend]
 
 
@@ -75,7 +78,7 @@ class RoundLoop:
         self.status = RunStatus()
         self.stopping = StoppingRule(self.context.early_stopping)
         self.choice = StoppingRule(self.context.early_stopping, compute_criterion_of_others)
-        self._new_scores: dict[int, dict[str, Metrics]] = {}  # round -> scores of which callbacks do not know yet
+        self._new_scores: dict[int, dict[str, Columns]] = {}  # round -> scores of which callbacks do not know yet
         if make_backend:
             self.backend = make_backend(self.context, self.server.make_payload)
         else:
@@ -252,10 +255,9 @@ class RoundLoop:
     def _record_scores(self, r: int, scores: Sequence[PointScores]) -> None:
         for point, part, ids, client_scores in scores:
             self.store.add_scores(r, point, part, client_scores, ids)
-            n, correct, loss = (column.cpu().numpy() for column in client_scores)
+            n, correct, loss = columns = tuple(column.cpu().numpy() for column in client_scores)
             if (n > 0).any():
-                summary = summarize_scores(n, correct, loss, deviation=self._deviation)
-                self._new_scores.setdefault(r, {})[f"{part}_{point}"] = summary
+                self._new_scores.setdefault(r, {})[f"{part}_{point}"] = columns
             if (point, part) == (self.context.algorithm.evaluation_point, "test"):
                 has = n > 0
                 values = score_clients(n[has], correct[has], loss[has], deviation=self._deviation)
@@ -268,9 +270,11 @@ class RoundLoop:
             points = self._new_scores[r]
             if r == self.record.round and not any(key.endswith("_received") for key in points):
                 continue  # the rest comes with the next round
-            for one in callbacks:
-                one.on_evaluate(r, points)
             del self._new_scores[r]
+            if callbacks:
+                scores = {key: summarize_scores(*one, deviation=self._deviation) for key, one in points.items()}
+                for one in callbacks:
+                    one.on_evaluate(r, scores)
         progress = self._describe_progress()
         asks_to_stop = [one.on_round_end(progress, self.server.state) for one in callbacks]
         return any(asks_to_stop)

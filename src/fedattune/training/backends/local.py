@@ -1,6 +1,7 @@
 """The backend of clients in this process: their data, their state, and the engine that trains and evaluates them."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,14 +74,17 @@ class LocalBackend(Backend):
             federation = step.prepare_data(federation, context)
         self.client_ids = context.all_ids if client_ids is None else client_ids
         n_samples = float(context.n_train[self.client_ids].double().mean())
-        steps_per_round = settings.training.count_steps(n_samples)
-        self.engine = make_engine(
+        self._steps_per_round = settings.training.count_steps(n_samples)
+        self._make_engine = partial(
+            make_engine,
             settings.execution.engine,
             task,
             federation,
-            steps=steps_per_round * (1 if is_one_message else settings.rounds),
-            cohort_size=min(settings.participation.cohort_size(context.n_clients), len(self.client_ids)),
             clip=settings.privacy.record.clip if settings.privacy.record else None,
+        )
+        self.engine = self._make_engine(
+            steps=self._steps_per_round * (1 if is_one_message else settings.rounds),
+            cohort_size=min(settings.participation.cohort_size(context.n_clients), len(self.client_ids)),
         )
         if isinstance(self.engine, SequentialEngine) and settings.execution.engine != "sequential":
             name, loss = type(task.model).__name__, settings.loss.name
@@ -264,7 +268,8 @@ class LocalBackend(Backend):
             payload = make_payload(ids) if kept is None else kept.rows(states.rows_of(ids))
             inputs = states.training_inputs(ids, payload, every, every if kept is None else None)
             training = self.plan_training(r + 1, Stream.TRAINING)
-            effects = measure_training(rule, self.engine, ids, inputs, training)
+            engine = self._make_engine(steps=self._steps_per_round, cohort_size=len(ids))  # for one round
+            effects = measure_training(rule, engine, ids, inputs, training)
         if isinstance(module := self.engine.task.model, MethodModule):
             # Not the models of the last evaluation: a run that went on after its last round has none.
             params, buffers = (states.models(rule.received_model, ids, make_payload), states.received_buffers(ids))
