@@ -41,10 +41,9 @@ def check(child: int) -> None:
 
 
 def main(folder: Path) -> None:
-    rounds.COMMIT_AFTER_S, rounds.CHECKPOINT_SHARE = (
-        0.0,
-        1e9,
-    )  # after every round, so that much of the time goes into them
+    # After every round, so that much of the time goes into them.
+    rounds.COMMIT_AFTER_S = 0.0
+    rounds.CHECKPOINT_SHARE = 1e9
     for engine in ("sequential", "vectorized"):  # what is imported now need not be imported by every child
         fedattune.fit(DATA, "fedavg", engine=engine, client_state="memory", **RUN | {"rounds": 1})
     luck = random.Random(0)

@@ -20,7 +20,7 @@ from fedattune.studies.claims import (
 )
 from fedattune.studies.outcome import StudyResults
 from fedattune.studies.records import Records
-from fedattune.studies.study import Cell, Study
+from fedattune.studies.study import WHOLE, Cell, CellRun, Extent, Study
 
 STUDY = """
 title: Made up
@@ -171,3 +171,19 @@ def rounds(n: int) -> Callable[[Records, str, str, int], None]:
             records.curves[short.id] = records.curves.pop(run)
 
     return change
+
+
+def test_runs_of_a_study_are_evaluated_by_their_own_rounds() -> None:
+    """Stored runs keep their ids: up to November 2026, every round was evaluated by default."""
+    settings = yaml.safe_load(STUDY)
+    cell = Cell(next(iter(settings["rows"])), next(iter(settings["columns"])))
+
+    def make(extent: Extent = WHOLE, **changes: int) -> CellRun:
+        study = Study(**settings | {"settings": settings["settings"] | changes}, name="made-up")
+        return study.make_run(cell, study.middle_choice(cell), 0, extent)
+
+    assert make(rounds=1000).experiment.eval_every == 40
+    assert make(Extent(25), rounds=1000).experiment.eval_every == 1
+    assert make(Extent(25), rounds=1000, eval_every=10).experiment.eval_every == 10
+    assert make(rounds=40).id == make(rounds=40, eval_every=1).id
+    assert make(rounds=1000).id == make(rounds=1000, eval_every=40).id != make(rounds=1000, eval_every=1).id

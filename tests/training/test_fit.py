@@ -69,6 +69,36 @@ def test_options_models_and_settings_are_checked(ragged: Federation) -> None:
         fedattune.fit(ragged, "fedavg", "resnet")
 
 
+@pytest.mark.parametrize(
+    ("settings", "n", "first"),
+    [
+        ({"rounds": 49}, 49, [1, 2, 3]),
+        ({"rounds": 50}, 25, [2, 4, 6]),
+        ({"rounds": 74}, 37, [2, 4, 6]),
+        ({"rounds": 100}, 25, [4, 8, 12]),
+        ({"rounds": 101}, 26, [4, 8, 12]),
+        ({"rounds": 100, "eval_every": 1}, 100, [1, 2, 3]),
+    ],
+)
+def test_long_runs_are_evaluated_25_times_or_more(settings: dict[str, int], n: int, first: list[int]) -> None:
+    made = fedattune.Settings(**settings)
+    evaluated = [r for r in range(1, made.rounds + 1) if made.is_evaluated(r)]
+    assert (len(evaluated), evaluated[:3], evaluated[-1]) == (n, first, made.rounds)
+
+
+def test_a_run_says_how_often_it_is_evaluated_and_resumes_if_that_stays(ragged: Federation, tmp_path: Path) -> None:
+    """Up to November 2026, the default was 1."""
+    out, run = tmp_path / "run", RUN | {"rounds": 50, "steps": 1}
+    fedattune.fit(ragged, "local", out=out, callbacks=[fedattune.OnRound(lambda p: p.round == 4)], eval_every=1, **run)
+    with pytest.raises(RunError, match="eval_every was 1 and is 2"):
+        fedattune.fit(ragged, "local", out=out, resume=True, **run)
+    whole = fedattune.fit(ragged, "local", out=out, resume=True, eval_every=1, **run)
+    assert len(whole.history) == 50
+    result = fedattune.fit(ragged, "local", **run)
+    assert [entry["round"] for entry in result.history] == list(range(2, 51, 2))
+    assert (result.config["eval_every"], result.settings.eval_every) == (2, 2)
+
+
 def test_cohorts_are_drawn_from_the_seed() -> None:
     settings = fedattune.Settings(rounds=50, cohort=0.3, seed=5)
     plan = [sample_cohort(settings, 20, r) for r in range(1, 51)]

@@ -217,8 +217,12 @@ def compute_probabilities(logits: Values) -> Values:
     """Return the probabilities (n, classes) of logits (n, classes)."""
     import torch  # ten times as fast as scipy.special
 
-    probabilities: Values = torch.tensor(logits, dtype=torch.float64).softmax(1).numpy()
+    probabilities: Values = torch.tensor(_as_doubles(logits), device="cpu").softmax(1).numpy()
     return probabilities
+
+
+def _as_doubles(values: Values) -> Values:
+    return np.ascontiguousarray(values, dtype=np.float64)
 
 
 def compute_row_losses(y: NDArray[np.generic], outputs: Values, metric: str) -> Values:
@@ -257,7 +261,7 @@ def _compute_log_losses(y: NDArray[Any], logits: Values) -> Values:
 def _logsumexp(logits: Values) -> Values:
     import torch
 
-    result: Values = torch.tensor(logits).logsumexp(1).numpy()
+    result: Values = torch.tensor(_as_doubles(logits), device="cpu").logsumexp(1).numpy()
     return result
 
 

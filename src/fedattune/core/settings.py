@@ -26,7 +26,7 @@ SEED_LIMIT = 2**32
 MAX_FLOAT32 = 1e38
 MAX_COUNT = 1_000_000
 N_EVALUATIONS = 25
-"""Evaluations of a long run by default: enough for a curve, where more would take as long as the training."""
+"""Minimum number of evaluations of a long run by default: enough for a curve. More may take as long as training."""
 LARGEST_UPDATE = 5.0
 """Ratio of an update's norm to the usual norm, above which it is rejected, unless a deployment says another."""
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
@@ -649,6 +649,10 @@ class Settings(FlatSchema):
     def is_evaluated(self, r: int) -> bool:
         """Tell whether the models of round r are evaluated."""
         return r == self.rounds or r % self.eval_every == 0
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the flat options of a run, with the interval between its evaluations."""
+        return self.to_keywords() | {"eval_every": self.eval_every}
 
     @classmethod
     def from_keywords(cls, others: Collection[str] = (), /, **values: Any) -> Self:

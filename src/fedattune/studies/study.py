@@ -152,8 +152,10 @@ class CellRun:
         """Twelve hex digits. Runs with equal results have equal ids in all studies."""
         excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS | {"early_stopping", "small_clients"}
         values = self.experiment.to_keywords(mode="json", exclude_defaults=True, exclude=excluded)
-        if values.get("eval_every") == 1:  # stored runs are named as when this was the default
-            del values["eval_every"]
+        if (every := self.experiment.eval_every) > 1:  # 1 was the default when the first runs were stored
+            values["eval_every"] = every
+        else:
+            values.pop("eval_every", None)
         (name,) = self.experiment.algorithms
         values["set"] = self.experiment.set | {f"{name}.{key}": value for key, value in self.options.items()}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
@@ -370,7 +372,9 @@ class Study(StudyPart):
             changes["validation"] = self.tuning.validation
         if self.populations:
             changes["split_seed"] = seed
-        changes |= {"rounds": rounds, "eval_every": min(experiment.eval_every, rounds)}
+        changes["rounds"] = rounds
+        if experiment.evaluation.every:
+            changes["eval_every"] = min(experiment.evaluation.every, rounds)
         return CellRun(cell, dict(choice), experiment.replace(**changes))
 
     def paper_value(self, cell: Cell) -> tuple[float | None, float | None]:

@@ -62,7 +62,7 @@ class PreparedRun:
             "data": self.federation.name,
             "partition": dict(self.federation.partition),
             "split": self.federation.digest,
-            **self.settings.to_keywords(),
+            **self.settings.to_config(),
         }
 
 

@@ -211,7 +211,7 @@ class _Server:
             "data": self.registry.info.name,
             "partition": dict(self.registry.info.partition),
             "split": splits[-1],
-            **settings.to_keywords(),
+            **settings.to_config(),
         }
         folder = RunFolder(path)
         if folder.config.exists() and not folder.is_finished:

@@ -311,7 +311,7 @@ def find_finite(uploads: RoundUploads, layers: Mapping[str, LayerMeasures]) -> T
     models = () if are_measured else (uploads.upload.params,)
     for part in (*models, *uploads.upload.extra.values(), uploads.buffers):
         for value in part.values():
-            # The sum is finite if all values are; to test each value takes 50 times as long.
+            # A finite sum means that all values are finite; to test each value takes 50 times as long.
             if value.is_floating_point() and not value.sum().isfinite():
                 is_finite &= torch.isfinite(flatten(value)).all(1)
     return is_finite
