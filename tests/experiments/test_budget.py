@@ -226,7 +226,8 @@ def test_newest_rows_that_are_predicted_far_worse_than_random_ones_are_told(
 ) -> None:
     """Trees knew the storms of 2013 from other flights of the same days: AUC 76% by chance, 60% of later flights."""
     write_visits(work / "t.csv", **settings)
-    done = cli(*SHORT, *options.split())
+    alone = [one.replace("local,fedavg", "local") for one in SHORT]
+    done = cli(*alone, *options.split())
     assert done.code == 0, done.err
 
     def find_note(done: Done) -> list[str]:
