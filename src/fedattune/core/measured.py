@@ -25,11 +25,11 @@ from .io import find_cache_folder, replace_atomically
 MIN_GAIN = 1.15
 """Minimum ratio of the plain call's time to the time of a call that is chosen in its place."""
 
-REPEATS = 5
-"""Times that each call is measured; the minimum counts: other processes only add to it."""
+REPEATS, MIN_REPEATS = 5, 3
+"""Times that each call is measured, and that a slow one is; the minimum counts: other processes only add to it."""
 
 MAX_SECONDS = 0.15
-"""Seconds after which no call is repeated."""
+"""Seconds after which a call counts as slow."""
 
 MAX_MEASUREMENTS = 5
 """Processes that measure the same calls while others keep the machine busy; then the minimum of all times counts."""
@@ -159,7 +159,7 @@ def _measure(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
             took = time.perf_counter() - start
             if repeat:  # the first call prepares
                 times[name].append(took)
-        if repeat and time.perf_counter() - begun > MAX_SECONDS:
+        if repeat >= MIN_REPEATS and time.perf_counter() - begun > MAX_SECONDS:
             break
     return {name: min(taken) for name, taken in times.items()}
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,20 @@ def limit_samples(model: nn.Module, max_samples: int, input_values: int) -> int:
     if activations == 1:
         return max_samples
     return max(1, min(max_samples, MAX_ACTIVATIONS // (activations * max(1, input_values))))
+
+
+Result = TypeVar("Result")
+
+
+class _Caller(nn.Module):
+    """Call functions with a model, while `functional_call` gives it other values."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[[nn.Module], Any]) -> Any:
+        return function(self.model)
 
 
 class PlainAttention(TorchFunctionMode):
@@ -126,12 +140,16 @@ class Task:
 
     def predict(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
         """Return logits (B, classes) in evaluation mode."""
-        self.model.eval()
-        state = {**params, **buffers}
-        state.pop(CLASS_WEIGHTS, None)
-        with PlainAttention() if self._has_attention else nullcontext():
-            out: Tensor = functional_call(self.model, state, (x,))
+        out: Tensor = self.call_with(params, buffers, lambda model: model(x))
         return out
+
+    def call_with(self, params: Params, buffers: Params, function: Callable[[nn.Module], Result]) -> Result:
+        """Call a function with the model in evaluation mode, which holds these values during the call."""
+        self.model.eval()
+        state = {f"model.{name}": value for name, value in (params | buffers).items() if name != CLASS_WEIGHTS}
+        with PlainAttention() if self._has_attention else nullcontext():
+            result: Result = functional_call(_Caller(self.model), state, (function,))
+        return result
 
     @cached_property
     def _has_attention(self) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from ..core.hardware import balance, count_parallel_groups, run_parallel, use_threads
@@ -98,15 +98,19 @@ class Evaluator:
     def _evaluate_part(
         self, task: Task, group: list["_LargePart"], params: Params, buffers: Params, scores: Scores, at_once: int
     ) -> None:
-        for row, client, samples, x, y in group:
-            model, state = params.rows(client), buffers.rows(client)
-            for at in range(0, len(y), at_once):
-                part = slice(at, at + at_once)
-                inputs = self.federation.features(samples[part], self.dtype) if x is None else x[part]
-                with FastPrediction():
-                    correct, losses = score_samples(task.predict(model, state, inputs), y[part], self.federation.kind)
-                scores.correct[row] += correct.sum()
-                scores.loss[row] += losses.sum().double()
+        for part in group:
+            model, state = params.rows(part.client), buffers.rows(part.client)
+            task.call_with(model, state, partial(self._score_part, part, scores, at_once))
+
+    def _score_part(self, part: "_LargePart", scores: Scores, at_once: int, model: nn.Module) -> None:
+        for at in range(0, len(part.y), at_once):
+            some = slice(at, at + at_once)
+            x = self.federation.features(part.samples[some], self.dtype) if part.x is None else part.x[some]
+            with FastPrediction():
+                outputs = model(x)
+            correct, losses = score_samples(outputs, part.y[some], self.federation.kind)
+            scores.correct[part.row] += correct.sum()
+            scores.loss[part.row] += losses.sum().double()
 
     def _evaluate_blocks(
         self,
