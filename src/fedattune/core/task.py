@@ -49,7 +49,7 @@ def limit_samples(model: nn.Module, max_samples: int, input_values: int) -> int:
     return max(1, min(max_samples, MAX_ACTIVATIONS // (activations * max(1, input_values))))
 
 
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 
 
 class _Caller(nn.Module):
@@ -143,12 +143,12 @@ class Task:
         out: Tensor = self.call_with(params, buffers, lambda model: model(x))
         return out
 
-    def call_with(self, params: Params, buffers: Params, function: Callable[[nn.Module], Result]) -> Result:
+    def call_with(self, params: Params, buffers: Params, function: Callable[[nn.Module], Returned]) -> Returned:
         """Call a function with the model in evaluation mode, which holds these values during the call."""
         self.model.eval()
         state = {f"model.{name}": value for name, value in (params | buffers).items() if name != CLASS_WEIGHTS}
         with PlainAttention() if self._has_attention else nullcontext():
-            result: Result = functional_call(_Caller(self.model), state, (function,))
+            result: Returned = functional_call(_Caller(self.model), state, (function,))
         return result
 
     @cached_property
