@@ -8,7 +8,7 @@ with logits (n, classes, *positions).
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from .errors import ConfigError, list_some, summarize_error
 from .own_code import check_new_name, is_reference, load_registered
 from .targets import IGNORED, KIND_WORDS, NUMBER_KINDS, TargetKind, find_kind
+
+if TYPE_CHECKING:
+    import torch
 
 MetricName = str
 """Name of a registered metric."""
@@ -215,14 +218,14 @@ def try_metric(metric: Metric, kind: TargetKind, output_shape: tuple[int, ...]) 
 
 def compute_probabilities(logits: Values) -> Values:
     """Return the probabilities (n, classes) of logits (n, classes)."""
-    import torch  # ten times as fast as scipy.special
-
-    probabilities: Values = torch.tensor(_as_doubles(logits), device="cpu").softmax(1).numpy()
+    probabilities: Values = _to_tensor(logits).softmax(1).numpy()
     return probabilities
 
 
-def _as_doubles(values: Values) -> Values:
-    return np.ascontiguousarray(values, dtype=np.float64)
+def _to_tensor(logits: Values) -> "torch.Tensor":
+    import torch  # ten times as fast as scipy.special
+
+    return torch.tensor(np.ascontiguousarray(logits, dtype=np.float64), device="cpu")
 
 
 def compute_row_losses(y: NDArray[np.generic], outputs: Values, metric: str) -> Values:
@@ -253,16 +256,9 @@ def _compute_log_losses(y: NDArray[Any], logits: Values) -> Values:
         return losses
     if y.ndim > 1:
         own = np.take_along_axis(logits, np.maximum(y, 0)[:, None], axis=1)[:, 0]
-        return _average_positions(_logsumexp(logits) - own, y)
-    losses = _logsumexp(logits) - logits[np.arange(len(y)), y]
+        return _average_positions(_to_tensor(logits).logsumexp(1).numpy() - own, y)
+    losses = _to_tensor(logits).logsumexp(1).numpy() - logits[np.arange(len(y)), y]
     return losses
-
-
-def _logsumexp(logits: Values) -> Values:
-    import torch
-
-    result: Values = torch.tensor(_as_doubles(logits), device="cpu").logsumexp(1).numpy()
-    return result
 
 
 def _average_positions(values: NDArray[Any], y: NDArray[Any]) -> Values:
