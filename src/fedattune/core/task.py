@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,9 +47,6 @@ def limit_samples(model: nn.Module, max_samples: int, input_values: int) -> int:
     if activations == 1:
         return max_samples
     return max(1, min(max_samples, MAX_ACTIVATIONS // (activations * max(1, input_values))))
-
-
-Returned = TypeVar("Returned")
 
 
 class _Caller(nn.Module):
@@ -140,16 +137,22 @@ class Task:
 
     def predict(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
         """Return logits (B, classes) in evaluation mode."""
-        out: Tensor = self.call_with(params, buffers, lambda model: model(x))
+        values = params | buffers
+        values.pop(CLASS_WEIGHTS, None)
+        out: Tensor = self._call(self.model, values, x)
         return out
 
-    def call_with(self, params: Params, buffers: Params, function: Callable[[nn.Module], Returned]) -> Returned:
-        """Call a function with the model in evaluation mode, which holds these values during the call."""
+    def call_with(self, params: Params, buffers: Params, function: Callable[[nn.Module], None]) -> None:
+        """Call a function with the model in evaluation mode, which holds these values during the call.
+
+        For several predictions of one client: to put the values into the model takes longer than a small prediction.
+        """
+        self._call(_Caller(self.model), {f"model.{name}": v for name, v in (params | buffers).items()}, function)
+
+    def _call(self, module: nn.Module, values: dict[str, Tensor], argument: Any) -> Any:
         self.model.eval()
-        state = {f"model.{name}": value for name, value in (params | buffers).items() if name != CLASS_WEIGHTS}
         with PlainAttention() if self._has_attention else nullcontext():
-            result: Returned = functional_call(_Caller(self.model), state, (function,))
-        return result
+            return functional_call(module, values, (argument,))
 
     @cached_property
     def _has_attention(self) -> bool:
