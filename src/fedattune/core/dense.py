@@ -19,8 +19,12 @@ PYTORCH, ONEDNN = "PyTorch", "oneDNN"
 MIN_PRODUCTS = 1 << 17
 """Multiplications from which a choice is worth its look-up, which takes microseconds."""
 
-MEASURED_PRODUCTS = 1 << 26
-"""Multiplications of a measured call at most; of larger products, some rows are measured."""
+MEASURED_PRODUCTS = 1 << 28
+"""Multiplications of a measured call at most; of larger products, some rows are measured. Few rows mislead: they stay
+in a core's caches."""
+
+MIN_LINEAR_GAIN = 1.05
+"""Ratio from which oneDNN is chosen for a layer: its calls are long, so their times are known well."""
 
 BLOCK_VALUES = 1 << 20
 """Values of a stack to copy at a time: they fit into caches, and their memory is used again."""
@@ -48,7 +52,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         PYTORCH: lambda: functional.linear(some, weight, bias),
         ONEDNN: lambda: _multiply_by_onednn(some, weight, bias),
     }
-    if choose("linear", (len(input), *weight.shape), calls) == ONEDNN:
+    if choose("linear", (len(input), *weight.shape), calls, MIN_LINEAR_GAIN) == ONEDNN:
         return _multiply_by_onednn(input, weight, bias)
     return functional.linear(input, weight, bias)
 

@@ -29,11 +29,8 @@ CALL_WORK = 1 << 21
 MIN_LARGE_CALLS = 2
 """Calls whose time a client's part must take to be evaluated alone: one call costs half of it at most."""
 
-TURN_SAMPLES = 1000
-"""Samples of one call where all threads share it: so many activations stay in the caches of one core."""
-
-MIN_WAY_GAIN = 1.05
-"""Ratio from which another way of evaluation is chosen: it takes long, so that its time is known well."""
+FEW_SAMPLES = 1000
+"""Samples of a plain call: so many activations stay in the caches of one core."""
 
 MAX_COMPILED_BLOCKS = 16
 """Blocks whose predictions are compiled; of more, the compiler would forget some before they are evaluated again."""
@@ -44,7 +41,7 @@ MAX_MEASURED_WORK = 1 << 34
 MEASURED_SAMPLES = 16
 """Samples of the smaller of two calls whose difference gives the time of a sample."""
 
-ALONE, IN_TURN, BLOCKS = "large parts alone", "large parts in turn", "blocks"
+ALONE, FEW, BLOCKS = "large parts alone", "large parts by few samples", "blocks"
 
 _Way = tuple[list[int], list[list[int]]]
 """Rows of scores that are evaluated alone, and groups of rows that form blocks."""
@@ -70,10 +67,7 @@ class Evaluator:
 
     def _evaluate_samples(self, params: Params, buffers: Params, samples: "_EvalSamples") -> Scores:
         scores = Scores.zeros(samples.sizes, self.federation.kind)
-        if samples.in_turn:
-            self._evaluate_part(self._tasks[0], samples.large_parts, params, buffers, scores, TURN_SAMPLES)
-        else:
-            self._evaluate_alone(params, buffers, samples.large_parts, scores)
+        self._evaluate_alone(params, buffers, samples, scores)
         # All clients come again, cohorts seldom. A resumed run compiles what the whole run compiled.
         is_all = len(samples.ids) == self.federation.n_clients
         should_compile = is_all and len(samples.blocks) <= MAX_COMPILED_BLOCKS
@@ -81,33 +75,31 @@ class Evaluator:
             self._evaluate_blocks(params, buffers, samples.blocks, scores, should_compile)
         return scores
 
-    def _evaluate_alone(self, params: Params, buffers: Params, parts: list["_LargePart"], scores: Scores) -> None:
-        """Evaluate parts one by one, each core some of them."""
+    def _evaluate_alone(self, params: Params, buffers: Params, samples: "_EvalSamples", scores: Scores) -> None:
+        """Evaluate large parts one by one, each core some of them."""
+        parts = samples.large_parts
         if parts:
             # A module holds the weights of one call at a time, so each core needs its own.
             self._tasks += [self._tasks[0].twin() for _ in range(self._cores - len(self._tasks))]
+
+        def evaluate(task: Task, group: list[int]) -> None:
+            for part in (parts[i] for i in group):
+                model, state = params.rows(part.client), buffers.rows(part.client)
+                task.call_with(model, state, partial(self._score_part, part, scores, samples.is_plain))
+
         groups = balance([len(one.y) for one in parts], len(self._tasks))
-        run_parallel(
-            [
-                partial(self._evaluate_part, task, [parts[i] for i in group], params, buffers, scores, self._at_once)
-                for task, group in zip(self._tasks, groups, strict=True)
-                if group
-            ]
-        )
+        tasks = zip(self._tasks, groups, strict=True)
+        run_parallel([partial(evaluate, task, group) for task, group in tasks if group])
 
-    def _evaluate_part(
-        self, task: Task, group: list["_LargePart"], params: Params, buffers: Params, scores: Scores, at_once: int
-    ) -> None:
-        for part in group:
-            model, state = params.rows(part.client), buffers.rows(part.client)
-            task.call_with(model, state, partial(self._score_part, part, scores, at_once))
-
-    def _score_part(self, part: "_LargePart", scores: Scores, at_once: int, model: nn.Module) -> None:
-        for at in range(0, len(part.y), at_once):
-            some = slice(at, at + at_once)
+    def _score_part(self, part: "_LargePart", scores: Scores, is_plain: bool, model: nn.Module) -> None:
+        for at in range(0, len(part.y), self._at_once):
+            some = slice(at, at + self._at_once)
             x = self.federation.features(part.samples[some], self.dtype) if part.x is None else part.x[some]
-            with FastPrediction():
-                outputs = model(x)
+            if is_plain:  # to replace the calls of so few samples takes longer than it saves
+                outputs = torch.cat([model(few) for few in x.split(FEW_SAMPLES)])
+            else:
+                with FastPrediction():
+                    outputs = model(x)
             correct, losses = score_samples(outputs, part.y[some], self.federation.kind)
             scores.correct[part.row] += correct.sum()
             scores.loss[part.row] += losses.sum().double()
@@ -150,8 +142,8 @@ class Evaluator:
             ways, threads = self._plan(sizes)
             gather = cache(lambda way: self._load(ids, samples, *ways[way]))
 
-            def load(way: str, threads: int, *, in_turn: bool = False) -> _EvalSamples:
-                return gather(way)._replace(threads=threads, in_turn=in_turn)
+            def load(way: str, threads: int, *, is_plain: bool = False) -> _EvalSamples:
+                return gather(way)._replace(threads=threads, is_plain=is_plain)
 
             plans = {
                 f"{way}, {text}": partial(load, way, n)
@@ -159,15 +151,15 @@ class Evaluator:
                 for n, text in threads.items()
                 if blocks or n == self._cores
             }
-            if len(plans) > 1 and ways[ALONE][0] and self._at_once > TURN_SAMPLES:
+            if BLOCKS in ways and self._at_once > FEW_SAMPLES:
                 alone = {name: plan for name, plan in plans.items() if name.startswith(ALONE)}
-                plans |= {name.replace(ALONE, IN_TURN): partial(plan, in_turn=True) for name, plan in alone.items()}
+                plans |= {name.replace(ALONE, FEW): partial(plan, is_plain=True) for name, plan in alone.items()}
             calls = {
                 name: lambda plan=plan: self._evaluate_samples(params, buffers, plan()) for name, plan in plans.items()
             }
             work = (len(samples), sum(sizes), self._tasks[0].params.numel())
             cached = plans[
-                choose(f"evaluation {len(calls)} ways", work, calls, MIN_WAY_GAIN)
+                choose(f"evaluation {len(calls)} ways", work, calls, min_gain=1.0)
                 if len(plans) > 1
                 else next(iter(plans))
             ]()
@@ -198,7 +190,7 @@ class Evaluator:
         keep = keeps_inputs(self.federation, int(sizes.sum()), self.dtype)
         large_parts = [self._load_part(row, row % len(ids), samples[row], keep) for row in large]
         loaded = [self._load_block(rows, len(ids), samples, keep) for rows in blocks]
-        return _EvalSamples(ids, sizes, large_parts, loaded, self._cores, in_turn=False)
+        return _EvalSamples(ids, sizes, large_parts, loaded, self._cores, is_plain=False)
 
     @cached_property
     def _samples_per_call(self) -> int:
@@ -265,8 +257,8 @@ class _EvalSamples(NamedTuple):
     """All evaluation samples of clients `ids`: large parts alone, small parts in blocks.
 
     There is one row of scores per part and client, clients change fastest; `sizes` are their samples. Blocks have so
-    many threads: with small blocks, threads wait longer than they work. Large parts are for one core each, or
-    `in_turn` for all threads, as in a plain loop over clients.
+    many threads: with small blocks, threads wait longer than they work. If `is_plain`, large parts are evaluated as in
+    a plain loop: few samples by each call of the model.
     """
 
     ids: list[int]
@@ -274,7 +266,7 @@ class _EvalSamples(NamedTuple):
     large_parts: list[_LargePart]
     blocks: list[_PaddedBlock]
     threads: int
-    in_turn: bool
+    is_plain: bool
 
 
 def _group_by_size(sizes: list[int], max_samples: int, max_padding: int) -> list[list[int]]:
