@@ -23,7 +23,7 @@ def test_pooling_channel_by_channel_gives_the_same_values_and_places(channels: i
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_model_predicts_the_same_where_faster_calls_are_made(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedattune.core.dense.choose", lambda what, sizes, calls: "oneDNN")
+    monkeypatch.setattr("fedattune.core.dense.choose", lambda what, sizes, calls, *min_gain: "oneDNN")
     net = nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(968, 10, bias=bias), nn.ReLU(), nn.Linear(10, 3)
     )

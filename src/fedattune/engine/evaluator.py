@@ -96,7 +96,7 @@ class Evaluator:
             some = slice(at, at + self._at_once)
             x = self.federation.features(part.samples[some], self.dtype) if part.x is None else part.x[some]
             if is_plain:  # to replace the calls of so few samples takes longer than it saves
-                outputs = torch.cat([model(few) for few in x.split(FEW_SAMPLES)])
+                outputs = torch.cat([model(few) for few in torch.split(x, FEW_SAMPLES)])
             else:
                 with FastPrediction():
                     outputs = model(x)
