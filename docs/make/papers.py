@@ -8,7 +8,7 @@ Two kinds of parts end with `<!-- end -->`:
 
 import re
 
-from fedattune.studies.claims import answer_claims, describe_range
+from fedattune.studies.claims import answer_claims, describe_correction, describe_range
 from fedattune.studies.table import render_lines
 
 from . import links, methods
@@ -30,12 +30,12 @@ def fill_page(page: str) -> str:
 
 def _make_claims() -> str:
     """Make the table of all claims, with our answers and the differences behind them."""
-    lines = [["paper", "claim", "our answer", "difference in points", "table"]]
+    lines = [["paper", "claim", "our answer", "after Holm", "difference in points", "table"]]
     for results in methods.load_studies().values():
         study = results.study
         link = f"[{study.name}](../results/{study.name}/table.md)"
         lines += [
-            [study.source, answer.claim.text, answer.text, describe_range(answer), link]
+            [study.source, answer.claim.text, answer.text, describe_correction(answer), describe_range(answer), link]
             for answer in answer_claims(results)
         ]
     return "\n".join(render_lines(lines))

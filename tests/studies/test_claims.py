@@ -14,6 +14,7 @@ from fedattune.studies.claims import (
     Answer,
     answer_claims,
     compute_interval,
+    compute_p,
     describe_range,
     format_answers,
     to_csv,
@@ -97,8 +98,8 @@ def test_differences_are_paired_by_seed() -> None:
     assert not second.holds
     assert found.text == "holds partly (1 of 2 comparisons)"
     assert format_answers([found], ["one", "two"]) == [
-        ["claim", "answer", "difference", "one", "two"],
-        ["Averaging is better.", found.text, "FedAvg minus Local", "+5.00 ±2.48 ▲", "+2.00 ±2.48"],
+        ["claim", "answer", "after Holm", "difference", "one", "two"],
+        ["Averaging is better.", found.text, "the same", "FedAvg minus Local", "+5.00 ±2.48 ▲", "+2.00 ±2.48"],
     ]
     assert describe_range(found) == "+2.00 ±2.48 (two) to +5.00 ±2.48 (one)"
     head, line, _ = to_csv("made-up", [found]).splitlines()
@@ -106,7 +107,8 @@ def test_differences_are_paired_by_seed() -> None:
     assert to_csv("@made-up", [formula]).splitlines()[1].startswith("'@made-up,'=HYPERLINK(1),")
     assert head == ",".join(CLAIM_COLUMNS)
     assert line == (
-        "made-up,Averaging is better.,holds partly (1 of 2 comparisons),one,FedAvg,Local,0.0,5.000,2.516,7.484,3"
+        "made-up,Averaging is better.,holds partly (1 of 2 comparisons),holds partly (1 of 2 comparisons),"
+        "one,FedAvg,Local,0.0,5.000,2.516,7.484,0.013,0.026,3,0"
     )
 
 
@@ -117,11 +119,21 @@ def test_differences_are_paired_by_seed() -> None:
         ([4, 5, 6], [3, 3, 3], {"by": 2.5}, "holds"),
         ([4, 5, 6], [3, 3, 3], {"by": 2.6}, "holds partly (1 of 2 comparisons)"),
         ([4, 5, 6], [3, 3, 3], {"by": 3}, "not seen"),  # 3 is not above 3
-        ([-1, -1, -1], [0, 0, 0], {"by": -1.5}, "holds"),
-        ([-2, -2, -2], [0, 0, 0], {"by": -1.5}, "holds partly (1 of 2 comparisons); the opposite in 1 of 2"),
+        ([-1, -1, -1], [0, 0, 0], {"by": -1.5}, "holds; less than a point in 1 of 2"),
+        (
+            [-2, -2, -2],
+            [0, 0, 0],
+            {"by": -1.5},
+            "holds partly (1 of 2 comparisons); the opposite in 1 of 2; less than a point in 1 of 2",
+        ),
+        ([0.4, 0.5, 0.6], [0.1, 0.1, 0.1], {}, "holds; less than a point in 2 of 2"),
+        ([0.4, 0.5, 0.6], [4, 5, 6], {}, "holds; less than a point in 1 of 2"),
+        ([0.4, 0.5, 0.6], [-0.1, 0, 0.1], {}, "holds partly (1 of 2 comparisons); less than a point in 2 of 2"),
+        ([-0.1, 0, 0.1], [-3, 0, 3], {}, "not seen; less than a point in 1 of 2"),
+        ([1, 1, 1], [-3, 0, 3], {"by": 1}, "not seen"),  # a point is not less than a point
         ([4, 5, 6], [-3, 0, 3], {"columns": ["one"]}, "holds"),
         ([-1, 0, 1], [1, 2, 3], {}, "not seen"),
-        ([0, 0, 0], [0, 0, 0], {}, "not seen"),
+        ([0, 0, 0], [-0.1, 0, 0.1], {}, "no difference of a point or more"),
         ([-4, -5, -6], [1, 2, 3], {}, "not seen; the opposite in 1 of 2"),
         ([-4, -5, -6], [4, 5, 6], {}, "holds partly (1 of 2 comparisons); the opposite in 1 of 2"),
         ([-4, -5, -6], [-4, -5, -6], {"better": "Local", "than": ["FedAvg"]}, "holds"),
@@ -137,7 +149,7 @@ def test_rows_are_compared_in_the_columns_that_have_both() -> None:
     assert [(c.than.row, c.better.column) for c in found.comparisons] == [
         ("Local", "one"), ("Local", "two"), ("Prox", "one")
     ]  # fmt: skip
-    assert format_answers([found], ["one", "two"])[2] == ["", "", "FedAvg minus Prox", "+5.00 ±2.48 ▲", ""]
+    assert format_answers([found], ["one", "two"])[2] == ["", "", "", "FedAvg minus Prox", "+5.00 ±2.48 ▲", ""]
 
 
 def test_runs_without_the_curve_are_no_answer() -> None:
@@ -156,7 +168,62 @@ def test_incomplete_runs_are_no_answer() -> None:
     numbers["FedAvg", "two"] = numbers["FedAvg", "two"][:2]
     found = answer(numbers)
     assert found.text == "not answered: two / FedAvg: 2 of 3 seeds"
-    assert format_answers([found], ["one", "two"])[1][3:] == ["+5.00 ±2.48 ▲", "+4.50 ±6.35"]
+    assert format_answers([found], ["one", "two"])[1][4:] == ["+5.00 ±2.48 ▲", "+4.50 ±6.35"]
+
+
+def test_p_values_by_hand() -> None:
+    """With two degrees of freedom, the two-sided p value of t is 1 - t / sqrt(t^2 + 2)."""
+    t = 5 * math.sqrt(3)
+    assert compute_p([4, 5, 6]) == compute_p([-4, -5, -6]) == pytest.approx(1 - t / math.sqrt(t**2 + 2))
+    assert compute_p([4, 5, 6], by=3) == compute_p([1, 2, 3]) == pytest.approx(1 - math.sqrt(12 / 14))
+    assert compute_p([-4, -5, -6], by=-3) == compute_p([1, 2, 3])  # the opposite is below the points of the claim
+    assert compute_p([-4, -5, -6], by=3) == compute_p([4, 5, 6])  # and below zero
+    assert compute_p([1, 2, 3], by=2.5) == compute_p([7]) == compute_p([0, 0]) == 1
+    assert compute_p([2, 2, 2]) == 0
+    low = compute_interval([1, 2, 3]).low
+    assert compute_p([1, 2, 3], by=low) == pytest.approx(0.05)
+
+
+def test_holm_counts_the_comparisons_of_the_claim() -> None:
+    """3 ± 2.48 has p = 0.035: sure alone, not as one of two. 5 ± 2.48 has 0.013, twice that is below 5%."""
+    found = answer(both([2, 3, 4], [-1, 0, 1]))
+    assert found.text == "holds partly (1 of 2 comparisons)"
+    assert found.corrected == "not seen"
+    assert [one.p_holm for one in found.comparisons] == pytest.approx([2 * compute_p([2, 3, 4]), 1])
+    line = format_answers([found], ["one", "two"])[1]
+    assert line[1:3] == [found.text, "not seen"]
+    assert line[4:] == ["+3.00 ±2.48 △", "+0.00 ±2.48"]
+    found = answer(both([4, 5, 6], [-2, -3, -4]))  # after the first, one is left: its p value stays
+    assert found.corrected == found.text == "holds partly (1 of 2 comparisons); the opposite in 1 of 2"
+    found = answer(both([2, 3, 4], [2, 3, 4]))  # both have to be sure for this, so nothing is to correct
+    assert found.corrected == found.text == "holds"
+    assert answer(both([-2, -3, -4], [-1, 0, 1])).corrected == "not seen"
+
+
+def diverge(*runs: tuple[str, str, int]) -> Callable[[Records, str, str, int], None]:
+    def change(records: Records, run: str, row: str, seed: int) -> None:
+        column = "one" if records.runs[run]["experiment"]["lr"] == 0.1 else "two"
+        if (row, column, seed) in runs:
+            records.runs[run] = {**records.runs[run], "failed": "training diverged"}
+            del records.curves[run]
+
+    return change
+
+
+def test_runs_that_diverged_are_told_and_leave_their_method_unsure() -> None:
+    found = answer(both([3, 5, 5], [5, 5, 5]), diverge(("Local", "one", 0)))
+    assert found.text == "holds; one / Local: 1 diverged"  # the rival diverged, and is worse where it did not
+    assert found.comparisons[0].seeds == (1, 2)
+    found = answer(both([3, 5, 5], [5, 5, 5]), diverge(("FedAvg", "one", 0)))
+    assert found.text == "holds partly (1 of 2 comparisons); one / FedAvg: 1 diverged"
+    assert to_csv("made-up", [found]).splitlines()[1].endswith(",2,1")
+    assert answer(both([-5, -5, -5], [1, 1, 1]), diverge(("Local", "one", 0))).text == (
+        "holds partly (1 of 2 comparisons); one / Local: 1 diverged"
+    )
+    found = answer(both([0, 0, 0], [0, 0, 0]), diverge(("Local", "one", 0)))
+    assert found.text == "not seen; less than a point in 1 of 2; one / Local: 1 diverged"
+    everything = [("FedAvg", "one", seed) for seed in range(3)]
+    assert answer(both([1, 1, 1], [1, 1, 1]), diverge(*everything)).text.startswith("not answered: one")
 
 
 def rounds(n: int) -> Callable[[Records, str, str, int], None]:

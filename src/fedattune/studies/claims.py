@@ -1,19 +1,33 @@
-"""Answers to a paper's claims: differences between rows, paired by seed, with their intervals over the seeds."""
+"""Answers to a paper's claims: differences between rows, paired by seed, with their intervals over the seeds.
+
+A claim of many comparisons is sometimes right by chance alone. So each answer stands beside one in which Holm's method
+corrects the tests of the claim for their number.
+"""
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
+from ..analysis.verdict.statistics import adjust_by_holm
 from ..core.text import format_csv
 from .outcome import StudyResults
 from .study import Cell, Claim, Study
 
 CONFIDENCE = 0.95
-HOLDS, OPPOSITE = "▲", "▼"
-CLAIM_COLUMNS = ("study", "claim", "answer", "column", "better", "than", "by", "difference", "low", "high", "seeds")
+HOLDS, OPPOSITE, SMALL = "▲", "▼", "≈"
+HOLDS_PLAINLY, OPPOSITE_PLAINLY = "△", "▽"
+"""Marks of comparisons that hold, or whose opposite does, before Holm's correction alone."""
+
+SMALL_POINTS = 1.0
+"""Points that matter: a difference whose whole interval is below them in size is small."""
+
+CLAIM_COLUMNS = (
+    "study", "claim", "answer", "corrected", "column", "better", "than", "by", "difference", "low", "high", "p",
+    "p_holm", "seeds", "diverged",
+)  # fmt: skip
 
 
 class Interval(NamedTuple):
@@ -31,7 +45,17 @@ class Interval(NamedTuple):
 class Comparison(NamedTuple):
     """Two cells of a column, compared for a claim over the seeds with a run of both.
 
-    `by` is how many points the better cell should be ahead; `difference` is better minus other; `lacks` are phrases.
+    Attributes:
+        better: the cell that the claim says is better.
+        than: the other cell.
+        by: points that the better cell should be ahead.
+        seeds: seeds with a finished run of both.
+        difference: better minus other, in points.
+        lacks: phrases on what an answer still needs.
+        diverged: runs of the better and of the other cell that diverged. They have no difference; a cell with one is
+            never surely better.
+        p: two-sided p value of the difference, against `by` or, below zero and `by`, against the smaller of both.
+        p_holm: the same by Holm's method over all comparisons of the claim.
     """
 
     better: Cell
@@ -40,16 +64,30 @@ class Comparison(NamedTuple):
     seeds: tuple[int, ...]
     difference: Interval | None
     lacks: tuple[str, ...]
+    diverged: tuple[int, int] = (0, 0)
+    p: float = 1.0
+    p_holm: float = 1.0
 
     @property
     def holds(self) -> bool:
         """True if the whole interval is above the points that the claim asks for."""
-        return self.difference is not None and self.difference.low > self.by
+        return self.difference is not None and self.difference.low > self.by and not self.diverged[0]
 
     @property
     def is_opposite(self) -> bool:
         """True if the whole interval is below zero, or below a negative `by`: the claim is wrong."""
-        return self.difference is not None and self.difference.high < min(self.by, 0.0)
+        return self.difference is not None and self.difference.high < min(self.by, 0.0) and not self.diverged[1]
+
+    @property
+    def is_small(self) -> bool:
+        """True if the whole interval is within a point of zero: the methods are equivalent for practical use."""
+        one = self.difference
+        return one is not None and max(-one.low, one.high) < SMALL_POINTS and not any(self.diverged)
+
+    @property
+    def is_sure(self) -> bool:
+        """True if Holm's correction leaves the difference sure."""
+        return self.p_holm <= 1 - CONFIDENCE
 
 
 class Answer(NamedTuple):
@@ -60,16 +98,40 @@ class Answer(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The answer in words: holds, holds partly, not seen, or not answered and why."""
+        """The answer in words: holds, holds partly, small, not seen, or not answered and why."""
+        return self._answer([True] * len(self.comparisons))
+
+    @property
+    def corrected(self) -> str:
+        """The answer after Holm's correction. A claim that holds in every comparison needs none.
+
+        Source: Berger, Multiparameter hypothesis testing and acceptance sampling, Technometrics 24, 1982.
+        """
+        holds = all(one.holds for one in self.comparisons)
+        return self._answer([holds or one.is_sure for one in self.comparisons])
+
+    def _answer(self, counts: Sequence[bool]) -> str:
+        """Put the answer into words; comparisons that do not count neither hold nor contradict."""
         if lacks := list(dict.fromkeys(lack for one in self.comparisons for lack in one.lacks)):
             more = f"; {len(lacks) - 3} more" if len(lacks) > 3 else ""
             return f"not answered: {'; '.join(lacks[:3])}{more}"
         if any(len(one.seeds) == 1 for one in self.comparisons):
             return "not answered: one seed"
-        n, held = len(self.comparisons), sum(one.holds for one in self.comparisons)
-        opposite = sum(one.is_opposite for one in self.comparisons)
-        partly = f"holds partly ({held} of {n} comparisons)" if held else "not seen"
-        return ("holds" if held == n else partly) + (f"; the opposite in {opposite} of {n}" if opposite else "")
+        pairs = [*zip(self.comparisons, counts, strict=True)]
+        n, held = len(pairs), sum(one.holds and is_counted for one, is_counted in pairs)
+        opposite = sum(one.is_opposite and is_counted for one, is_counted in pairs)
+        small = sum(one.is_small for one in self.comparisons)
+        if small == n and not held and not opposite:
+            words = ["no difference of a point or more"]
+        else:
+            words = ["holds" if held == n else f"holds partly ({held} of {n} comparisons)" if held else "not seen"]
+            words += [f"the opposite in {opposite} of {n}"] if opposite else []
+            words += [f"less than a point in {small} of {n}"] if small else []
+        diverged = [
+            cells for one in self.comparisons for cells in zip((one.better, one.than), one.diverged, strict=True)
+        ]
+        words += [f"{cell}: {k} diverged" for cell, k in dict.fromkeys(diverged) if k]
+        return "; ".join(words)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -85,21 +147,36 @@ def compute_interval(differences: Sequence[float]) -> Interval:
     return Interval(mean, mean - float(margin), mean + float(margin))
 
 
+def compute_p(differences: Sequence[float], by: float = 0.0) -> float:
+    """Compute the two-sided p value of Student's t test: at most 5% where the 95% interval leaves out the limit.
+
+    The limit is `by` for a mean above it, and the smaller of `by` and zero for a mean below that.
+    """
+    n, mean, below = len(differences), float(np.mean(differences)), min(by, 0.0)
+    distance = mean - by if mean > by else below - mean
+    if n < 2 or distance <= 0:
+        return 1.0
+    deviation = float(np.std(differences, ddof=1))
+    return 2 * float(stdtr(n - 1, -distance * math.sqrt(n) / deviation)) if deviation else 0.0
+
+
 def answer_claims(results: StudyResults) -> list[Answer]:
     """Answer the claims of a study from its runs."""
-    study = results.study
-    return [
-        Answer(claim, tuple(_compare(results, claim, *pair) for pair in study.list_comparisons(claim)))
-        for claim in study.claims
-    ]
+    study, answers = results.study, []
+    for claim in study.claims:
+        found = [_compare(results, claim, *pair) for pair in study.list_comparisons(claim)]
+        corrected = adjust_by_holm([one.p for one in found])
+        answers.append(Answer(claim, tuple(one._replace(p_holm=p) for one, p in zip(found, corrected, strict=True))))
+    return answers
 
 
 def _compare(results: StudyResults, claim: Claim, better: Cell, than: Cell) -> Comparison:
-    lacks, values = [], []
+    lacks, values, diverged = [], [], []
     for cell in (better, than):
         one = results.outcomes.get(cell)
-        shortfalls = ["not run"] if one is None else [one.not_run] if one.not_run else results.list_shortfalls(one)
+        shortfalls = ["not run"] if one is None else [one.not_run] if one.not_run else results.list_lacks(one)
         lacks += [f"{cell}: {shortfall}" for shortfall in shortfalls]
+        diverged.append(len(one.failures) if one else 0)
         values.append({} if one is None or one.not_run else results.list_values(one, claim.measure))
     seeds = tuple(sorted(values[0].keys() & values[1].keys()))
     splits = []
@@ -114,34 +191,39 @@ def _compare(results: StudyResults, claim: Claim, better: Cell, than: Cell) -> C
         lacks.append(f"{better.column}: {better.row} and {than.row} have no seed in common")
     differences = [values[0][seed] - values[1][seed] for seed in seeds]
     interval = compute_interval(differences) if seeds else None
-    return Comparison(better, than, claim.by, seeds, interval, tuple(lacks))
+    p = compute_p(differences, claim.by) if seeds else 1.0
+    return Comparison(better, than, claim.by, seeds, interval, tuple(lacks), (diverged[0], diverged[1]), p)
 
 
 def format_answers(answers: Sequence[Answer], columns: Sequence[str]) -> list[list[str]]:
     """Format the table of claims: its head, then a line for each claim and each pair of rows that it compares."""
     compared = {one.better.column for answer in answers for one in answer.comparisons}
     columns = [column for column in columns if column in compared]
-    lines = [["claim", "answer", "difference", *columns]]
+    lines = [["claim", "answer", "after Holm", "difference", *columns]]
     for answer in answers:
-        first = [answer.claim.text, answer.text]
+        first = [answer.claim.text, answer.text, describe_correction(answer)]
         for better, than in answer.pairs:
             pair = [one for one in answer.comparisons if (one.better.row, one.than.row) == (better, than)]
             found = {one.better.column: one for one in pair}
             cells = (format_difference(found[column]) if column in found else "" for column in columns)
             lines.append([*first, f"{better} minus {than}", *cells])
-            first = ["", ""]
+            first = ["", "", ""]
     return lines
 
 
-def format_difference(one: Comparison) -> str:
-    """Format a difference with its interval; a mark says that the claim holds, or its opposite."""
+def format_difference(one: Comparison, *, has_marks: bool = True) -> str:
+    """Format a difference with its interval; marks say that the claim holds, or its opposite, and that it is small."""
     if one.difference is None:
         return "–"
     text = f"{one.difference.mean:+.2f}".replace("-", "−")
     if len(one.seeds) < 2:
         return text
-    mark = HOLDS if one.holds else OPPOSITE if one.is_opposite else ""
-    return f"{text} ±{one.difference.margin:.2f} {mark}".rstrip()
+    text = f"{text} ±{one.difference.margin:.2f}"
+    if not has_marks:
+        return text
+    sides = (HOLDS, OPPOSITE) if one.is_sure else (HOLDS_PLAINLY, OPPOSITE_PLAINLY)
+    side = sides[0] if one.holds else sides[1] if one.is_opposite else ""
+    return f"{text} {side}{SMALL * one.is_small}".rstrip()
 
 
 def describe_marks(study: Study, answers: Sequence[Answer]) -> str:
@@ -154,9 +236,15 @@ def describe_marks(study: Study, answers: Sequence[Answer]) -> str:
     below = "zero and below these points" if any(answer.claim.by < 0 for answer in answers) else "zero"
     return (
         f"Differences in points, paired by seed, ± half of the {100 * CONFIDENCE:.0f}% interval (Student's t){seeds}. "
-        f"{HOLDS}: the whole interval is above {beyond}; {OPPOSITE}: it is below {below}. A claim holds if all its "
-        f"comparisons have {HOLDS}."
+        f"{HOLDS_PLAINLY}: the whole interval is above {beyond}; {OPPOSITE_PLAINLY}: it is below {below}; {HOLDS} and "
+        f"{OPPOSITE}: so it stays after Holm's correction for the number of the claim's comparisons; {SMALL}: it is "
+        f"within a point of zero. A claim holds if all its comparisons have {HOLDS_PLAINLY} or {HOLDS}."
     )
+
+
+def describe_correction(answer: Answer) -> str:
+    """Return the corrected answer if it differs."""
+    return "the same" if answer.corrected == answer.text else answer.corrected
 
 
 def describe_range(answer: Answer) -> str:
@@ -169,7 +257,7 @@ def describe_range(answer: Answer) -> str:
     words = []
     for one in ends:
         rival = f", {one.than.row}" if len(answer.pairs) > 1 else ""
-        words.append(f"{format_difference(one).rstrip(f' {HOLDS}{OPPOSITE}')} ({one.better.column}{rival})")
+        words.append(f"{format_difference(one, has_marks=False)} ({one.better.column}{rival})")
     return " to ".join(words)
 
 
@@ -178,10 +266,12 @@ def to_csv(study: str, answers: Sequence[Answer]) -> str:
     lines: list[Sequence[object]] = [CLAIM_COLUMNS]
     for answer in answers:
         for one in answer.comparisons:
-            numbers = one.difference or ()
+            numbers = one.difference or (math.nan,) * 3
             lines.append(
-                [study, answer.claim.text, answer.text, one.better.column, one.better.row, one.than.row, one.by]
-                + (["" if math.isnan(number) else f"{number:.3f}" for number in numbers] or [""] * 3)
-                + [len(one.seeds)]
+                [study, answer.claim.text, answer.text, answer.corrected]
+                + [one.better.column, one.better.row, one.than.row, one.by]
+                + ["" if math.isnan(number) else f"{number:.3f}" for number in numbers]
+                + [f"{p:.2g}" if len(one.seeds) > 1 else "" for p in (one.p, one.p_holm)]
+                + [len(one.seeds), sum(one.diverged)]
             )
     return format_csv(lines)

@@ -158,15 +158,21 @@ class StudyResults:
         return [one for one, off in self.list_comparable() if abs(off) > MAX_DIFFERENCE]
 
     def list_shortfalls(self, one: Outcome) -> list[str]:
-        """Return short phrases on everything that a cell lacks of what the study specifies."""
+        """Return short phrases on everything that a cell lacks of what the study specifies, runs that diverged too."""
+        lacks = self.list_lacks(one)
+        if one.failures and not any("diverged" in lack for lack in lacks):
+            lacks.append(f"{one.n_seeds} of {one.n_seeds + len(one.failures)} seeds, {len(one.failures)} diverged")
+        return lacks
+
+    def list_lacks(self, one: Outcome) -> list[str]:
+        """Return short phrases on what has to be run yet to have everything that the study specifies."""
         full = self.study.make_run(one.cell, one.choice, 0).experiment
         parts = [one.missing_rounds] if one.missing_rounds else []
         if one.extent.mixed_precision != full.execution.mixed_precision:
             parts.append(f"{one.extent.mixed_precision} products")
-        if one.failures or one.n_seeds < self.study.seeds:
+        if one.n_seeds + len(one.failures) < self.study.seeds:
             diverged = f", {len(one.failures)} diverged" * bool(one.failures)
-            n_tried = max(self.study.seeds, one.n_seeds + len(one.failures))
-            parts.append(f"{one.n_seeds} of {n_tried} seeds{diverged}")
+            parts.append(f"{one.n_seeds} of {self.study.seeds} seeds{diverged}")
         if one.choice and not one.is_searched:
             parts.append("no search")
         return parts

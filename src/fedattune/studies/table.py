@@ -325,10 +325,12 @@ def _print_claims(results: StudyResults, console: "Console") -> None:
     for number, answer in enumerate(answers, 1):
         console.print(f"Claim {number}. {answer.claim.text}")
         console.print(f"  {answer.text}", style="bold")
+        if answer.corrected != answer.text:
+            console.print(f"  After Holm: {answer.corrected}")
     head, *lines = format_answers(answers, list(results.study.columns))
-    table = make_table("claim", *head[2:], text_columns=("claim", "difference"))
+    table = make_table("claim", *head[3:], text_columns=("claim", "difference"))
     number = 0
-    for text, _, *line in lines:
+    for text, _, _, *line in lines:
         number += bool(text)
         table.add_row(str(number), *line)
     print_whole(table, console)
