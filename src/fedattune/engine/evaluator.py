@@ -18,7 +18,7 @@ from ..data import Federation
 from ..data.types import Index
 from .base import EvalPart, Scores, keeps_inputs, score_block, score_samples
 from .compiler import Compiler
-from .kernels import FastPrediction
+from .kernels import replace_slow_calls
 
 EVAL_CHUNK_BYTES = 1 << 28
 """Working memory of one block."""
@@ -98,7 +98,7 @@ class Evaluator:
             if is_plain:  # to replace the calls of so few samples takes longer than it saves
                 outputs = torch.cat([model(few) for few in torch.split(x, FEW_SAMPLES)])
             else:
-                with FastPrediction():
+                with replace_slow_calls(self.device):
                     outputs = model(x)
             correct, losses = score_samples(outputs, part.y[some], self.federation.kind)
             scores.correct[part.row] += correct.sum()

@@ -1,6 +1,7 @@
 """Compute the same results by calls that take less time on a CPU."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -33,6 +34,11 @@ def _channels_last(x: Tensor) -> Tensor:
     if x.device.type != "cpu" or x.dim() != 4 or x.shape[1] < MIN_CHANNELS:
         return x
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def replace_slow_calls(device: torch.device) -> AbstractContextManager[object]:
+    """Make a context in which a model's slow calls on a CPU are replaced; valid without gradients."""
+    return FastPrediction() if device.type == "cpu" else nullcontext()
 
 
 class FastPrediction(TorchFunctionMode):

@@ -180,6 +180,7 @@ class Pool:
         models: a stack with the tensors of the components.
         rows: (K,) rows of the stack that hold the K models, or a slice.
         own: (R,) position among the K models of each receiving client's own last upload.
+        own_rows: the same, as a slice if they are consecutive.
         member: (K,) whether a model is in the pool.
         allowed: (R, K) whether a receiving client may receive a model; its own model is always allowed.
         n: (K,) training samples.
@@ -188,6 +189,7 @@ class Pool:
     models: Params
     rows: Tensor | slice
     own: Tensor
+    own_rows: Tensor | slice
     member: Tensor
     allowed: Tensor
     n: Tensor
@@ -203,7 +205,7 @@ class Pool:
 
     def dots(self) -> Tensor:
         """Return the dot products (R, K) of each receiving client's component with all; a new tensor."""
-        return dots(self.parts, as_slice(self.own), (len(self.own), len(self.member)))
+        return dots(self.parts, self.own_rows, (len(self.own), len(self.member)))
 
     def squares(self, products: Tensor) -> Tensor:
         """Return the squared norms (K,); `products` (R, K) holds them if all K clients receive."""
@@ -252,7 +254,7 @@ class Mixing(UploadStore[StoreState]):
         # A client that never uploaded has nothing to compare with: it only receives its own (initial) model.
         member = state["in_pool"][rows]
         allowed = (member & state["has_uploaded"][ids][:, None]).scatter_(1, own[:, None], True)
-        return Pool(state["theta"], rows, own, member, allowed, state["n"][rows])
+        return Pool(state["theta"], rows, own, as_slice(own), member, allowed, state["n"][rows])
 
     def split_pool(self, pool: Pool) -> Iterator[tuple[str, Pool]]:
         """Yield each component and its part of a pool. A layer is gathered now, a whole model tensor by tensor."""
