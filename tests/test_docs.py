@@ -222,6 +222,8 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--variant",
         "--against",
         "--newest",
+        "--minutes",  # of benchmarks.on_gpu
+        "--only",
         "--logdir",  # of TensorBoard
         "--head",  # of Ray
         "--address",
