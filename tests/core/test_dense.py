@@ -18,6 +18,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     def choose(what: str, sizes: Any, calls: Any, min_gain: float = 1.15) -> str:
         asked.append(what)
+        assert min_gain == (1.05 if what == "linear layer" else 1.15)
         torch.testing.assert_close(*(call() for call in calls.values()), rtol=1e-4, atol=1e-3)
         return str(request.param)
 
@@ -32,7 +33,25 @@ def test_a_linear_layer(library: list[str], is_turned: bool, has_bias: bool) -> 
     x, w = torch.randn(ROWS, 600), torch.randn(600, 20).t() if is_turned else torch.randn(20, 600)
     bias = torch.randn(20) if has_bias else None
     torch.testing.assert_close(dense.linear(x, w, bias), functional.linear(x, w, bias), rtol=1e-4, atol=1e-3)
-    assert library == ["linear"]
+    assert library == ["linear layer"]
+
+
+@pytest.mark.parametrize(("rows", "measured"), [(40, 40), (200, 100)])
+def test_as_many_rows_are_measured_as_the_limit_allows(
+    rows: int, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of few rows stay in caches, and say little about many."""
+    shapes = []
+
+    def choose(what: str, sizes: Any, calls: Any, min_gain: float) -> str:
+        shapes.extend(call().shape for call in calls.values())
+        return dense.ONEDNN
+
+    monkeypatch.setattr(dense, "choose", choose)
+    monkeypatch.setattr(dense, "MEASURED_PRODUCTS", 100 * 600 * 20)
+    x, w = torch.randn(rows, 600), torch.randn(20, 600)
+    assert len(dense.linear(x, w)) == rows
+    assert shapes == [(measured, 20)] * 2
 
 
 def test_mixtures_of_models(library: list[str]) -> None:

@@ -158,6 +158,13 @@ def test_among_equal_logits_the_first_class_is_predicted(classes_first: bool) ->
     torch.testing.assert_close(losses.flatten(), expected)
 
 
+def test_logits_that_are_no_numbers_are_right_nowhere() -> None:
+    """The first NaN is the largest for PyTorch, also where others tie."""
+    logits = torch.tensor([[torch.nan, 1.0], [torch.inf, torch.inf], [2.0, 2.0], [torch.nan, torch.nan], [0.0, 3.0]])
+    right, _ = score_samples(logits, torch.tensor([0, 0, 0, 0, 1]))
+    assert right.tolist() == [False, False, True, False, True]
+
+
 def test_training_does_not_import_the_compiler_of_pytorch() -> None:
     """A node of a network starts a process for each message: the import would take longer than a short message."""
     code = """

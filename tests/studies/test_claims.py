@@ -15,6 +15,8 @@ from fedattune.studies.claims import (
     answer_claims,
     compute_interval,
     compute_p,
+    compute_p_small,
+    describe_marks,
     describe_range,
     format_answers,
     to_csv,
@@ -108,7 +110,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert head == ",".join(CLAIM_COLUMNS)
     assert line == (
         "made-up,Averaging is better.,holds partly (1 of 2 comparisons),holds partly (1 of 2 comparisons),"
-        "one,FedAvg,Local,0.0,5.000,2.516,7.484,0.013,0.026,3,0"
+        "one,FedAvg,Local,0.0,5.000,2.516,7.484,0.013,0.026,1,1,3,0,0"
     )
 
 
@@ -216,14 +218,33 @@ def test_runs_that_diverged_are_told_and_leave_their_method_unsure() -> None:
     assert found.comparisons[0].seeds == (1, 2)
     found = answer(both([3, 5, 5], [5, 5, 5]), diverge(("FedAvg", "one", 0)))
     assert found.text == "holds partly (1 of 2 comparisons); one / FedAvg: 1 diverged"
-    assert to_csv("made-up", [found]).splitlines()[1].endswith(",2,1")
+    assert to_csv("made-up", [found]).splitlines()[1].endswith(",2,1,0")
     assert answer(both([-5, -5, -5], [1, 1, 1]), diverge(("Local", "one", 0))).text == (
         "holds partly (1 of 2 comparisons); one / Local: 1 diverged"
     )
     found = answer(both([0, 0, 0], [0, 0, 0]), diverge(("Local", "one", 0)))
     assert found.text == "not seen; less than a point in 1 of 2; one / Local: 1 diverged"
-    everything = [("FedAvg", "one", seed) for seed in range(3)]
-    assert answer(both([1, 1, 1], [1, 1, 1]), diverge(*everything)).text.startswith("not answered: one")
+    for n in (2, 3):  # one seed or none is left: this comparison has no answer, the other has
+        found = answer(both([3, 3, 3], [5, 5, 5]), diverge(*(("FedAvg", "one", seed) for seed in range(n))))
+        assert found.text == f"holds partly (1 of 2 comparisons); one / FedAvg: {n} diverged"
+    assert "no mark in its favour" in describe_marks(Study(**yaml.safe_load(STUDY), name="made-up"), [found])
+
+
+def test_small_differences_are_corrected_too() -> None:
+    """0.5 ± 0.248 is within a point with t = 0.5 * sqrt(3) / 0.1 = 8.66, and 0.7 ± 0.248 with 5.196."""
+    t = 3 * math.sqrt(3)
+    assert compute_p_small([0.6, 0.7, 0.8]) == pytest.approx(1 - t / math.sqrt(t**2 + 2))
+    assert compute_p_small([-0.6, -0.7, -0.8]) == compute_p_small([0.6, 0.7, 0.8])
+    assert compute_p_small([0, 0, 0]) == 0
+    assert compute_p_small([1, 1.1, 0.9]) == compute_p_small([3, 4, 5]) == 1
+    assert compute_p_small([0.7, 0.7 - 0.3, 0.7 + 0.3]) > 0.05  # 0.7 ± 0.75
+    found = answer(both([0.6, 0.7, 0.8], [-30, 0, 30]))
+    assert found.text == "holds partly (1 of 2 comparisons); less than a point in 1 of 2"
+    assert found.corrected == "holds partly (1 of 2 comparisons)"  # 2 * 0.035 is above 5%
+    found = answer(both([-0.8, 0.7, 0.1], [0.5, -0.5, 0]))
+    assert not any(one.is_small for one in found.comparisons)
+    found = answer(both([0.1, 0.3, -0.3], [0.2, -0.2, 0]))
+    assert found.text == found.corrected == "no difference of a point or more"
 
 
 def rounds(n: int) -> Callable[[Records, str, str, int], None]:

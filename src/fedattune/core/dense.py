@@ -47,12 +47,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         and _fit_onednn(*tensors)
     ):
         return functional.linear(input, weight, bias)
-    some = input[: _measured_rows(weight)]
+    some = input[: max(16, MEASURED_PRODUCTS // weight.numel())]
     calls = {
         PYTORCH: lambda: functional.linear(some, weight, bias),
         ONEDNN: lambda: _multiply_by_onednn(some, weight, bias),
     }
-    if choose("linear", (len(input), *weight.shape), calls, MIN_LINEAR_GAIN) == ONEDNN:
+    if choose("linear layer", (len(input), *weight.shape), calls, MIN_LINEAR_GAIN) == ONEDNN:
         return _multiply_by_onednn(input, weight, bias)
     return functional.linear(input, weight, bias)
 

@@ -1,10 +1,10 @@
 """Choose the fastest of several calls with the same result, by measuring them on this machine.
 
 Which call is fastest depends on the processor and on the libraries behind PyTorch: on one, MKL multiplies matrices
-twice as fast as oneDNN, on another oneDNN is three times as fast as MKL. A choice is measured at first use, in a few
-milliseconds. It is kept in the cache folder under the processor's name and PyTorch's version, so later runs choose
-alike: the calls differ by rounding. If other processes kept the machine busy, the next processes measure again.
-FEDATTUNE_MEASURE=off makes the plain call everywhere.
+twice as fast as oneDNN, on another oneDNN is three times as fast as MKL. A choice is measured at first use, in
+milliseconds to a quarter of a second. It is kept in the cache folder under the processor's name and PyTorch's version,
+so later runs choose alike: the calls differ by rounding. If other processes kept the machine busy, the next processes
+measure again. FEDATTUNE_MEASURE=off makes the plain call everywhere.
 """
 
 import json
@@ -58,7 +58,7 @@ class Choice(NamedTuple):
 def choose(
     what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], object]], min_gain: float = MIN_GAIN
 ) -> str:
-    """Return the name of the fastest call on this machine; of the first, plain one unless another is much faster.
+    """Return the name of the fastest call on this machine; of the first, plain one unless another gains enough.
 
     All calls have the same result. Sizes between the same powers of two, and so many threads, share a choice.
 

@@ -136,7 +136,7 @@ def as_slice(ids: Tensor) -> Tensor | slice:
     """Return consecutive `ids` as a slice, so that rows of a stack are a view; return other ids unchanged."""
     if not len(ids) or ids.dtype != torch.int64:
         return ids
-    here = ids.cpu()  # from a GPU once: each question to it has Python wait
+    here = ids.cpu()  # from a GPU once: each value that Python reads there has it wait
     first, last = int(here[0]), int(here[-1])
     if first < 0 or last - first != len(ids) - 1 or (here.diff() != 1).any():
         return ids

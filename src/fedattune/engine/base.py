@@ -255,10 +255,11 @@ def score_samples(outputs: Tensor, y: Tensor, kind: TargetKind = "class") -> tup
     logits = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
     z = logits - logits.amax(-1, keepdim=True)
     own = z.gather(-1, y[..., None]).squeeze(-1)
+    right = own == 0  # of logits that are no numbers, none
     # To find the class of the largest logit takes a CPU thirty times as long as to find the logit. It differs at ties
-    # alone, where the first class wins. A GPU finds both alike, and would have Python wait for an answer about ties.
-    has_ties = z.device.type != "cpu" or z.numel() - torch.count_nonzero(z) > own.numel()
-    right = logits.argmax(-1) == y if has_ties else own == 0
+    # alone, where the first class wins. A GPU finds both alike, and the count would have Python wait for it.
+    if z.device.type != "cpu" or z.numel() - torch.count_nonzero(z) > own.numel():
+        right &= logits.argmax(-1) == y
     return right, z.exp_().sum(-1).log_().sub_(own)
 
 

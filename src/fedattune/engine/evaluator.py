@@ -29,7 +29,7 @@ CALL_WORK = 1 << 21
 MIN_LARGE_CALLS = 2
 """Calls whose time a client's part must take to be evaluated alone: one call costs half of it at most."""
 
-FEW_SAMPLES = 1000
+PLAIN_BATCH = 1000
 """Samples of a plain call: so many activations stay in the caches of one core."""
 
 MAX_COMPILED_BLOCKS = 16
@@ -41,7 +41,7 @@ MAX_MEASURED_WORK = 1 << 34
 MEASURED_SAMPLES = 16
 """Samples of the smaller of two calls whose difference gives the time of a sample."""
 
-ALONE, FEW, BLOCKS = "large parts alone", "large parts by few samples", "blocks"
+ALONE, PLAIN, BLOCKS = "large parts alone", "large parts in small batches", "blocks"
 
 _Way = tuple[list[int], list[list[int]]]
 """Rows of scores that are evaluated alone, and groups of rows that form blocks."""
@@ -96,7 +96,7 @@ class Evaluator:
             some = slice(at, at + self._at_once)
             x = self.federation.features(part.samples[some], self.dtype) if part.x is None else part.x[some]
             if is_plain:  # to replace the calls of so few samples takes longer than it saves
-                outputs = torch.cat([model(few) for few in torch.split(x, FEW_SAMPLES)])
+                outputs = torch.cat([model(few) for few in torch.split(x, PLAIN_BATCH)])
             else:
                 with replace_slow_calls(self.device):
                     outputs = model(x)
@@ -151,9 +151,9 @@ class Evaluator:
                 for n, text in threads.items()
                 if blocks or n == self._cores
             }
-            if BLOCKS in ways and self._at_once > FEW_SAMPLES:
+            if BLOCKS in ways and self._at_once > PLAIN_BATCH:
                 alone = {name: plan for name, plan in plans.items() if name.startswith(ALONE)}
-                plans |= {name.replace(ALONE, FEW): partial(plan, is_plain=True) for name, plan in alone.items()}
+                plans |= {name.replace(ALONE, PLAIN): partial(plan, is_plain=True) for name, plan in alone.items()}
             calls = {
                 name: lambda plan=plan: self._evaluate_samples(params, buffers, plan()) for name, plan in plans.items()
             }

@@ -5,7 +5,7 @@ corrects the tests of the claim for their number.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from .study import Cell, Claim, Study
 
 CONFIDENCE = 0.95
 HOLDS, OPPOSITE, SMALL = "▲", "▼", "≈"
-HOLDS_PLAINLY, OPPOSITE_PLAINLY = "△", "▽"
+HOLDS_UNCORRECTED, OPPOSITE_UNCORRECTED = "△", "▽"
 """Marks of comparisons that hold, or whose opposite does, before Holm's correction alone."""
 
 SMALL_POINTS = 1.0
@@ -26,7 +26,7 @@ SMALL_POINTS = 1.0
 
 CLAIM_COLUMNS = (
     "study", "claim", "answer", "corrected", "column", "better", "than", "by", "difference", "low", "high", "p",
-    "p_holm", "seeds", "diverged",
+    "p_holm", "p_small", "p_small_holm", "seeds", "diverged_better", "diverged_than",
 )  # fmt: skip
 
 
@@ -55,7 +55,9 @@ class Comparison(NamedTuple):
         diverged: runs of the better and of the other cell that diverged. They have no difference; a cell with one is
             never surely better.
         p: two-sided p value of the difference, against `by` or, below zero and `by`, against the smaller of both.
-        p_holm: the same by Holm's method over all comparisons of the claim.
+        p_small: two-sided p value of a difference of a point or more: at most 5% where the interval excludes it.
+        p_holm: `p` by Holm's method over all comparisons of the claim.
+        p_small_holm: `p_small` by the same.
     """
 
     better: Cell
@@ -66,7 +68,9 @@ class Comparison(NamedTuple):
     lacks: tuple[str, ...]
     diverged: tuple[int, int] = (0, 0)
     p: float = 1.0
+    p_small: float = 1.0
     p_holm: float = 1.0
+    p_small_holm: float = 1.0
 
     @property
     def holds(self) -> bool:
@@ -99,28 +103,30 @@ class Answer(NamedTuple):
     @property
     def text(self) -> str:
         """The answer in words: holds, holds partly, small, not seen, or not answered and why."""
-        return self._answer([True] * len(self.comparisons))
+        return self._answer(lambda _: True, lambda _: True)
 
     @property
     def corrected(self) -> str:
-        """The answer after Holm's correction. A claim that holds in every comparison needs none.
+        """The answer after Holm's correction. What is sure in every comparison needs none.
 
         Source: Berger, Multiparameter hypothesis testing and acceptance sampling, Technometrics 24, 1982.
         """
-        holds = all(one.holds for one in self.comparisons)
-        return self._answer([holds or one.is_sure for one in self.comparisons])
+        all_hold = all(one.holds for one in self.comparisons)
+        all_small = all(one.is_small for one in self.comparisons)
+        return self._answer(
+            lambda one: all_hold or one.is_sure, lambda one: all_small or one.p_small_holm <= 1 - CONFIDENCE
+        )
 
-    def _answer(self, counts: Sequence[bool]) -> str:
-        """Put the answer into words; comparisons that do not count neither hold nor contradict."""
+    def _answer(self, is_sure: Callable[[Comparison], bool], is_surely_small: Callable[[Comparison], bool]) -> str:
+        """Put the answer into words; comparisons that are not sure neither hold nor contradict."""
         if lacks := list(dict.fromkeys(lack for one in self.comparisons for lack in one.lacks)):
             more = f"; {len(lacks) - 3} more" if len(lacks) > 3 else ""
             return f"not answered: {'; '.join(lacks[:3])}{more}"
-        if any(len(one.seeds) == 1 for one in self.comparisons):
+        if any(len(one.seeds) == 1 and not any(one.diverged) for one in self.comparisons):
             return "not answered: one seed"
-        pairs = [*zip(self.comparisons, counts, strict=True)]
-        n, held = len(pairs), sum(one.holds and is_counted for one, is_counted in pairs)
-        opposite = sum(one.is_opposite and is_counted for one, is_counted in pairs)
-        small = sum(one.is_small for one in self.comparisons)
+        n, held = len(self.comparisons), sum(one.holds and is_sure(one) for one in self.comparisons)
+        opposite = sum(one.is_opposite and is_sure(one) for one in self.comparisons)
+        small = sum(one.is_small and is_surely_small(one) for one in self.comparisons)
         if small == n and not held and not opposite:
             words = ["no difference of a point or more"]
         else:
@@ -160,13 +166,25 @@ def compute_p(differences: Sequence[float], by: float = 0.0) -> float:
     return 2 * float(stdtr(n - 1, -distance * math.sqrt(n) / deviation)) if deviation else 0.0
 
 
+def compute_p_small(differences: Sequence[float]) -> float:
+    """Compute the p value of a difference of a point or more, by two one-sided tests; doubled, as the interval is."""
+    high, low = (compute_p([sign * one - SMALL_POINTS for one in differences]) for sign in (1, -1))
+    is_inside = abs(float(np.mean(differences))) < SMALL_POINTS
+    return max(high, low) if is_inside else 1.0
+
+
 def answer_claims(results: StudyResults) -> list[Answer]:
     """Answer the claims of a study from its runs."""
     study, answers = results.study, []
     for claim in study.claims:
         found = [_compare(results, claim, *pair) for pair in study.list_comparisons(claim)]
-        corrected = adjust_by_holm([one.p for one in found])
-        answers.append(Answer(claim, tuple(one._replace(p_holm=p) for one, p in zip(found, corrected, strict=True))))
+        by_holm = adjust_by_holm([one.p for one in found])
+        small_by_holm = adjust_by_holm([one.p_small for one in found])
+        corrected = (
+            one._replace(p_holm=p, p_small_holm=p_small)
+            for one, p, p_small in zip(found, by_holm, small_by_holm, strict=True)
+        )
+        answers.append(Answer(claim, tuple(corrected)))
     return answers
 
 
@@ -187,12 +205,13 @@ def _compare(results: StudyResults, claim: Claim, better: Cell, than: Cell) -> C
     if splits[0] != splits[1]:
         lacks.append(f"{better.column}: {better.row} and {than.row} have different splits of the data")
         seeds = ()
-    elif not seeds and not lacks:
+    elif not seeds and not lacks and not any(diverged):
         lacks.append(f"{better.column}: {better.row} and {than.row} have no seed in common")
     differences = [values[0][seed] - values[1][seed] for seed in seeds]
     interval = compute_interval(differences) if seeds else None
     p = compute_p(differences, claim.by) if seeds else 1.0
-    return Comparison(better, than, claim.by, seeds, interval, tuple(lacks), (diverged[0], diverged[1]), p)
+    p_small = compute_p_small(differences) if seeds else 1.0
+    return Comparison(better, than, claim.by, seeds, interval, tuple(lacks), (diverged[0], diverged[1]), p, p_small)
 
 
 def format_answers(answers: Sequence[Answer], columns: Sequence[str]) -> list[list[str]]:
@@ -221,7 +240,7 @@ def format_difference(one: Comparison, *, has_marks: bool = True) -> str:
     text = f"{text} ±{one.difference.margin:.2f}"
     if not has_marks:
         return text
-    sides = (HOLDS, OPPOSITE) if one.is_sure else (HOLDS_PLAINLY, OPPOSITE_PLAINLY)
+    sides = (HOLDS, OPPOSITE) if one.is_sure else (HOLDS_UNCORRECTED, OPPOSITE_UNCORRECTED)
     side = sides[0] if one.holds else sides[1] if one.is_opposite else ""
     return f"{text} {side}{SMALL * one.is_small}".rstrip()
 
@@ -234,12 +253,14 @@ def describe_marks(study: Study, answers: Sequence[Answer]) -> str:
     beyond = "the points that the claim names" if any(answer.claim.by for answer in answers) else "zero"
     # A claim that allows a loss is not contradicted by a smaller loss.
     below = "zero and below these points" if any(answer.claim.by < 0 for answer in answers) else "zero"
+    has_diverged = any(any(one.diverged) for answer in answers for one in answer.comparisons)
     return (
         f"Differences in points, paired by seed, ± half of the {100 * CONFIDENCE:.0f}% interval (Student's t){seeds}. "
-        f"{HOLDS_PLAINLY}: the whole interval is above {beyond}; {OPPOSITE_PLAINLY}: it is below {below}; {HOLDS} and "
-        f"{OPPOSITE}: so it stays after Holm's correction for the number of the claim's comparisons; {SMALL}: it is "
-        f"within a point of zero. A claim holds if all its comparisons have {HOLDS_PLAINLY} or {HOLDS}."
-    )
+        f"{HOLDS_UNCORRECTED}: the whole interval is above {beyond}; {OPPOSITE_UNCORRECTED}: it is below {below}; "
+        f"{HOLDS} and {OPPOSITE}: still so after Holm's correction for the number of the claim's comparisons; {SMALL}: "
+        f"it is within a point of zero, before the correction. A claim holds if all its comparisons have "
+        f"{HOLDS_UNCORRECTED} or {HOLDS}."
+    ) + " A method of which a run diverged gets no mark in its favour, nor of a small difference." * has_diverged
 
 
 def describe_correction(answer: Answer) -> str:
@@ -271,7 +292,7 @@ def to_csv(study: str, answers: Sequence[Answer]) -> str:
                 [study, answer.claim.text, answer.text, answer.corrected]
                 + [one.better.column, one.better.row, one.than.row, one.by]
                 + ["" if math.isnan(number) else f"{number:.3f}" for number in numbers]
-                + [f"{p:.2g}" if len(one.seeds) > 1 else "" for p in (one.p, one.p_holm)]
-                + [len(one.seeds), sum(one.diverged)]
+                + [f"{p:.2g}" * (len(one.seeds) > 1) for p in (one.p, one.p_holm, one.p_small, one.p_small_holm)]
+                + [len(one.seeds), *one.diverged]
             )
     return format_csv(lines)
