@@ -192,6 +192,12 @@ CASES = [
         helps=("drift", "fedavgm", {"beta": 0.0}),
     ),
     Case(
+        "fedexp",
+        {"eps": 1.0, "weighting": "samples"},
+        on={"eps": "drift"},  # where updates are alike, eta is 1 with every eps
+        helps=("drift", "fedavg", {"weighting": "uniform"}),
+    ),
+    Case(
         "scaffold",
         {"option": "I", "server_lr": 0.5, "weighting": "samples"},
         up=twice,

@@ -21,6 +21,7 @@ from .fedfomo import fedfomo as fedfomo
 from .ifca import ifca as ifca
 from .igfl import igfl as igfl, igfl_c as igfl_c, igfl_s as igfl_s
 from .fedavgm import fedavgm as fedavgm
+from .fedexp import fedexp as fedexp
 from .scaffold import scaffold as scaffold
 from .feddyn import feddyn as feddyn
 from .fedopt import fedadam as fedadam, fedyogi as fedyogi, fedadagrad as fedadagrad
