@@ -81,6 +81,19 @@ def rare_pair(seed: int = 0) -> Federation:
     return _classes([(0, 1)] * 8 + [(2, 3)] * 2, 0.6, seed)
 
 
+def rare_classes(seed: int = 0) -> Federation:
+    """Ten clients with 56 samples of one class and one sample of each of four others, tested on all classes alike.
+
+    Plain training learns little more than the common class.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    means = 0.6 * torch.randn(5, 20, generator=generator)
+    y = torch.cat([torch.zeros(56, dtype=torch.int64), torch.arange(1, 5), torch.arange(5).repeat(20)])
+    return fedattune.federation_from(
+        [_split(means[y] + torch.randn(len(y), 20, generator=generator), y, 60) for _ in range(10)]
+    )
+
+
 def permuted_labels(seed: int = 0) -> Federation:
     """Twelve clients whose labels have one of two meanings, with 8 noisy samples each: the first groups are wrong.
 
@@ -124,6 +137,7 @@ PROBLEMS = {
     "drift": Problem(drift, {"rounds": 3, "eval_every": 3}),
     "drift, few clients": Problem(drift, {"cohort": 2, "steps": 100, "batch_size": 10, "lr": 0.5}),
     "drift, scales": Problem(scaled_drift),
+    "rare classes": Problem(rare_classes, {"rounds": 10}),
     "permuted labels": Problem(permuted_labels, {"rounds": 8}),
     "rare pair": Problem(rare_pair, {"rounds": 3, "eval_every": 3}),
 }

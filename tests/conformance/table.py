@@ -64,6 +64,12 @@ CASES = [
         "fedprox", {"mu": 2.0, "weighting": "uniform"}, helps=("drift, few clients", "fedprox", {"mu": 0.0})
     ),
     Case(
+        "fedlc",
+        {"tau": 3.0, "absent": "excluded", "weighting": "uniform"},
+        on={"absent": "drift"},  # where clients lack classes
+        helps=("rare classes", "fedlc", {"tau": 0.0}),
+    ),
+    Case(
         "perfedavg",
         {
             "alpha": 0.3, "beta": 0.3, "hessian": "hf", "delta": 0.5, "weighting": "uniform",

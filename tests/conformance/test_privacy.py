@@ -22,7 +22,7 @@ SHARING = [case for case in CASES if case.name != "local"]
 ON_SUMS = {
     "feddyn",
     *("apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbn"),
-    *("fedcp", "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c", "l2gd"),
+    *("fedcp", "fedlc", "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c", "l2gd"),
     *("perfedavg", "pfedme", "scaffold", "vrl_sgd"),
 }
 """Methods whose server needs sums of uploads alone."""

@@ -97,7 +97,7 @@ class Taught(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pfedhn", "fedam", "fedcp", "fedrod"])
+@pytest.mark.parametrize("name", ["fedavg", "fedlc", "pfedhn", "fedam", "fedcp", "fedrod"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_users_own_model_of_any_type(name: str, dtype: torch.dtype, ragged: Federation) -> None:
     """Attributes with names of our own, a parameter without dimensions, and double precision."""

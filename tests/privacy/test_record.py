@@ -32,6 +32,7 @@ REFUSED = {
     "fedala": "reads rows before its local steps",
     "ifca": "reads rows before its local steps",
     "fedrod": "number of rows of each class",
+    "fedlc": "number of rows of each class",
     "attune": "number of rows of each class",
     "fedam": "compares the rows of a batch",
     "fedcp": "compares the rows of a batch",

@@ -108,6 +108,7 @@ def test_a_round_is_forgiven_and_several_are_not() -> None:
         ("fedavg", {}, ["3.weight"]),
         ("fedper", {}, ["3.weight"]),  # its body has ten rows, too, and is uploaded; its head is not
         ("fedrod", {}, ["head.weight", "personal_head.weight"]),
+        ("fedlc", {}, ["model.3.weight"]),
         ("fedam", {"hidden": 50}, ["global_head.weight", "head.weight"]),  # its attention has ten rows
         ("fedcp", {}, ["global_head.weight", "head.weight"]),
     ],

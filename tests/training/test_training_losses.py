@@ -77,6 +77,13 @@ def test_fedrod_takes_the_loss_and_refuses_to_correct_classes_twice(uneven: Fede
             fit(uneven, "fedrod", **settings)
 
 
+def test_fedlc_takes_the_loss_and_refuses_to_correct_classes_twice(uneven: Federation) -> None:
+    assert_engines_agree(uneven, "fedlc", loss="focal")
+    for settings in ({"class_weights": "balanced"}, {"label_smoothing": 0.1}):
+        with pytest.raises(ConfigError, match="FedLC's logit calibration corrects for class counts already"):
+            fit(uneven, "fedlc", **settings)
+
+
 def test_one_step_is_the_gradient_of_pytorch() -> None:
     """One client, all rows in one batch: w - lr g with the gradient of nn.CrossEntropyLoss on the balanced weights."""
     data, lr = make_federation([40, 20]), 0.5
