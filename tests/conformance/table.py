@@ -288,6 +288,11 @@ CASES = [
         helps=("groups", "fedala", {"eta": 0.0}),
     ),
     Case(
+        "knn_per",
+        {"k": 3, "lam": 0.9, "memory": 5, "weighting": "uniform"},
+        helps=("groups", "knn_per", {"lam": 0.0}),
+    ),
+    Case(
         "attune",
         {
             "server_momentum": 0.0, "likeness": 1.0, "compare_groups": False, "own_head": True, "class_shares": False,

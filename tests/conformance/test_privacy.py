@@ -21,6 +21,7 @@ BY_NAME = {case.name: case for case in CASES}
 SHARING = [case for case in CASES if case.name != "local"]
 ON_SUMS = {
     "feddyn",
+    "knn_per",
     *("apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbn"),
     *("fedcp", "fedlc", "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c", "l2gd"),
     *("perfedavg", "pfedme", "scaffold", "vrl_sgd"),

@@ -30,6 +30,7 @@ RUN: dict[str, Any] = {"rounds": 2, "steps": 3, "batch_size": 8, "lr": 0.1, "dty
 REFUSED = {
     "fedfomo": "reads rows before its local steps",
     "fedala": "reads rows before its local steps",
+    "knn_per": "reads rows before its local steps",
     "ifca": "reads rows before its local steps",
     "fedrod": "number of rows of each class",
     "fedlc": "number of rows of each class",

@@ -95,8 +95,8 @@ def test_the_other_weighting_is_not_enough() -> None:
 def test_the_methods_whose_server_only_averages() -> None:
     assert sorted(SUMS) == [
         "apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbn", "fedcp",
-        "feddyn", "fedlc", "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c", "l2gd",
-        "local", "perfedavg", "pfedme", "scaffold", "vrl_sgd",
+        "feddyn", "fedlc", "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c", "knn_per",
+        "l2gd", "local", "perfedavg", "pfedme", "scaffold", "vrl_sgd",
     ]  # fmt: skip
 
 
