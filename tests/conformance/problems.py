@@ -124,6 +124,7 @@ PROBLEMS = {
     "drift": Problem(drift, {"rounds": 3, "eval_every": 3}),
     "drift, few clients": Problem(drift, {"cohort": 2, "steps": 100, "batch_size": 10, "lr": 0.5}),
     "drift, scales": Problem(scaled_drift),
+    "drift, scales, two layers": Problem(scaled_drift, {"steps": 50, "model_options": {"hidden": 50}}, "dnn"),
     "permuted labels": Problem(permuted_labels, {"rounds": 8}),
     "rare pair": Problem(rare_pair, {"rounds": 3, "eval_every": 3}),
 }

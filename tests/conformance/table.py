@@ -64,6 +64,12 @@ CASES = [
         "fedprox", {"mu": 2.0, "weighting": "uniform"}, helps=("drift, few clients", "fedprox", {"mu": 0.0})
     ),
     Case(
+        "moon",
+        {"mu": 1.0, "tau": 0.1, "weighting": "uniform"},
+        learns={"rounds": 25, "steps": 10},
+        helps=("drift, scales, two layers", "moon", {"mu": 0.0}),
+    ),
+    Case(
         "perfedavg",
         {
             "alpha": 0.3, "beta": 0.3, "hessian": "hf", "delta": 0.5, "weighting": "uniform",

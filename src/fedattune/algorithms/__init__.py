@@ -7,6 +7,7 @@ The order of the lines is the order in which `fedattune list` and the documentat
 from .local import local as local
 from .fedavg import fedavg as fedavg, fedavg_ft as fedavg_ft
 from .fedprox import fedprox as fedprox
+from .moon import moon as moon
 from .perfedavg import perfedavg as perfedavg
 from .pfedme import pfedme as pfedme
 from .fedamp import fedamp as fedamp, heurfedamp as heurfedamp
