@@ -32,6 +32,9 @@ EXTRAS = {
 }
 """Extras of uploads -> what the server sees by them."""
 
+PROTOTYPES = "prototypes"
+"""Name of the tensor with which FedProto sends features in place of a model."""
+
 ROUNDS = 3
 
 
@@ -128,7 +131,9 @@ def _describe_upload(watcher: Watcher, names: set[str]) -> str:
         trained = watcher.trained[-1] if watcher.trained else Params()
         # Whether what arrives predicts for the client, or a model beside it that stays.
         is_own = bool(trained) and all(torch.equal(v, trained[k]) for k, v in upload.params.items())
-        if not names <= upload.params.keys():
+        if PROTOTYPES in upload.params:
+            parts.insert(0, "its mean features of each class and their shares of its rows")
+        elif not names <= upload.params.keys():
             parts.insert(0, "its trained model without the personal layers")
         elif is_own or not trained:
             parts.insert(0, "its whole trained model")

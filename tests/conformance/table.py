@@ -263,6 +263,15 @@ CASES = [
         helps=("related tasks", "ditto", {"lam": 0.0}),
     ),
     Case(
+        "fedproto",
+        {"lam": 0.1, "distance": "classes", "predict": "head", "weighting": "uniform"},
+        # A prototype of six features and a share for each of three classes.
+        up=lambda sizes: sizes.head,
+        down=lambda sizes: sizes.head,
+        learns={"rounds": 25, "steps": 10},
+        helps=("few digits", "fedproto", {"lam": 0.0}),
+    ),
+    Case(
         "l2gd",
         {"p": 0.9, "c": 0.1, "weighting": "samples"},
         {"c": {"p": 0.9}, "weighting": {"p": 0.9}},

@@ -23,7 +23,7 @@ ON_SUMS = {
     "feddyn",
     *("apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbn"),
     *("fedcp", "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c", "l2gd"),
-    *("moon", "perfedavg", "pfedme", "scaffold", "vrl_sgd"),
+    *("fedproto", "moon", "perfedavg", "pfedme", "scaffold", "vrl_sgd"),
 }
 """Methods whose server needs sums of uploads alone."""
 

@@ -31,6 +31,7 @@ from .fedcp import fedcp as fedcp
 from .fedrod import fedrod as fedrod
 from .apfl import apfl as apfl
 from .ditto import ditto as ditto
+from .fedproto import fedproto as fedproto
 from .l2gd import l2gd as l2gd
 from .mocha import mocha as mocha
 from .fedala import fedala as fedala
