@@ -13,6 +13,7 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
+from fedattune.core.task import Task
 from fedattune.deploy.secagg.methods import find_sums
 from fedattune.models.files import wrap_model
 from fedattune.runs.context import RunContext
@@ -30,6 +31,9 @@ EXTRAS = {
     "candidate": "how well another group's model predicts its validation rows",
 }
 """Extras of uploads -> what the server sees by them."""
+
+PROTOTYPES = "prototypes"
+"""Name of the tensor with which FedProto sends features in place of a model."""
 
 ROUNDS = 3
 
@@ -108,8 +112,16 @@ def look_at(name: str) -> Sight:
     secure = "sums over nodes"
     if find_sums(algorithm) is None:
         secure = "refused"
-    sees = _describe_upload(watcher, set(loop.context.task.params))
+    sees = _describe_upload(watcher, _find_predicting(loop.context.task))
     return Sight(sees, _describe_broadcast(watcher), secure if sees != "nothing" else "nothing")
+
+
+def _find_predicting(task: Task) -> set[str]:
+    """Find the tensors that predictions depend on."""
+    x = torch.randn(20, 5, dtype=torch.float64)
+    before = task.predict(task.params, task.buffers, x)
+    changed = {name: Params({**task.params, name: value + 1}) for name, value in task.params.items()}
+    return {name for name, w in changed.items() if not torch.equal(task.predict(w, task.buffers, x), before)}
 
 
 def _describe_upload(watcher: Watcher, names: set[str]) -> str:
@@ -119,7 +131,9 @@ def _describe_upload(watcher: Watcher, names: set[str]) -> str:
         trained = watcher.trained[-1] if watcher.trained else Params()
         # Whether what arrives predicts for the client, or a model beside it that stays.
         is_own = bool(trained) and all(torch.equal(v, trained[k]) for k, v in upload.params.items())
-        if upload.params.keys() < names:
+        if PROTOTYPES in upload.params:
+            parts.insert(0, "its mean features of each class and their shares of its rows")
+        elif not names <= upload.params.keys():
             parts.insert(0, "its trained model without the personal layers")
         elif is_own or not trained:
             parts.insert(0, "its whole trained model")

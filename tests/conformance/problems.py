@@ -110,6 +110,11 @@ def permuted_labels(seed: int = 0) -> Federation:
     return fedattune.federation_from(clients)
 
 
+def few_digits(seed: int = 0) -> Federation:
+    """Sixty clients with about 20 handwritten digits of all ten classes each: too few to train alone."""
+    return fedattune.load_federation("digits", partition="iid", clients=60, seed=seed)
+
+
 def _classes(pairs: list[tuple[int, int]], spread: float, seed: int, scale: Tensor | float = 1.0) -> Federation:
     """Make clients with two Gaussian classes each, and 40 samples of training."""
     generator = torch.Generator().manual_seed(seed)
@@ -138,6 +143,8 @@ PROBLEMS = {
     "drift, few clients": Problem(drift, {"cohort": 2, "steps": 100, "batch_size": 10, "lr": 0.5}),
     "drift, scales": Problem(scaled_drift),
     "rare classes": Problem(rare_classes, {"rounds": 10}),
+    "drift, scales, two layers": Problem(scaled_drift, {"steps": 50, "model_options": {"hidden": 50}}, "dnn"),
+    "few digits": Problem(few_digits, {"steps": 10, "eval_every": 20}, "dnn"),
     "permuted labels": Problem(permuted_labels, {"rounds": 8}),
     "rare pair": Problem(rare_pair, {"rounds": 3, "eval_every": 3}),
 }

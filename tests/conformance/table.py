@@ -70,6 +70,12 @@ CASES = [
         helps=("rare classes", "fedlc", {"tau": 0.0}),
     ),
     Case(
+        "moon",
+        {"mu": 1.0, "tau": 0.1, "weighting": "uniform"},
+        learns={"rounds": 25, "steps": 10},
+        helps=("drift, scales, two layers", "moon", {"mu": 0.0}),
+    ),
+    Case(
         "perfedavg",
         {
             "alpha": 0.3, "beta": 0.3, "hessian": "hf", "delta": 0.5, "weighting": "uniform",
@@ -267,6 +273,15 @@ CASES = [
         "ditto",
         {"lam": 0.1, "personal_lr": 0.01, "weighting": "uniform"},
         helps=("related tasks", "ditto", {"lam": 0.0}),
+    ),
+    Case(
+        "fedproto",
+        {"lam": 0.1, "distance": "classes", "predict": "head", "weighting": "uniform"},
+        # A prototype of six features and a share for each of three classes.
+        up=lambda sizes: sizes.head,
+        down=lambda sizes: sizes.head,
+        learns={"rounds": 25, "steps": 10},
+        helps=("few digits", "fedproto", {"lam": 0.0}),
     ),
     Case(
         "l2gd",

@@ -176,7 +176,7 @@ def test_training_trains(case: Case, equal: Federation) -> None:
     assert long.metrics["loss_uniform"] < short.metrics["loss_uniform"]
 
 
-SEEDS = {"fedprox": 2}
+SEEDS = {"fedprox": 2, "fedproto": 2}
 """Methods whose gain is seen in the mean of several seeds only."""
 
 

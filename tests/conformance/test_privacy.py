@@ -23,8 +23,24 @@ ON_SUMS = {
     "feddyn",
     "knn_per",
     *("apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbn"),
-    *("fedcp", "fedlc", "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c", "l2gd"),
-    *("perfedavg", "pfedme", "scaffold", "vrl_sgd"),
+    *(
+        "fedcp",
+        "fedlc",
+        "fedmcsa_no_mcsa",
+        "fedper",
+        "fedproto",
+        "fedprox",
+        "fedrep",
+        "fedrod",
+        "fedyogi",
+        "igfl_c",
+        "l2gd",
+        "moon",
+        "perfedavg",
+        "pfedme",
+        "scaffold",
+        "vrl_sgd",
+    ),
 }
 """Methods whose server needs sums of uploads alone."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedattune.algorithms import ALGORITHMS
+from fedattune.algorithms.fedproto import PrototypeAverage
 from fedattune.algorithms.igfl import GlobalUpdateWrapper, UpdateAttention
 from fedattune.algorithms.scaffold import ControlVariateWrapper
 from fedattune.core.algorithm import ServerUpdate, SumWeighting, find_needed_sums
@@ -29,11 +31,11 @@ SUMS = {
 }
 
 
-def draw(generator: torch.Generator, *shape: int) -> Params:
+def draw(generator: torch.Generator, *shape: int, names: tuple[str, str] = ("0.weight", "0.bias")) -> Params:
     return Params(
         {
-            "0.weight": torch.randn(*shape, 2, 3, generator=generator, dtype=torch.float64),
-            "0.bias": torch.randn(*shape, 2, generator=generator, dtype=torch.float64),
+            names[0]: torch.randn(*shape, 2, 3, generator=generator, dtype=torch.float64),
+            names[1]: torch.randn(*shape, 2, generator=generator, dtype=torch.float64),
         }
     )
 
@@ -47,10 +49,13 @@ def play(rule: ServerUpdate, extras: list[str], sums: Mapping[str, SumWeighting]
     """Aggregate three rounds; with sums, each upload is replaced by what the sum tells."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
-    state = rule.init(draw(generator), 6)
+    draw_next = partial(draw, generator)
+    if isinstance(rule, PrototypeAverage):
+        draw_next = partial(draw, generator, names=("prototypes", "known"))
+    state = rule.init(draw_next(), 6)
     for _ in range(3):
         sent = rule.broadcast(state, IDS).payload
-        uploads = Payload(draw(generator, 4), {key: draw(generator, 4) for key in extras})
+        uploads = Payload(draw_next(4), {key: draw_next(4) for key in extras})
         if sums is not None:
             extra = {key: average(part, sums[key]) for key, part in uploads.extra.items()}
             uploads = Payload(average(uploads.params, sums["params"]), extra)
@@ -95,8 +100,8 @@ def test_the_other_weighting_is_not_enough() -> None:
 def test_the_methods_whose_server_only_averages() -> None:
     assert sorted(SUMS) == [
         "apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbn", "fedcp",
-        "feddyn", "fedlc", "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c", "knn_per",
-        "l2gd", "local", "perfedavg", "pfedme", "scaffold", "vrl_sgd",
+        "feddyn", "fedlc", "fedmcsa_no_mcsa", "fedper", "fedproto", "fedprox", "fedrep", "fedrod", "fedyogi",
+        "igfl_c", "knn_per", "l2gd", "local", "moon", "perfedavg", "pfedme", "scaffold", "vrl_sgd",
     ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from .local import local as local
 from .fedavg import fedavg as fedavg, fedavg_ft as fedavg_ft
 from .fedprox import fedprox as fedprox
 from .fedlc import fedlc as fedlc
+from .moon import moon as moon
 from .perfedavg import perfedavg as perfedavg
 from .pfedme import pfedme as pfedme
 from .fedamp import fedamp as fedamp, heurfedamp as heurfedamp
@@ -32,6 +33,7 @@ from .fedcp import fedcp as fedcp
 from .fedrod import fedrod as fedrod
 from .apfl import apfl as apfl
 from .ditto import ditto as ditto
+from .fedproto import fedproto as fedproto
 from .l2gd import l2gd as l2gd
 from .mocha import mocha as mocha
 from .fedala import fedala as fedala
