@@ -123,6 +123,7 @@ PROBLEMS = {
     "related tasks": Problem(related_tasks, {"rounds": 10}),
     "drift": Problem(drift, {"rounds": 3, "eval_every": 3}),
     "drift, few clients": Problem(drift, {"cohort": 2, "steps": 100, "batch_size": 10, "lr": 0.5}),
+    "drift, two layers": Problem(drift, {"rounds": 50, "lr": 0.3}, "dnn"),
     "drift, scales": Problem(scaled_drift),
     "permuted labels": Problem(permuted_labels, {"rounds": 8}),
     "rare pair": Problem(rare_pair, {"rounds": 3, "eval_every": 3}),

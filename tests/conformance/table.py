@@ -143,6 +143,13 @@ CASES = [
     ),
     Case("fedper", {"layers": 0, "weighting": "uniform", "head": "1"}, up=base_floats, down=base_floats),
     Case(
+        "fedbabu",
+        {"tuned": "all", "ft_steps": 1, "ft_lr": 0.3, "weighting": "uniform", "head": "1"},
+        up=base_floats,
+        down=base_floats,
+        helps=("drift, two layers", "fedavg_ft", {}),
+    ),
+    Case(
         "ifca",
         {"clusters": 4, "spread": 0.1, "weighting": "samples"},
         on={"clusters": "groups", "spread": "groups"},
