@@ -121,6 +121,7 @@ PROBLEMS = {
     "groups": Problem(two_groups, {"steps": 5}),
     "groups, two layers": Problem(two_groups, NETWORK, "dnn"),
     "related tasks": Problem(related_tasks, {"rounds": 10}),
+    "related tasks, two layers": Problem(related_tasks, {"rounds": 10}, "dnn"),
     "drift": Problem(drift, {"rounds": 3, "eval_every": 3}),
     "drift, few clients": Problem(drift, {"cohort": 2, "steps": 100, "batch_size": 10, "lr": 0.5}),
     "drift, two layers": Problem(drift, {"rounds": 50, "lr": 0.3}, "dnn"),

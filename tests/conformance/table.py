@@ -29,6 +29,11 @@ def base_floats(sizes: Sizes) -> float:
     return sizes.d - sizes.head
 
 
+def head_floats(sizes: Sizes) -> float:
+    """The classifier alone."""
+    return sizes.head
+
+
 def nothing(sizes: Sizes) -> float:
     """Nothing at all."""
     return 0
@@ -142,6 +147,13 @@ CASES = [
         down=base_floats,
     ),
     Case("fedper", {"layers": 0, "weighting": "uniform", "head": "1"}, up=base_floats, down=base_floats),
+    Case(
+        "lg_fedavg",
+        {"layers": 2, "weighting": "uniform", "head": "1"},
+        up=head_floats,
+        down=head_floats,
+        helps=("related tasks, two layers", "local", {}),
+    ),
     Case(
         "fedbabu",
         {"tuned": "all", "ft_steps": 1, "ft_lr": 0.3, "weighting": "uniform", "head": "1"},

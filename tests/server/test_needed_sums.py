@@ -96,7 +96,7 @@ def test_the_methods_whose_server_only_averages() -> None:
     assert sorted(SUMS) == [
         "apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbabu",
         "fedbn", "fedcp", "feddyn", "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c",
-        "l2gd", "local", "perfedavg", "pfedme", "scaffold", "vrl_sgd",
+        "l2gd", "lg_fedavg", "local", "perfedavg", "pfedme", "scaffold", "vrl_sgd",
     ]  # fmt: skip
 
 
