@@ -171,6 +171,12 @@ CASES = [
         down=lambda sizes: 2 * sizes.d,
         helps=("groups", "fedavg", {"weighting": "uniform"}),
     ),
+    Case(
+        "fednova",
+        {"tau_eff": 1.0, "weighting": "uniform"},
+        up=lambda sizes: sizes.d + 2,  # and the number of effective steps, with its inverse
+        helps=("unequal work", "fedavg", {}),
+    ),
     Case("feddyn", {"alpha": 1.0}, helps=("drift, few clients", "fedavg", {"weighting": "uniform"})),
     Case(
         "fedfomo",

@@ -20,7 +20,7 @@ SOME = ("fedavg", "fedmcsa", "scaffold", "pfedla", "fedrep", "igfl", "attune", "
 BY_NAME = {case.name: case for case in CASES}
 SHARING = [case for case in CASES if case.name != "local"]
 ON_SUMS = {
-    *("fedbabu", "feddyn", "lg_fedavg"),
+    *("fedbabu", "feddyn", "fednova", "lg_fedavg"),
     *("apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbn"),
     *("fedcp", "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c", "l2gd"),
     *("perfedavg", "pfedme", "scaffold", "vrl_sgd"),

@@ -38,6 +38,14 @@ def draw(generator: torch.Generator, *shape: int) -> Params:
     )
 
 
+def draw_extra(key: str, generator: torch.Generator) -> Params:
+    """Draw what four clients upload beside their models."""
+    if key != "steps":
+        return draw(generator, 4)
+    a = 1 + torch.rand(4, generator=generator, dtype=torch.float64)
+    return Params(a=a, inverse=1 / a)
+
+
 def average(rows: Params, weighting: SumWeighting) -> Params:
     p = N.double() / N.sum() if weighting == "samples" else torch.full((len(N),), 1 / len(N)).double()
     return rows.map(lambda a: torch.tensordot(p, a, 1).expand(len(N), *a.shape[1:]))
@@ -50,7 +58,7 @@ def play(rule: ServerUpdate, extras: list[str], sums: Mapping[str, SumWeighting]
     state = rule.init(draw(generator), 6)
     for _ in range(3):
         sent = rule.broadcast(state, IDS).payload
-        uploads = Payload(draw(generator, 4), {key: draw(generator, 4) for key in extras})
+        uploads = Payload(draw(generator, 4), {key: draw_extra(key, generator) for key in extras})
         if sums is not None:
             extra = {key: average(part, sums[key]) for key, part in uploads.extra.items()}
             uploads = Payload(average(uploads.params, sums["params"]), extra)
@@ -95,8 +103,8 @@ def test_the_other_weighting_is_not_enough() -> None:
 def test_the_methods_whose_server_only_averages() -> None:
     assert sorted(SUMS) == [
         "apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbabu",
-        "fedbn", "fedcp", "feddyn", "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c",
-        "l2gd", "lg_fedavg", "local", "perfedavg", "pfedme", "scaffold", "vrl_sgd",
+        "fedbn", "fedcp", "feddyn", "fedmcsa_no_mcsa", "fednova", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi",
+        "igfl_c", "l2gd", "lg_fedavg", "local", "perfedavg", "pfedme", "scaffold", "vrl_sgd",
     ]  # fmt: skip
 
 

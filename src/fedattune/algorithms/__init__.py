@@ -24,6 +24,7 @@ from .ifca import ifca as ifca
 from .igfl import igfl as igfl, igfl_c as igfl_c, igfl_s as igfl_s
 from .fedavgm import fedavgm as fedavgm
 from .scaffold import scaffold as scaffold
+from .fednova import fednova as fednova
 from .feddyn import feddyn as feddyn
 from .fedopt import fedadam as fedadam, fedyogi as fedyogi, fedadagrad as fedadagrad
 from .vrl_sgd import vrl_sgd as vrl_sgd
