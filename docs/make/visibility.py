@@ -25,6 +25,7 @@ from fedattune.training.loop import RoundLoop
 
 EXTRAS = {
     "dc": "the change of its control variate",
+    "steps": "its number of effective local steps",
     "cluster": "which of the models fits its rows best",
     "affinity": "how much each other model helped it",
     "guard": "how its weights of predictions differ from the mean",
@@ -135,6 +136,8 @@ def _describe_upload(watcher: Watcher, names: set[str]) -> str:
             parts.insert(0, "its mean features of each class and their shares of its rows")
         elif not names <= upload.params.keys():
             parts.insert(0, "its trained model without the personal layers")
+        elif "steps" in upload.extra:  # the update times this number is that of the trained model
+            parts.insert(0, "its whole update per local step")
         elif is_own or not trained:
             parts.insert(0, "its whole trained model")
         else:

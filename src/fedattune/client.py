@@ -253,6 +253,35 @@ class SGD(Optimizing, Probing, StepMeasuring):
         return pick_newest(sent.params, local_state["own"], fresh) if self.start == "newest" else sent.params
 
 
+class PartCarry(NamedTuple):
+    """The carry of `PartSGD`: the model, and the state of the optimizer."""
+
+    w: Params
+    optimizer: LocalState
+
+
+@dataclass(frozen=True)
+class PartSGD(Optimizing):
+    """Local SGD of one part of the model: of the tensors that are `personal`, or of those that are `shared`."""
+
+    part: Literal["personal", "shared"] = "shared"
+
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> PartCarry:
+        return PartCarry(sent.params, self.optimizer.begin(sent.params, local_state))
+
+    def step(self, carry: PartCarry, batch: Batch, grad: Grad, context: RoundContext) -> PartCarry:
+        new: PartCarry = super().step(carry, batch, grad, context)
+        # The frozen part is put back, since weight decay of an optimizer moves tensors without a gradient too.
+        return new._replace(w=Params({**new.w, **carry.w.only(self.select_frozen(carry.w, context))}))
+
+    def select_frozen(self, w: Params, context: RoundContext) -> list[str]:
+        """Return the names of the tensors that stay as received."""
+        return [name for name in w if (name in context.personal_names) == (self.part == "shared")]
+
+    def finish(self, carry: PartCarry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
+        return Payload(carry.w), {**local_state, **self.optimizer.keep(carry.optimizer)}
+
+
 @dataclass(frozen=True)
 class ClientWrapper(ClientUpdate, Probing, Resting, Substituting, StepMeasuring):
     """Base of rules that extend the rule `inner`; by itself, it forwards everything to `inner`.

@@ -73,6 +73,21 @@ def scaled_drift(seed: int = 0) -> Federation:
     return _classes([(i, (i + 1) % 10) for i in range(10)], 1.0, seed, torch.logspace(0, -1.5, 20))
 
 
+def unequal_work(seed: int = 0) -> Federation:
+    """Ten clients with two of ten classes each, and 20 to 200 samples: passes over the data are 1 to 10 times as long.
+
+    A plain average follows those who take most steps; it is then bad for the others.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.randn(10, 20, generator=generator)
+    clients = []
+    for i in range(10):
+        train = 20 * (i + 1)
+        y = torch.tensor((i, (i + 1) % 10))[torch.randint(2, (train + 40,), generator=generator)]
+        clients.append(_split(means[y] + torch.randn(train + 40, 20, generator=generator), y, train))
+    return fedattune.federation_from(clients)
+
+
 def rare_pair(seed: int = 0) -> Federation:
     """Ten clients with two classes each: the same two for eight clients, two others for the last two.
 
@@ -139,12 +154,15 @@ PROBLEMS = {
     "groups": Problem(two_groups, {"steps": 5}),
     "groups, two layers": Problem(two_groups, NETWORK, "dnn"),
     "related tasks": Problem(related_tasks, {"rounds": 10}),
+    "related tasks, two layers": Problem(related_tasks, {"rounds": 10}, "dnn"),
     "drift": Problem(drift, {"rounds": 3, "eval_every": 3}),
     "drift, few clients": Problem(drift, {"cohort": 2, "steps": 100, "batch_size": 10, "lr": 0.5}),
+    "drift, two layers": Problem(drift, {"rounds": 50, "lr": 0.3}, "dnn"),
     "drift, scales": Problem(scaled_drift),
     "rare classes": Problem(rare_classes, {"rounds": 10}),
     "drift, scales, two layers": Problem(scaled_drift, {"steps": 50, "model_options": {"hidden": 50}}, "dnn"),
     "few digits": Problem(few_digits, {"steps": 10, "eval_every": 20}, "dnn"),
+    "unequal work": Problem(unequal_work, {"steps": None, "epochs": 10, "rounds": 5}),
     "permuted labels": Problem(permuted_labels, {"rounds": 8}),
     "rare pair": Problem(rare_pair, {"rounds": 3, "eval_every": 3}),
 }

@@ -29,6 +29,11 @@ def base_floats(sizes: Sizes) -> float:
     return sizes.d - sizes.head
 
 
+def head_floats(sizes: Sizes) -> float:
+    """The classifier alone."""
+    return sizes.head
+
+
 def nothing(sizes: Sizes) -> float:
     """Nothing at all."""
     return 0
@@ -155,6 +160,20 @@ CASES = [
     ),
     Case("fedper", {"layers": 0, "weighting": "uniform", "head": "1"}, up=base_floats, down=base_floats),
     Case(
+        "lg_fedavg",
+        {"layers": 2, "weighting": "uniform", "head": "1"},
+        up=head_floats,
+        down=head_floats,
+        helps=("related tasks, two layers", "local", {}),
+    ),
+    Case(
+        "fedbabu",
+        {"tuned": "all", "ft_steps": 1, "ft_lr": 0.3, "weighting": "uniform", "head": "1"},
+        up=base_floats,
+        down=base_floats,
+        helps=("drift, two layers", "fedavg_ft", {}),
+    ),
+    Case(
         "ifca",
         {"clusters": 4, "spread": 0.1, "weighting": "samples"},
         on={"clusters": "groups", "spread": "groups"},
@@ -163,6 +182,12 @@ CASES = [
         up=lambda sizes: sizes.d + 2,
         down=lambda sizes: 2 * sizes.d,
         helps=("groups", "fedavg", {"weighting": "uniform"}),
+    ),
+    Case(
+        "fednova",
+        {"tau_eff": 1.0, "weighting": "uniform"},
+        up=lambda sizes: sizes.d + 2,  # and the number of effective steps, with its inverse
+        helps=("unequal work", "fedavg", {}),
     ),
     Case("feddyn", {"alpha": 1.0}, helps=("drift, few clients", "fedavg", {"weighting": "uniform"})),
     Case(

@@ -20,27 +20,10 @@ SOME = ("fedavg", "fedmcsa", "scaffold", "pfedla", "fedrep", "igfl", "attune", "
 BY_NAME = {case.name: case for case in CASES}
 SHARING = [case for case in CASES if case.name != "local"]
 ON_SUMS = {
-    "feddyn",
-    "knn_per",
-    *("apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbn"),
-    *(
-        "fedcp",
-        "fedlc",
-        "fedmcsa_no_mcsa",
-        "fedper",
-        "fedproto",
-        "fedprox",
-        "fedrep",
-        "fedrod",
-        "fedyogi",
-        "igfl_c",
-        "l2gd",
-        "moon",
-        "perfedavg",
-        "pfedme",
-        "scaffold",
-        "vrl_sgd",
-    ),
+    *("apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft"),
+    *("fedavgm", "fedbabu", "fedbn", "fedcp", "feddyn", "fedlc", "fedmcsa_no_mcsa", "fednova"),
+    *("fedper", "fedproto", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c", "knn_per"),
+    *("l2gd", "lg_fedavg", "moon", "perfedavg", "pfedme", "scaffold", "vrl_sgd"),
 }
 """Methods whose server needs sums of uploads alone."""
 

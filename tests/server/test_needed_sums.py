@@ -40,6 +40,12 @@ def draw(generator: torch.Generator, *shape: int, names: tuple[str, str] = ("0.w
     )
 
 
+def draw_steps(generator: torch.Generator) -> Params:
+    """Draw the effective steps of four clients, with their inverses."""
+    a = 1 + torch.rand(4, generator=generator, dtype=torch.float64)
+    return Params(a=a, inverse=1 / a)
+
+
 def average(rows: Params, weighting: SumWeighting) -> Params:
     p = N.double() / N.sum() if weighting == "samples" else torch.full((len(N),), 1 / len(N)).double()
     return rows.map(lambda a: torch.tensordot(p, a, 1).expand(len(N), *a.shape[1:]))
@@ -55,7 +61,8 @@ def play(rule: ServerUpdate, extras: list[str], sums: Mapping[str, SumWeighting]
     state = rule.init(draw_next(), 6)
     for _ in range(3):
         sent = rule.broadcast(state, IDS).payload
-        uploads = Payload(draw_next(4), {key: draw_next(4) for key in extras})
+        extra = {key: draw_steps(generator) if key == "steps" else draw_next(4) for key in extras}
+        uploads = Payload(draw_next(4), extra)
         if sums is not None:
             extra = {key: average(part, sums[key]) for key, part in uploads.extra.items()}
             uploads = Payload(average(uploads.params, sums["params"]), extra)
@@ -99,9 +106,10 @@ def test_the_other_weighting_is_not_enough() -> None:
 
 def test_the_methods_whose_server_only_averages() -> None:
     assert sorted(SUMS) == [
-        "apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbn", "fedcp",
-        "feddyn", "fedlc", "fedmcsa_no_mcsa", "fedper", "fedproto", "fedprox", "fedrep", "fedrod", "fedyogi",
-        "igfl_c", "knn_per", "l2gd", "local", "moon", "perfedavg", "pfedme", "scaffold", "vrl_sgd",
+        "apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbabu",
+        "fedbn", "fedcp", "feddyn", "fedlc", "fedmcsa_no_mcsa", "fednova", "fedper", "fedproto", "fedprox", "fedrep",
+        "fedrod", "fedyogi", "igfl_c", "knn_per", "l2gd", "lg_fedavg", "local", "moon", "perfedavg", "pfedme",
+        "scaffold", "vrl_sgd",
     ]  # fmt: skip
 
 

@@ -19,12 +19,15 @@ from .pfedhn import pfedhn as pfedhn
 from .fedbn import fedbn as fedbn
 from .fedrep import fedrep as fedrep
 from .fedper import fedper as fedper
+from .lg_fedavg import lg_fedavg as lg_fedavg
+from .fedbabu import fedbabu as fedbabu
 from .fedfomo import fedfomo as fedfomo
 from .ifca import ifca as ifca
 from .igfl import igfl as igfl, igfl_c as igfl_c, igfl_s as igfl_s
 from .fedavgm import fedavgm as fedavgm
 from .fedexp import fedexp as fedexp
 from .scaffold import scaffold as scaffold
+from .fednova import fednova as fednova
 from .feddyn import feddyn as feddyn
 from .fedopt import fedadam as fedadam, fedyogi as fedyogi, fedadagrad as fedadagrad
 from .vrl_sgd import vrl_sgd as vrl_sgd

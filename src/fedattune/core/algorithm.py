@@ -433,14 +433,19 @@ ANSWERED_UPLOADS = Participation(train="all", receive="answer")
 class FineTune:
     """Fine-tuning of the received model by local SGD: `steps` steps of rate `lr` on one part; None: the run's value.
 
+    `tensors` limits it to those that are `personal`; all others then stay as received. `share` multiplies the run's
+    rate where `lr` is None.
+
     Examples:
         >>> FineTune(steps=10)
-        FineTune(steps=10, lr=None, part='train')
+        FineTune(steps=10, lr=None, part='train', tensors='all', share=1.0)
     """
 
     steps: int | None = None
     lr: float | None = None
     part: Literal["train", "test"] = "train"
+    tensors: Literal["all", "personal"] = "all"
+    share: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,23 @@ class AnyOf(Selector):
 
 
 @dataclass(frozen=True)
+class AllBut(Selector):
+    """All tensors that another selector leaves out.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> AllBut(Head()).names(model)
+        ('0.weight', '0.bias')
+    """
+
+    selector: Selector
+
+    def names(self, model: nn.Module) -> tuple[str, ...]:
+        left_out = self.selector.names(model)
+        return tuple(name for name in AllParameters().names(model) if name not in left_out)
+
+
+@dataclass(frozen=True)
 class NamedParameters(Selector):
     """Modules or parameters by name.
 

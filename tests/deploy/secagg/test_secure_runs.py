@@ -64,7 +64,7 @@ def same_models(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "config"),
-    [("scaffold", {}), ("l2gd", {"set": "l2gd.p=0.6"}), ("ditto", NORMED | {"bn_buffers": "average"})],
+    [("scaffold", {}), ("fednova", {}), ("l2gd", {"set": "l2gd.p=0.6"}), ("ditto", NORMED | {"bn_buffers": "average"})],
 )
 def test_the_numbers_are_those_of_a_plain_run(
     name: str, config: dict[str, Any], ragged: Federation, tmp_path: Path

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...client import SGD, find_optimizer, find_resting_model
+from ...client import SGD, PartSGD, find_optimizer, find_resting_model
 from ...core.algorithm import Algorithm, FineTune
 from ...core.params import Params, concatenate
 from ...core.payload import Payload
@@ -159,10 +159,12 @@ class LocalEvaluation:
     def _fine_tune(self, models: ClientModels, fine_tune: FineTune, training: LocalTraining) -> ClientModels:
         if fine_tune.steps:
             training = replace(training, steps=fine_tune.steps, epochs=None)
-        training = replace(training, lr=fine_tune.lr or training.lr)
+        training = replace(training, lr=fine_tune.lr or fine_tune.share * training.lr)
         yes = torch.ones_like(models.ids, dtype=torch.bool)
         inputs = ClientInputs(Payload(models.params), {}, models.buffers, yes, ~yes)
-        rule = SGD(optimizer=find_optimizer(self.algorithm.client))
+        optimizer = find_optimizer(self.algorithm.client)
+        is_part = fine_tune.tensors == "personal"
+        rule = PartSGD("personal", optimizer=optimizer) if is_part else SGD(optimizer=optimizer)
         outputs = self.engine.train(rule, models.ids, inputs, training)
         return ClientModels(models.ids, outputs.upload.params, outputs.buffers)
 
