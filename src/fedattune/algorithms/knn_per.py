@@ -155,4 +155,5 @@ def knn_per(*, k: Count = 10, lam: Fraction = 0.5, memory: Count = 100, weightin
         personal=NamedParameters(("memory",)),
         network=MemoryNetwork(k, lam, memory),
         evaluation_point="received",
+        notes=(f"knn_per: a client's saved or exported model holds up to {memory} of its training rows",),
     )
