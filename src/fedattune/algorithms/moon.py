@@ -56,6 +56,7 @@ class MoonModule(MethodModule):
         self.global_body, self.previous_body = copy.deepcopy(body), copy.deepcopy(body)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Return logits (B, C); in training also the logits (B, 2) of the model-contrastive loss."""
         z = self.body(x)
         logits: Tensor = self.head(z)
         if not self.training:
