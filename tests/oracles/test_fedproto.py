@@ -56,12 +56,13 @@ def test_gradients_give_the_sums_of_features_by_hand():
 
 
 def test_predictions_by_hand():
-    """(1, 0) is at squared distances 2 and 10 from the prototypes: their logits, plus ||f||^2 = 1, are -1 and -9.
+    """(1, 0) is at squared distances 2 and 10 from the prototypes, so the second logit is 8 below the first.
 
     A class without a prototype is last, by 1. Before any prototype, the head predicts.
     """
     x = tensor([[1.0, 0.0]])
-    torch.testing.assert_close(make_module().eval()(x), tensor([[-1.0, -9.0, -10.0]]))
+    logits = make_module().eval()(x)
+    torch.testing.assert_close(logits - logits[:, :1], tensor([[0.0, -8.0, -9.0]]))
     for options in ({"known": [0.0, 0.0, 0.0]}, {"predict": "head"}):
         torch.testing.assert_close(make_module(**options).eval()(x), tensor([[0.0, 0.0, 0.0]]))
 

@@ -81,8 +81,14 @@ class PrototypeModule(MethodModule):
         return self._find_nearest(features, logits) if self.predict == "prototypes" else logits
 
     def _find_nearest(self, f: Tensor, logits: Tensor) -> Tensor:
-        """Return -||f - C_j||^2 + ||f||^2 (B, C); less than all others without a prototype, `logits` without any."""
-        near, has_one = 2 * f @ self.prototypes.T - self.prototypes.square().sum(1), self.known > 0
+        """Return -||f - C_j||^2 + ||f||^2 (B, C), with f and C_j minus the mean of all C_j.
+
+        A class without a prototype gets less than all others. Without any prototype, return `logits`.
+        """
+        has_one = self.known > 0
+        centre = self.prototypes.mean(0)  # features far from zero would lose digits; the nearest one stays the same
+        f, prototypes = f - centre, self.prototypes - centre
+        near = 2 * f @ prototypes.T - prototypes.square().sum(1)
         lowest = torch.where(has_one, near, torch.inf).amin(1, keepdim=True) - 1
         return torch.where(has_one.any(), torch.where(has_one, near, lowest), logits)
 
@@ -225,4 +231,5 @@ def fedproto(
         PrototypeAverage(weighting),
         personal=NamedParameters(("body", "head", "sums", "counts")),
         network=PrototypeNetwork(lam, distance, predict),
+        notes=("fedproto: of a class with one row, a client sends the features of that row",),
     )

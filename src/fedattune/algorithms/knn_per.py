@@ -68,6 +68,8 @@ class MemoryModule(MethodModule):
     def _find_neighbours(self, features: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the weights (B, M) of the rows of the memory: 0 but for the k nearest ones."""
         others = self.body(self.memory["rows"].to(dtype))
+        centre = others.mean(0)  # features far from zero would lose digits; distances stay the same
+        features, others = features - centre, others - centre
         # ||a - b||^2 = ||a||^2 + ||b||^2 - 2 <a, b> needs no (B, M, features); ONNX has no torch.cdist.
         squares = features.square().sum(1)[:, None] + others.square().sum(1) - 2 * features @ others.T
         distances = squares.clamp_min(0).sqrt()
