@@ -164,7 +164,23 @@ def test_a_plain_training_function_gives_what_fit_gives(name: str) -> None:
     assert_models(project.evaluated, result, 1e-7)  # the data of a federation are float32
 
 
-@pytest.mark.parametrize("name", ["scaffold", "ditto", "mocha", "fedavg_ft", "fedfomo", "fedrod", "attune"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scaffold",
+        "ditto",
+        "mocha",
+        "fedavg_ft",
+        "fedfomo",
+        "fedrod",
+        "attune",
+        "moon",
+        "fedproto",
+        "fednova",
+        "fedbabu",
+        "knn_per",
+    ],
+)
 def test_train_gives_what_fit_gives(name: str) -> None:
     """Any method, with its extras and its state on the nodes: the same numbers as in a simulation."""
     parts, model = make_parts(), make_model()
