@@ -8,7 +8,8 @@
 
 Each method has the same search: three learning rates on the first seed, and the best one by validation accuracy on the
 other seeds. A stopped command goes on where it was. Accuracies of a cell are means over its clients and seeds. The
-grid `minorities` has small validation parts, as users have them, and also trains controls; see `grid_controls`.
+grid `minorities` has small validation parts, as users have them, and also trains controls; see `grid_controls`. The
+methods with one change in `grid_trials` train if `--algorithms` names them.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from .grid_cells import CELLS, HELD_OUT, MINORITIES, Cell
 from .grid_controls import CONTROLS
 from .grid_measures import fit_cell, measure_result
 from .grid_scores import DIVERGED, Run, choose_rate, score_cells, write_changes, write_scores
+from .grid_trials import TRIALS
 
 RATES = (0.02, 0.06, 0.2)
 """Learning rates that every method tries on the first seed."""
@@ -48,6 +50,8 @@ UNITS_PER_PROCESS = 10
 FIRST = ("local", "fedavg", "fedavg_ft")
 """Methods that run first in every cell, because others are compared with them."""
 METHODS = (*FIRST, *(name for name in ALGORITHMS if name not in (*FIRST, "combined")))
+EXTRAS = {**CONTROLS, **TRIALS}
+KNOWN = (*METHODS, *EXTRAS)
 
 GRIDS = {"grid": CELLS, "grid-held-out": HELD_OUT, "grid-minorities": MINORITIES}
 """Folder of the runs -> cells."""
@@ -97,7 +101,10 @@ def make_parser(command: str = "grid") -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--cells", default="*", help="names or patterns of cells, with commas between (default: all)")
-    add("--algorithms", help="methods and controls (default: all methods; with --variant, none but the variants)")
+    add(
+        "--algorithms",
+        help="methods, controls and trials (default: all methods; with --variant, none but the variants)",
+    )
     add(
         "--variant",
         action="append",
@@ -149,7 +156,7 @@ def read_variants(texts: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]
         pairs = [pair.partition("=") for pair in given.split(",") if pair]
         if not (name and equals and all(value for _, _, value in pairs)):
             raise SystemExit(f"variant: expected NAME=METHOD:OPTION=VALUE,..., got {text}")
-        if name in (*METHODS, *CONTROLS) or method not in METHODS:
+        if name in KNOWN or method not in METHODS:
             raise SystemExit(f"variant: expected a new name and a known method, got {text}")
         options = {key: yaml.safe_load(value) for key, _, value in pairs}
         try:
@@ -204,8 +211,8 @@ def train(unit: Unit, lr: float, seed: int) -> Run:
     run |= {"cell": cell.name, "kind": cell.kind, "method": unit.name, "lr": lr, "seed": seed}
     started = time.perf_counter()
     try:
-        if unit.method in CONTROLS:
-            run |= CONTROLS[unit.method](cell, data, lr, seed)
+        if unit.method in EXTRAS:
+            run |= EXTRAS[unit.method](cell, data, lr, seed)
         else:
             run |= measure_result(data, fit_cell(cell, data, unit.method, lr, seed, unit.options))
     except DivergedError:
@@ -320,13 +327,12 @@ def main(arguments: Sequence[str] | None = None, command: str = "grid") -> int:
         return 0
     variants = read_variants(given.variant)
     chosen = given.algorithms.split(",") if given.algorithms else [] if variants else default
-    known = (*METHODS, *CONTROLS)
-    if (unknown := [name for name in chosen if name not in known]) and not given.show:
-        raise SystemExit(f"algorithms: {unknown[0]!r} is unknown; expected some of: {', '.join(known)}")
+    if (unknown := [name for name in chosen if name not in KNOWN]) and not given.show:
+        raise SystemExit(f"algorithms: {unknown[0]!r} is unknown; expected some of: {', '.join(KNOWN)}")
     if given.show:
         show(cells, seeds, chosen if given.algorithms else None, out, given.against)
         return 0
-    methods = {name: (name, OPTIONS.get(name, {})) for name in known if name in chosen} | variants
+    methods = {name: (name, OPTIONS.get(name, {})) for name in KNOWN if name in chosen} | variants
     present = []
     for cell in cells:
         if cell.package is not None and find_spec(cell.package) is None:

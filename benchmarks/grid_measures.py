@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import log_softmax
 
 import fedattune
+from fedattune.core.algorithm import Algorithm
 from fedattune.data import Federation
 from fedattune.runs.predictions import RowPredictions
 
@@ -22,7 +23,7 @@ Measures = dict[str, Any]
 def fit_cell(
     cell: Cell,
     data: Federation,
-    method: str,
+    algorithm: Algorithm | str,
     lr: float,
     seed: int,
     options: Mapping[str, Any] | None = None,
@@ -31,7 +32,7 @@ def fit_cell(
     """Train a method on a cell; `more` are settings in place of the cell's."""
     return fedattune.fit(
         data,
-        method,
+        algorithm,
         cell.model,
         options=options,
         model_options=cell.model_options,

@@ -316,8 +316,10 @@ def write_changes(scores: Scores, base: str) -> str:
             continue
         worst = min(changes, key=lambda cell: changes[cell])
         mean = float(np.mean(list(changes.values())))
-        rows.append((mean, (method, str(len(changes)), f"{mean:+.2f}", f"{changes[worst]:+.1f}", worst)))
-    head = ("method", "cells", f"mean change of {base}", "worst change", "in")
+        better = 100 * float(np.mean([change > ROUNDING for change in changes.values()]))
+        row = (method, str(len(changes)), f"{mean:+.2f}", f"{better:.0f}", f"{changes[worst]:+.1f}", worst)
+        rows.append((mean, row))
+    head = ("method", "cells", f"mean change of {base}", "better in %", "worst change", "in")
     return _write_table(head, [row for _, row in sorted(rows)]) + "\n"
 
 

@@ -14,11 +14,13 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import grid, grid_cells, grid_controls, grid_measures, grid_scores
+from benchmarks import grid, grid_cells, grid_controls, grid_measures, grid_scores, grid_trials
 from benchmarks.__main__ import main
 
 import fedattune
+from fedattune import Params
 from fedattune.runs.predictions import RowPredictions
+from fedattune.server.mixing import Pool
 
 SEEDS = (0, 1)
 
@@ -227,7 +229,7 @@ def test_controls_train_what_they_are_named_after(cell: grid_cells.Cell, short: 
         assert measures["clients"] == ["0", "1", "2", "3"]
         assert measures["accuracy"] == pytest.approx(np.mean(measures["accuracies"]), abs=1e-4)
         assert all(deviation > 0 for deviation in measures["deviations"])
-    fit = partial(grid_measures.fit_cell, cell, method="local", lr=0.05, seed=0)
+    fit = partial(grid_measures.fit_cell, cell, algorithm="local", lr=0.05, seed=0)
     assert found["local_2x"] == grid_measures.measure_result(data, fit(data, epochs=2))
     plain, everything = grid_measures.measure_result(data, fit(data)), grid_controls.join_validation(data)
     assert found["local_all"]["validation_loss"] == plain["validation_loss"]
@@ -294,3 +296,30 @@ def test_the_grid_of_minorities_trains_controls_of_its_cells(tmp_path: Path, sho
     assert "| linear-minority-20 |" in (tmp_path / "minorities.md").read_text("utf-8")
     with pytest.raises(SystemExit, match="known method"):
         main([*call, "--variant", "local_2x=ditto"])
+
+
+def test_trials_change_the_point_that_they_are_named_after(short: None) -> None:
+    cell = TINY["digits"]
+    data = cell.load(0)
+    fit = partial(grid_measures.fit_cell, cell, data, lr=0.05, seed=0)
+    for name, make in grid_trials.CHANGED.items():
+        method, _, change = name.partition("@")
+        if change in ("received", "trained"):
+            changed, plain = fit(algorithm=make()), fit(algorithm=method)
+            assert (plain.evaluation_point, changed.evaluation_point) in (
+                ("trained", "received"), ("received", "trained")
+            )  # fmt: skip
+            assert changed.evaluation_point == change
+            assert changed.history[-1]["trained"] == plain.history[-1]["trained"]
+    measures = grid_trials.TRIALS["fedmcsa@received"](cell, data, 0.05, 0)
+    assert measures["clients"] == ["0", "1", "2", "3"]
+
+
+def test_attention_to_updates_compares_differences_from_the_mean_model() -> None:
+    """Models 1, 2 and -3 have the mean 0: the cosines are 1, 1 and -1. The same 9 in all models does not count."""
+    models = Params(w=torch.tensor([[1.0, 9.0], [2.0, 9.0], [-3.0, 9.0]]))
+    everyone, yes = torch.arange(3), torch.ones(3, dtype=torch.bool)
+    pool = Pool(models, slice(None), everyone, slice(None), yes, yes.expand(3, 3), torch.ones(3))
+    found = grid_trials.UpdateAttention("model", sigma=2.0).weights(pool)
+    total = 2 * np.exp(2) + np.exp(-2)
+    np.testing.assert_allclose(found[0], [np.exp(2) / total, np.exp(2) / total, np.exp(-2) / total], rtol=1e-5)
