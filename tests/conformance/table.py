@@ -132,6 +132,11 @@ CASES = [
         same={"K": 3},
         helps=("groups", "pfedme_mcsa", {"sigma": 0.0}),
     ),
+    Case(
+        "pfedgraph",
+        {"alpha": 3.0, "lam": 1.0, "weighting": "uniform"},
+        helps=("permuted labels", "pfedgraph", {"alpha": 1e9}),
+    ),
     Case("pfedla", LEARNED, helps=("groups, two layers", "pfedla", {"hn_lr": 1e-09})),
     Case(
         "heurpfedla",

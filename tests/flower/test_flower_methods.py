@@ -179,6 +179,7 @@ def test_a_plain_training_function_gives_what_fit_gives(name: str) -> None:
         "fednova",
         "fedbabu",
         "knn_per",
+        "pfedgraph",
     ],
 )
 def test_train_gives_what_fit_gives(name: str) -> None:

@@ -14,6 +14,7 @@ from .pfedme import pfedme as pfedme
 from .fedamp import fedamp as fedamp, heurfedamp as heurfedamp
 from .fedmcsa import fedmcsa as fedmcsa, fedmcsa_no_mcsa as fedmcsa_no_mcsa
 from .fedmcsa import fedavg_mcsa as fedavg_mcsa, pfedme_mcsa as pfedme_mcsa
+from .pfedgraph import pfedgraph as pfedgraph
 from .pfedla import pfedla as pfedla, heurpfedla as heurpfedla
 from .pfedhn import pfedhn as pfedhn
 from .fedbn import fedbn as fedbn
