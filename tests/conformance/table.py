@@ -338,6 +338,14 @@ CASES = [
         helps=("groups", "knn_per", {"lam": 0.0}),
     ),
     Case(
+        "feddbe",
+        {"kappa": 10.0, "mu": 0.1, "weighting": "uniform"},
+        up=lambda sizes: sizes.d + 7,  # and the mean of six features, with a flag
+        down=lambda sizes: sizes.d + 7,
+        learns={"rounds": 25, "steps": 10},
+        helps=("drift, two layers", "fedavg", {}),
+    ),
+    Case(
         "attune",
         {
             "server_momentum": 0.0, "likeness": 1.0, "compare_groups": False, "own_head": True, "class_shares": False,

@@ -42,6 +42,7 @@ from .l2gd import l2gd as l2gd
 from .mocha import mocha as mocha
 from .fedala import fedala as fedala
 from .knn_per import knn_per as knn_per
+from .feddbe import feddbe as feddbe
 from .attune import attune as attune
 from .combined import combined as combined
 from .table import METHODS as METHODS
