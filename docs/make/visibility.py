@@ -36,6 +36,9 @@ EXTRAS = {
 PROTOTYPES = "prototypes"
 """Name of the tensor with which FedProto sends features in place of a model."""
 
+CONSENSUS = "consensus"
+"""Name of the tensor with which FedDBE sends mean features in the first round, beside the model."""
+
 ROUNDS = 3
 
 
@@ -142,6 +145,8 @@ def _describe_upload(watcher: Watcher, names: set[str]) -> str:
             parts.insert(0, "its whole trained model")
         else:
             parts.insert(0, "a whole model that it trained; its personal model stays")
+        if CONSENSUS in upload.params:
+            parts.append("its mean features, in the first round")
     *most, last = parts or ["nothing"]
     return f"{', '.join(most)} and {last}" if most else last
 

@@ -132,6 +132,11 @@ CASES = [
         same={"K": 3},
         helps=("groups", "pfedme_mcsa", {"sigma": 0.0}),
     ),
+    Case(
+        "pfedgraph",
+        {"alpha": 3.0, "lam": 1.0, "weighting": "uniform"},
+        helps=("permuted labels", "pfedgraph", {"alpha": 1e9}),
+    ),
     Case("pfedla", LEARNED, helps=("groups, two layers", "pfedla", {"hn_lr": 1e-09})),
     Case(
         "heurpfedla",
@@ -331,6 +336,14 @@ CASES = [
         "knn_per",
         {"k": 3, "lam": 0.9, "memory": 5, "weighting": "uniform"},
         helps=("groups", "knn_per", {"lam": 0.0}),
+    ),
+    Case(
+        "feddbe",
+        {"kappa": 10.0, "mu": 0.1, "weighting": "uniform"},
+        up=lambda sizes: sizes.d + 7,  # and the mean of six features, with a flag
+        down=lambda sizes: sizes.d + 7,
+        learns={"rounds": 25, "steps": 10},
+        helps=("drift, two layers", "fedavg", {}),
     ),
     Case(
         "attune",

@@ -21,7 +21,7 @@ BY_NAME = {case.name: case for case in CASES}
 SHARING = [case for case in CASES if case.name != "local"]
 ON_SUMS = {
     *("apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft"),
-    *("fedavgm", "fedbabu", "fedbn", "fedcp", "feddyn", "fedlc", "fedmcsa_no_mcsa", "fednova"),
+    *("fedavgm", "fedbabu", "fedbn", "fedcp", "feddbe", "feddyn", "fedlc", "fedmcsa_no_mcsa", "fednova"),
     *("fedper", "fedproto", "fedprox", "fedrep", "fedrod", "fedyogi", "igfl_c", "knn_per"),
     *("l2gd", "lg_fedavg", "moon", "perfedavg", "pfedme", "scaffold", "vrl_sgd"),
 }

@@ -179,6 +179,8 @@ def test_a_plain_training_function_gives_what_fit_gives(name: str) -> None:
         "fednova",
         "fedbabu",
         "knn_per",
+        "pfedgraph",
+        "feddbe",
     ],
 )
 def test_train_gives_what_fit_gives(name: str) -> None:

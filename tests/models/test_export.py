@@ -105,7 +105,7 @@ def test_the_model_of_a_method(case: Case, ragged: Federation, tmp_path: Path) -
         check(result, "3", ragged, kind, tmp_path / kind)
 
 
-@pytest.mark.parametrize("name", ["fedrod", "fedam", "fedcp", "fedlc", "knn_per"])
+@pytest.mark.parametrize("name", ["fedrod", "fedam", "fedcp", "fedlc", "knn_per", "feddbe"])
 def test_onnx_of_each_network(name: str, ragged: Federation, tmp_path: Path) -> None:
     check(fit(name, ragged), "2", ragged, "onnx", tmp_path)
 

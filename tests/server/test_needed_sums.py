@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedattune.algorithms import ALGORITHMS
+from fedattune.algorithms.feddbe import ConsensusAverage
 from fedattune.algorithms.fedproto import PrototypeAverage
 from fedattune.algorithms.igfl import GlobalUpdateWrapper, UpdateAttention
 from fedattune.algorithms.scaffold import ControlVariateWrapper
@@ -58,6 +59,8 @@ def play(rule: ServerUpdate, extras: list[str], sums: Mapping[str, SumWeighting]
     draw_next = partial(draw, generator)
     if isinstance(rule, PrototypeAverage):
         draw_next = partial(draw, generator, names=("prototypes", "known"))
+    if isinstance(rule, ConsensusAverage):
+        draw_next = partial(draw, generator, names=("consensus", "known"))
     state = rule.init(draw_next(), 6)
     for _ in range(3):
         sent = rule.broadcast(state, IDS).payload
@@ -107,8 +110,8 @@ def test_the_other_weighting_is_not_enough() -> None:
 def test_the_methods_whose_server_only_averages() -> None:
     assert sorted(SUMS) == [
         "apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft", "fedavgm", "fedbabu",
-        "fedbn", "fedcp", "feddyn", "fedlc", "fedmcsa_no_mcsa", "fednova", "fedper", "fedproto", "fedprox", "fedrep",
-        "fedrod", "fedyogi", "igfl_c", "knn_per", "l2gd", "lg_fedavg", "local", "moon", "perfedavg", "pfedme",
+        "fedbn", "fedcp", "feddbe", "feddyn", "fedlc", "fedmcsa_no_mcsa", "fednova", "fedper", "fedproto", "fedprox",
+        "fedrep", "fedrod", "fedyogi", "igfl_c", "knn_per", "l2gd", "lg_fedavg", "local", "moon", "perfedavg", "pfedme",
         "scaffold", "vrl_sgd",
     ]  # fmt: skip
 

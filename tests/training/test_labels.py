@@ -110,6 +110,7 @@ def test_a_round_is_forgiven_and_several_are_not() -> None:
         ("fedrod", {}, ["head.weight", "personal_head.weight"]),
         ("fedlc", {}, ["model.3.weight"]),
         ("knn_per", {"memory": 10}, ["head.weight"]),  # its memory has ten rows, too
+        ("feddbe", {}, ["head.weight"]),
         ("fedam", {"hidden": 50}, ["global_head.weight", "head.weight"]),  # its attention has ten rows
         ("fedcp", {}, ["global_head.weight", "head.weight"]),
     ],

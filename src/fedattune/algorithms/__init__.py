@@ -14,6 +14,7 @@ from .pfedme import pfedme as pfedme
 from .fedamp import fedamp as fedamp, heurfedamp as heurfedamp
 from .fedmcsa import fedmcsa as fedmcsa, fedmcsa_no_mcsa as fedmcsa_no_mcsa
 from .fedmcsa import fedavg_mcsa as fedavg_mcsa, pfedme_mcsa as pfedme_mcsa
+from .pfedgraph import pfedgraph as pfedgraph
 from .pfedla import pfedla as pfedla, heurpfedla as heurpfedla
 from .pfedhn import pfedhn as pfedhn
 from .fedbn import fedbn as fedbn
@@ -41,6 +42,7 @@ from .l2gd import l2gd as l2gd
 from .mocha import mocha as mocha
 from .fedala import fedala as fedala
 from .knn_per import knn_per as knn_per
+from .feddbe import feddbe as feddbe
 from .attune import attune as attune
 from .combined import combined as combined
 from .table import METHODS as METHODS

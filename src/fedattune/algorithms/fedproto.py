@@ -40,13 +40,11 @@ from ..core.params import Params, squared_norm
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..core.selectors import NamedParameters
 from ..server.average import Average, AverageState, Weighting
+from .features import add_reading
 from .table import Family, method
 
 DistanceKind = Literal["samples", "classes"]
 PredictionKind = Literal["prototypes", "head"]
-
-READING = 1e-4
-"""Factor of the sums that clients read from the gradient: their part of its norm, which may be limited, is small."""
 
 SMALLEST_SQUARE = 1e-12
 """Keeps the slope of a distance of 0 finite."""
@@ -57,8 +55,7 @@ class PrototypeModule(MethodModule):
 
     It keeps the received `prototypes` (C, f) with `known` (C,): 1 if a class has one.
 
-    The values of `sums` (C, f) and `counts` (C,) are always zero. Their gradients are the sums of the features of each
-    class over the batch, and the numbers of samples, times `READING`: so client rules see features.
+    The gradients of `sums` (C, f) and `counts` (C,) tell client rules the features of each class; see `add_reading`.
     """
 
     has_batch_loss = True
@@ -95,9 +92,8 @@ class PrototypeModule(MethodModule):
     def objective(self, output: tuple[Tensor, Tensor, tuple[Tensor, ...]], batch: Batch, loss: LossFunction) -> Tensor:
         logits, f, (prototypes, known, sums, counts) = output
         one_hot = (batch[1][:, None] == torch.arange(len(known), device=f.device)).to(f.dtype)
-        reading = (sums * (one_hot.T @ f.detach())).sum() + (counts * one_hot.sum(0)).sum()
         pull = measure_distance(f, one_hot, prototypes.detach(), known.detach(), self.distance)
-        return loss(logits, batch) + self.lam * pull + READING * reading
+        return loss(logits, batch) + self.lam * pull + add_reading(sums, counts, f, one_hot)
 
 
 def measure_distance(f: Tensor, one_hot: Tensor, prototypes: Tensor, known: Tensor, kind: DistanceKind) -> Tensor:
