@@ -167,6 +167,14 @@ CASES = [
         helps=("related tasks, two layers", "local", {}),
     ),
     Case(
+        "fedgh",
+        {"server_lr": 1.0, "server_epochs": 3},
+        # A representation of six features and a flag for each of three classes.
+        up=head_floats,
+        down=head_floats,
+        helps=("few digits", "local", {}),
+    ),
+    Case(
         "fedbabu",
         {"tuned": "all", "ft_steps": 1, "ft_lr": 0.3, "weighting": "uniform", "head": "1"},
         up=base_floats,

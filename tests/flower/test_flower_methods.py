@@ -176,6 +176,7 @@ def test_a_plain_training_function_gives_what_fit_gives(name: str) -> None:
         "attune",
         "moon",
         "fedproto",
+        "fedgh",
         "fednova",
         "fedbabu",
         "knn_per",

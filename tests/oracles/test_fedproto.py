@@ -10,7 +10,8 @@ from torch import Tensor, nn
 import fedattune
 from fedattune import Federation, Params, Payload
 from fedattune.algorithms import ALGORITHMS
-from fedattune.algorithms.fedproto import READING, PrototypeModule, measure_distance
+from fedattune.algorithms.fedproto import PrototypeModule
+from fedattune.algorithms.prototypes import READING, measure_distance
 from fedattune.core.losses import compute_loss
 from fedattune.core.payload import RoundContext
 

@@ -20,6 +20,7 @@ from .fedbn import fedbn as fedbn
 from .fedrep import fedrep as fedrep
 from .fedper import fedper as fedper
 from .lg_fedavg import lg_fedavg as lg_fedavg
+from .fedgh import fedgh as fedgh
 from .fedbabu import fedbabu as fedbabu
 from .fedfomo import fedfomo as fedfomo
 from .ifca import ifca as ifca
