@@ -28,6 +28,8 @@ EXTRAS = {
     "steps": "its number of effective local steps",
     "cluster": "which of the models fits its rows best",
     "representations": "its mean features of each class that it has",
+    "features": "its mean features of each class and their shares of its rows",
+    "statistics": "the variance of its features",
     "affinity": "how much each other model helped it",
     "guard": "how its weights of predictions differ from the mean",
     "candidate": "how well another group's model predicts its validation rows",

@@ -158,6 +158,14 @@ CASES = [
         up=base_floats,
         down=base_floats,
     ),
+    Case(
+        "fedpac",
+        {"lam": 0.1, "head_epochs": 2, "base_epochs": 2, "weighting": "uniform"},
+        # Mean features (six) and shares of three classes; the statistics h and V beside them.
+        up=lambda sizes: sizes.d + 21 + 18 + 1,
+        down=lambda sizes: sizes.d + 21,
+        helps=("few digits", "fedrep", {"head_epochs": 1}),
+    ),
     Case("fedper", {"layers": 0, "weighting": "uniform", "head": "1"}, up=base_floats, down=base_floats),
     Case(
         "lg_fedavg",

@@ -177,6 +177,7 @@ def test_a_plain_training_function_gives_what_fit_gives(name: str) -> None:
         "moon",
         "fedproto",
         "fedgh",
+        "fedpac",
         "fednova",
         "fedbabu",
         "knn_per",

@@ -37,6 +37,7 @@ REFUSED = {
     "attune": "number of rows of each class",
     "fedam": "compares the rows of a batch",
     "fedcp": "compares the rows of a batch",
+    "fedpac": "compares the rows of a batch",
     "fedgh": "compares the rows of a batch",
     "fedproto": "compares the rows of a batch",
 }

@@ -18,6 +18,7 @@ from .pfedla import pfedla as pfedla, heurpfedla as heurpfedla
 from .pfedhn import pfedhn as pfedhn
 from .fedbn import fedbn as fedbn
 from .fedrep import fedrep as fedrep
+from .fedpac import fedpac as fedpac
 from .fedper import fedper as fedper
 from .lg_fedavg import lg_fedavg as lg_fedavg
 from .fedgh import fedgh as fedgh

@@ -56,8 +56,8 @@ def measure_distance(f: Tensor, one_hot: Tensor, prototypes: Tensor, known: Tens
 
 
 def divide(sums: Tensor, weights: Tensor) -> Tensor:
-    """Return sums (C, f) over weights (C,); 0 where there is no weight."""
-    return sums / torch.where(weights > 0, weights, 1)[:, None]
+    """Return sums (C, f) over weights (C,) or one weight; 0 where there is no weight, if the sums are 0 there."""
+    return sums / torch.where(weights > 0, weights, 1)[..., None]
 
 
 def select_trained(w: Params) -> Params:
