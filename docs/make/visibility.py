@@ -27,6 +27,9 @@ EXTRAS = {
     "dc": "the change of its control variate",
     "steps": "its number of effective local steps",
     "cluster": "which of the models fits its rows best",
+    "representations": "its mean features of each class that it has",
+    "features": "its mean features of each class and their shares of its rows",
+    "statistics": "the variance of its features",
     "affinity": "how much each other model helped it",
     "guard": "how its weights of predictions differ from the mean",
     "candidate": "how well another group's model predicts its validation rows",
@@ -71,7 +74,10 @@ class Watcher(LocalBackend):
         if payload is not None:
             self.sent.append(payload)
         reply = super().train(request, payload, make_payload)
-        self.uploads.append(reply.upload)
+        upload = reply.upload
+        if payload is not None and all(torch.equal(v, payload.params[k]) for k, v in upload.params.items()):
+            upload = upload._replace(params=Params())  # what comes back as it was sent tells nothing
+        self.uploads.append(upload)
         self.trained += [Params(models.params) for models in self._trained_models]
         return reply
 

@@ -163,6 +163,14 @@ CASES = [
         up=base_floats,
         down=base_floats,
     ),
+    Case(
+        "fedpac",
+        {"lam": 0.1, "head_epochs": 2, "base_epochs": 2, "weighting": "uniform"},
+        # Mean features (six) and shares of three classes; the statistics h and V beside them.
+        up=lambda sizes: sizes.d + 21 + 18 + 1,
+        down=lambda sizes: sizes.d + 21,
+        helps=("few digits", "fedrep", {"head_epochs": 1}),
+    ),
     Case("fedper", {"layers": 0, "weighting": "uniform", "head": "1"}, up=base_floats, down=base_floats),
     Case(
         "lg_fedavg",
@@ -170,6 +178,14 @@ CASES = [
         up=head_floats,
         down=head_floats,
         helps=("related tasks, two layers", "local", {}),
+    ),
+    Case(
+        "fedgh",
+        {"server_lr": 1.0, "server_epochs": 3},
+        # A representation of six features and a flag for each of three classes.
+        up=head_floats,
+        down=head_floats,
+        helps=("few digits", "local", {}),
     ),
     Case(
         "fedbabu",

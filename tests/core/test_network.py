@@ -11,7 +11,7 @@ from fedattune import Federation, ModelError
 from fedattune.core.network import split_head
 
 RUN: dict[str, Any] = {"rounds": 3, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1, "dtype": "float64"}
-SPLIT = ["fedam", "fedcp", "feddbe", "fedproto", "fedrod", "knn_per", "moon"]
+SPLIT = ["fedam", "fedcp", "feddbe", "fedgh", "fedpac", "fedproto", "fedrod", "knn_per", "moon"]
 
 
 class HeadFirst(nn.Module):

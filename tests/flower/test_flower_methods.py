@@ -176,6 +176,8 @@ def test_a_plain_training_function_gives_what_fit_gives(name: str) -> None:
         "attune",
         "moon",
         "fedproto",
+        "fedgh",
+        "fedpac",
         "fednova",
         "fedbabu",
         "knn_per",

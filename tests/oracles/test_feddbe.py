@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import fedattune
 from fedattune import ConfigError, Params, Payload
 from fedattune.algorithms import ALGORITHMS
-from fedattune.algorithms.features import READING
 from fedattune.algorithms.feddbe import BiasModule
+from fedattune.algorithms.prototypes import READING
 from fedattune.core.losses import compute_loss
 from fedattune.core.options import build
 from fedattune.core.payload import RoundContext

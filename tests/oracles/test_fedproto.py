@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import fedattune
 from fedattune import Federation, Params, Payload
 from fedattune.algorithms import ALGORITHMS
-from fedattune.algorithms.features import READING
-from fedattune.algorithms.fedproto import PrototypeModule, measure_distance
+from fedattune.algorithms.fedproto import PrototypeModule
+from fedattune.algorithms.prototypes import READING, measure_distance
 from fedattune.core.losses import compute_loss
 from fedattune.core.payload import RoundContext
 

@@ -38,6 +38,8 @@ REFUSED = {
     "fedam": "compares the rows of a batch",
     "fedcp": "compares the rows of a batch",
     "feddbe": "compares the rows of a batch",
+    "fedpac": "compares the rows of a batch",
+    "fedgh": "compares the rows of a batch",
     "fedproto": "compares the rows of a batch",
 }
 

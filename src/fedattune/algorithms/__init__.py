@@ -19,8 +19,10 @@ from .pfedla import pfedla as pfedla, heurpfedla as heurpfedla
 from .pfedhn import pfedhn as pfedhn
 from .fedbn import fedbn as fedbn
 from .fedrep import fedrep as fedrep
+from .fedpac import fedpac as fedpac
 from .fedper import fedper as fedper
 from .lg_fedavg import lg_fedavg as lg_fedavg
+from .fedgh import fedgh as fedgh
 from .fedbabu import fedbabu as fedbabu
 from .fedfomo import fedfomo as fedfomo
 from .ifca import ifca as ifca

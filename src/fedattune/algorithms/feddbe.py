@@ -38,7 +38,7 @@ from ..core.params import Params, squared_norm
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..core.selectors import NamedParameters
 from ..server.average import AverageState, PartAverage, Weighting
-from .features import add_reading
+from .prototypes import read_features
 from .table import Family, method
 
 BIAS = Mechanism("predictions", "predictions without the personal bias", "one without personal biases")
@@ -49,7 +49,7 @@ class BiasModule(MethodModule):
     """Predicts head(body(x) + bias); in training, it also draws the mean features to the consensus.
 
     It keeps the received `consensus` (f,) with `known` (1,): 1 if there is one, and the client's running `mean` (f,).
-    The gradients of `sums` and `counts` tell client rules the features of the batch; see `add_reading`.
+    The gradients of `sums` and `counts` tell client rules the features of the batch; see `read_features`.
     """
 
     has_batch_loss = True
@@ -73,7 +73,7 @@ class BiasModule(MethodModule):
         outputs, f, (mean, consensus, known, sums, counts) = output
         running = (1 - self.mu) * mean.detach() + self.mu * f.mean(0)
         distance = known.detach()[0] * (running - consensus.detach()).square().mean() / 2
-        return loss(outputs, batch) + self.kappa * distance + add_reading(sums, counts, f, torch.ones_like(f[:, :1]))
+        return loss(outputs, batch) + self.kappa * distance + read_features(f, torch.ones_like(f[:, :1]), sums, counts)
 
     def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:
         without = self.head(self.body(x))

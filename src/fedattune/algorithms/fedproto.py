@@ -25,12 +25,11 @@ samples of class j, and the server divides the averages of both.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..client import Optimizing
 from ..core.algorithm import Algorithm, Finished, ServerTraits, StepChanges, StepMeasuring, SumWeighting, change
 from ..core.effect import Mechanism
 from ..core.losses import LossFunction
@@ -40,14 +39,21 @@ from ..core.params import Params, squared_norm
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..core.selectors import NamedParameters
 from ..server.average import Average, AverageState, Weighting
-from .features import add_reading
+from .prototypes import (
+    READERS,
+    DistanceKind,
+    ReadingCarry,
+    ReadingClient,
+    divide,
+    encode_classes,
+    make_readers,
+    measure_distance,
+    read_features,
+    select_trained,
+)
 from .table import Family, method
 
-DistanceKind = Literal["samples", "classes"]
 PredictionKind = Literal["prototypes", "head"]
-
-SMALLEST_SQUARE = 1e-12
-"""Keeps the slope of a distance of 0 finite."""
 
 
 class PrototypeModule(MethodModule):
@@ -55,7 +61,7 @@ class PrototypeModule(MethodModule):
 
     It keeps the received `prototypes` (C, f) with `known` (C,): 1 if a class has one.
 
-    The gradients of `sums` (C, f) and `counts` (C,) tell client rules the features of each class; see `add_reading`.
+    By the gradients of `sums` (C, f) and `counts` (C,), client rules see features; see `read_features`.
     """
 
     has_batch_loss = True
@@ -65,9 +71,8 @@ class PrototypeModule(MethodModule):
     ) -> None:
         super().__init__()
         self.body, self.head, self.lam, self.distance, self.predict = body, head, lam, distance, predict
-        zeros = head.weight.detach().new_zeros(head.out_features, head.in_features)
-        self.prototypes, self.known = nn.Parameter(zeros.clone()), nn.Parameter(zeros[:, 0].clone())
-        self.sums, self.counts = nn.Parameter(zeros.clone()), nn.Parameter(zeros[:, 0].clone())
+        self.prototypes, self.known = make_readers(head)  # of the same shapes
+        self.sums, self.counts = make_readers(head)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Return logits (B, C); in training, also the features (B, f), and the parameters beside the model."""
@@ -91,22 +96,9 @@ class PrototypeModule(MethodModule):
 
     def objective(self, output: tuple[Tensor, Tensor, tuple[Tensor, ...]], batch: Batch, loss: LossFunction) -> Tensor:
         logits, f, (prototypes, known, sums, counts) = output
-        one_hot = (batch[1][:, None] == torch.arange(len(known), device=f.device)).to(f.dtype)
+        one_hot = encode_classes(batch[1], known)
         pull = measure_distance(f, one_hot, prototypes.detach(), known.detach(), self.distance)
-        return loss(logits, batch) + self.lam * pull + add_reading(sums, counts, f, one_hot)
-
-
-def measure_distance(f: Tensor, one_hot: Tensor, prototypes: Tensor, known: Tensor, kind: DistanceKind) -> Tensor:
-    """Return the distance R of features (B, f) from the prototypes (C, f) of their classes, for the `known` (C,) ones.
-
-    `samples`: the mean square of all differences; `classes`: the sum over classes of the distance of the batch's mean.
-    """
-    if kind == "samples":
-        return ((one_hot @ known)[:, None] * (f - one_hot @ prototypes).square()).mean()
-    counts = one_hot.sum(0)
-    means = one_hot.T @ f / counts.clamp_min(1)[:, None]
-    distances = ((means - prototypes).square().sum(1) + SMALLEST_SQUARE).sqrt()
-    return ((counts > 0) * known * distances).sum()
+        return loss(logits, batch) + self.lam * pull + read_features(f, one_hot, sums, counts)
 
 
 @dataclass(frozen=True)
@@ -123,19 +115,8 @@ class PrototypeNetwork(Network):
         return PrototypeModule(*split_head(model, x), self.lam, self.distance, self.predict)
 
 
-def _select_trained(w: Params) -> Params:
-    return w.only(k for k in w if k.startswith(("body.", "head.")))
-
-
-class _Carry(NamedTuple):
-    w: Params
-    sums: Tensor
-    counts: Tensor
-    optimizer: LocalState
-
-
 @dataclass(frozen=True)
-class PrototypeClient(Optimizing, StepMeasuring):
+class PrototypeClient(ReadingClient, StepMeasuring):
     """Client rule of FedProto: trains a personal model, and uploads s_j C_j and s_j of each class j.
 
     s_j is the share of samples of class j in the local steps; with `uniform`, it is 1 for all classes that occur.
@@ -144,35 +125,22 @@ class PrototypeClient(Optimizing, StepMeasuring):
     weighting: Weighting = "samples"
 
     def init_local_state(self, w0: Params) -> LocalState:
-        received = w0.only(("prototypes", "known"))
-        return {"received": received, **self.optimizer.init_local_state(_select_trained(w0))}
-
-    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        w = sent.params
-        sums, counts = torch.zeros_like(w["sums"]), torch.zeros_like(w["counts"])
-        return _Carry(w, sums, counts, self.optimizer.begin(_select_trained(w), local_state))
-
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        g = grad(carry.w, batch)
-        trained, optimizer = self.optimizer.step(
-            _select_trained(carry.w), _select_trained(g), carry.optimizer, context.lr
-        )
-        return _Carry(Params({**carry.w, **trained}), carry.sums + g["sums"], carry.counts + g["counts"], optimizer)
+        return {"received": w0.only(("prototypes", "known")), **super().init_local_state(w0)}
 
     mechanisms = (Mechanism("steps", "steps without the distance to the prototypes", "one whose models train alone"),)
 
-    def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
+    def measure_step(self, carry: ReadingCarry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         without = Params({**carry.w, "known": torch.zeros_like(carry.w["known"])})
-        pulled, plain = (_select_trained(grad(w, batch, statistics=False)) for w in (carry.w, without))
+        pulled, plain = (select_trained(grad(w, batch, statistics=False)) for w in (carry.w, without))
         return ((squared_norm(pulled - plain), squared_norm(plain)),)
 
-    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
+    def finish(self, carry: ReadingCarry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         counts, occurs = carry.counts, carry.counts > 0
         total = counts.sum()
         shares = occurs.to(counts.dtype)
         if self.weighting == "samples":
             shares = counts / torch.where(total > 0, total, 1)
-        means = carry.sums / torch.where(occurs, counts, 1)[:, None]
+        means = divide(carry.sums, counts)
         message = {"prototypes": shares[:, None] * means, "known": shares}
         new_state = {"received": sent.params.only(("prototypes", "known")), **self.optimizer.keep(carry.optimizer)}
         return Payload(Params({**carry.w, **message})), new_state
@@ -191,7 +159,7 @@ class PrototypeAverage(Average[AverageState]):
         old, averaged = state["w"], super().aggregate(state, ids, sent, uploads, n)
         sums, shares = averaged["w"]["prototypes"], averaged["w"]["known"]
         occurs = shares > 0
-        prototypes = torch.where(occurs[:, None], sums / torch.where(occurs, shares, 1)[:, None], old["prototypes"])
+        prototypes = torch.where(occurs[:, None], divide(sums, shares), old["prototypes"])
         return change(averaged, w=Params(prototypes=prototypes, known=torch.where(occurs, 1.0, old["known"])))
 
     @property
@@ -225,7 +193,7 @@ def fedproto(
     return Algorithm(
         PrototypeClient(weighting=weighting),
         PrototypeAverage(weighting),
-        personal=NamedParameters(("body", "head", "sums", "counts")),
+        personal=NamedParameters(("body", "head", *READERS)),
         network=PrototypeNetwork(lam, distance, predict),
         notes=("fedproto: of a class with one row, a client sends the features of that row",),
     )
