@@ -6,16 +6,19 @@ Their names are `METHOD@CHANGE`. No trial counts as the best method of a cell.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.algorithms.own import build_method
-from fedattune.core.algorithm import Algorithm
+from fedattune.core.algorithm import Algorithm, ServerTraits
+from fedattune.core.params import Params
+from fedattune.core.payload import Payload
+from fedattune.core.selectors import group_names
 from fedattune.data import Federation
-from fedattune.server.mixing import Pool
+from fedattune.server.mixing import Pool, StoreState
 from fedattune.server.products import softmax_
 
 from .grid_cells import Cell
@@ -40,13 +43,65 @@ class UpdateAttention(Attention):
         return softmax_(scores.mul_(self.sigma).masked_fill_(~pool.allowed, -torch.inf))
 
 
-def attend_to_updates(sigma: float) -> Algorithm:
-    """Make FedMCSA with attention to updates, judged by the received models."""
-    method = build_method("fedmcsa", {})
+@dataclass(frozen=True)
+class HalfOwnAttention(Attention):
+    """FedMCSA's attention to the other clients, with half of the weight on the client's own component."""
+
+    def weights(self, pool: Pool) -> Tensor:
+        own = torch.zeros_like(pool.allowed).scatter_(1, pool.own[:, None], True)
+        others = pool.allowed & ~own
+        has_other = others.any(1, keepdim=True)
+        found = super().weights(replace(pool, allowed=torch.where(has_other, others, pool.allowed)))
+        return torch.where(has_other, (found + own) / 2, found)
+
+
+class CountedState(StoreState):
+    """A store that counts its rounds."""
+
+    rounds: Tensor
+
+
+@dataclass(frozen=True)
+class StagedPool(Pool):
+    """A pool whose components are averaged: all but those of the `head`, in an early round."""
+
+    is_early: bool
+    head: frozenset[str]
+
+
+@dataclass(frozen=True)
+class LateAttention(Attention):
+    """FedMCSA's attention, with averages of all tensors but the last layer's in the first `early` rounds."""
+
+    early: int = 25
+
+    traits = ServerTraits(CountedState)
+
+    def init(self, w0: Params, n_clients: int) -> StoreState:
+        return cast(StoreState, {**super().init(w0, n_clients), "rounds": torch.tensor(0)})
+
+    def aggregate(self, state: StoreState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> StoreState:
+        rounds = cast(CountedState, state)["rounds"] + 1
+        return cast(StoreState, {**super().aggregate(state, ids, sent, uploads, n), "rounds": rounds})
+
+    def pool_for(self, state: StoreState, ids: Tensor, members: Tensor) -> Pool:
+        *_, (_, head) = group_names(state["theta"], "layer").items()
+        is_early = int(cast(CountedState, state)["rounds"]) < self.early
+        return StagedPool(**vars(super().pool_for(state, ids, members)), is_early=is_early, head=frozenset(head))
+
+    def weights(self, pool: Pool) -> Tensor:
+        assert isinstance(pool, StagedPool)
+        if pool.is_early and not pool.head & set(pool.models):
+            return Attention(self.unit, sigma=0.0, size_weighted=self.size_weighted).weights(pool)
+        return super().weights(pool)
+
+
+def attend(kind: type[Attention], **options: float) -> Algorithm:
+    """Make FedMCSA with another attention, judged by the received models."""
+    method = judge_at("received", "fedmcsa")
     attention = method.server
     assert isinstance(attention, Attention)
-    server = UpdateAttention(attention.unit, sigma=sigma, size_weighted=attention.size_weighted)
-    return replace(method, server=server, evaluation_point="received")
+    return replace(method, server=kind(**{**vars(attention), **options}))
 
 
 def train_trial(make: Callable[[], Algorithm], cell: Cell, data: Federation, lr: float, seed: int) -> Measures:
@@ -56,7 +111,9 @@ def train_trial(make: Callable[[], Algorithm], cell: Cell, data: Federation, lr:
 
 CHANGED: dict[str, Callable[[], Algorithm]] = {
     "fedmcsa@received": partial(judge_at, "received", "fedmcsa"),
-    "fedmcsa@updates": partial(attend_to_updates, 5.0),
+    "fedmcsa@updates": partial(attend, UpdateAttention, sigma=5.0),
+    "fedmcsa@half_own": partial(attend, HalfOwnAttention),
+    "fedmcsa@late": partial(attend, LateAttention),
     **{f"{name}@trained": partial(judge_at, "trained", name) for name in ("pfedla", "igfl", "fedam")},
 }
 

@@ -18,7 +18,7 @@ from benchmarks import grid, grid_cells, grid_controls, grid_measures, grid_scor
 from benchmarks.__main__ import main
 
 import fedattune
-from fedattune import Params
+from fedattune import Params, Payload
 from fedattune.runs.predictions import RowPredictions
 from fedattune.server.mixing import Pool
 
@@ -315,11 +315,41 @@ def test_trials_change_the_point_that_they_are_named_after(short: None) -> None:
     assert measures["clients"] == ["0", "1", "2", "3"]
 
 
+def make_pool(models: Params) -> Pool:
+    """Make a pool of clients that all may receive each other's models."""
+    n = len(next(iter(models.values())))
+    everyone, yes = torch.arange(n), torch.ones(n, dtype=torch.bool)
+    return Pool(models, slice(None), everyone, slice(None), yes, yes.expand(n, n), torch.ones(n))
+
+
 def test_attention_to_updates_compares_differences_from_the_mean_model() -> None:
     """Models 1, 2 and -3 have the mean 0: the cosines are 1, 1 and -1. The same 9 in all models does not count."""
-    models = Params(w=torch.tensor([[1.0, 9.0], [2.0, 9.0], [-3.0, 9.0]]))
-    everyone, yes = torch.arange(3), torch.ones(3, dtype=torch.bool)
-    pool = Pool(models, slice(None), everyone, slice(None), yes, yes.expand(3, 3), torch.ones(3))
+    pool = make_pool(Params(w=torch.tensor([[1.0, 9.0], [2.0, 9.0], [-3.0, 9.0]])))
     found = grid_trials.UpdateAttention("model", sigma=2.0).weights(pool)
     total = 2 * np.exp(2) + np.exp(-2)
     np.testing.assert_allclose(found[0], [np.exp(2) / total, np.exp(2) / total, np.exp(-2) / total], rtol=1e-5)
+
+
+def test_half_of_the_weight_stays_with_the_own_model() -> None:
+    """The two others have the cosines 0 and 1 with the first model."""
+    pool = make_pool(Params(w=torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]])))
+    found = grid_trials.HalfOwnAttention("model", sigma=1.0).weights(pool)
+    total = 2 * (1 + np.e)
+    np.testing.assert_allclose(found[0], [0.5, 1 / total, np.e / total], rtol=1e-5)
+
+
+def test_late_attention_averages_all_but_the_last_layer_in_early_rounds() -> None:
+    rule = grid_trials.LateAttention("tensor", sigma=50.0, early=2)
+    names = ("body.weight", "head.weight")
+    state = rule.init(Params({name: torch.zeros(2) for name in names}), 2)
+    uploads = Params({name: torch.tensor([[1.0, 0.0], [0.0, 1.0]]) for name in names})
+    ids = torch.arange(2)
+    found = []
+    for _ in range(2):
+        state = rule.aggregate(state, ids, Payload(uploads), Payload(uploads), torch.ones(2, dtype=torch.long))
+        found.append(rule.pool_for(state, ids, ids))
+    early, late = ({key: rule.weights(pool) for key, pool in rule.split_pool(one)} for one in found)
+    equal, own = torch.full((2, 2), 0.5), torch.eye(2)
+    for weights, body in ((early, equal), (late, own)):
+        torch.testing.assert_close(weights["body.weight"], body, atol=1e-6, rtol=0)
+        torch.testing.assert_close(weights["head.weight"], own, atol=1e-6, rtol=0)
