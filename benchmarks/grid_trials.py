@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.algorithms.own import build_method
+from fedattune.algorithms.pfedgraph import CollaborationGraph
 from fedattune.core.algorithm import Algorithm, ServerTraits
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
@@ -41,6 +42,17 @@ class UpdateAttention(Attention):
         if self.size_weighted:
             scores += pool.n.to(scores.dtype).log() / self.sigma
         return softmax_(scores.mul_(self.sigma).masked_fill_(~pool.allowed, -torch.inf))
+
+
+@dataclass(frozen=True)
+class StartAttention(CollaborationGraph):
+    """FedMCSA's attention by cosines of the models' differences from the initial model, as pFedGraph compares them."""
+
+    sigma: float = 10.0
+    size_weighted: bool = True
+
+    def weights(self, pool: Pool) -> Tensor:
+        return Attention(self.unit, sigma=self.sigma, size_weighted=self.size_weighted).weights(pool)
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,7 @@ class LateAttention(Attention):
         return super().weights(pool)
 
 
-def attend(kind: type[Attention], **options: float) -> Algorithm:
+def attend(kind: type[Attention | StartAttention], **options: float) -> Algorithm:
     """Make FedMCSA with another attention, judged by the received models."""
     method = judge_at("received", "fedmcsa")
     attention = method.server
@@ -112,8 +124,12 @@ def train_trial(make: Callable[[], Algorithm], cell: Cell, data: Federation, lr:
 CHANGED: dict[str, Callable[[], Algorithm]] = {
     "fedmcsa@received": partial(judge_at, "received", "fedmcsa"),
     "fedmcsa@updates": partial(attend, UpdateAttention, sigma=5.0),
+    "fedmcsa@start5": partial(attend, StartAttention, sigma=5.0),
+    "fedmcsa@start10": partial(attend, StartAttention, sigma=10.0),
+    "fedmcsa@start20": partial(attend, StartAttention, sigma=20.0),
     "fedmcsa@half_own": partial(attend, HalfOwnAttention),
     "fedmcsa@late": partial(attend, LateAttention),
+    "pfedla@fast": partial(build_method, "pfedla", {"hn_lr": 0.02}),
     **{f"{name}@trained": partial(judge_at, "trained", name) for name in ("pfedla", "igfl", "fedam")},
 }
 
