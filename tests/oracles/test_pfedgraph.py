@@ -63,6 +63,14 @@ def test_no_other_point_of_the_simplex_is_nearer():
     assert ((v - nearest).norm(dim=1) <= torch.cdist(v, points).amin(1)).all()
 
 
+def test_values_of_any_size_are_projected():
+    """Far above 1, rounding would hide the sum of 1; a row of equal values has equal weights."""
+    v = torch.tensor([[1.0, 0.5, 0.0], [1.0, 1.0, -torch.inf]], dtype=torch.float64)
+    rows = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]], dtype=torch.float64)
+    for scale in (1e3, 1e20, 1e300):
+        torch.testing.assert_close(project_to_simplex(scale * v), rows, atol=0, rtol=0)
+
+
 def test_cosine_pull_by_hand():
     """From (3, 4) with the mixture (1, 0), of cosine 3/5, and lam = 1/2; the loss has no gradient.
 
