@@ -1,5 +1,6 @@
 """FedPAC's statistics, combination of heads, centroids and steps, worked out by hand."""
 
+import math
 from typing import Any
 
 import torch
@@ -33,6 +34,23 @@ def test_statistics_by_hand():
         h, V = compute_statistics(factor * module.sums.grad, factor * module.counts.grad, tensor(4.0))
         torch.testing.assert_close(h, tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]]))
         torch.testing.assert_close(V, tensor(5.5 / 4))
+
+
+def test_loss_by_hand():
+    """Rows (1, 0) of class 0, whose centroid is (1, 2), and (3, 4) of class 1, which has none; lam is 3.
+
+    The squares of the first row's differences are 0 and 4, so their mean over two rows of two features is 1. Three
+    equal logits cost log 3.
+    """
+    head = nn.Linear(2, 3, bias=False).double()
+    nn.init.zeros_(head.weight)
+    module, batch = CentroidModule(nn.Identity(), head, 3.0), (tensor([[1.0, 0.0], [3.0, 4.0]]), torch.tensor([0, 1]))
+    with torch.no_grad():
+        module.centroids[0], module.known[0] = tensor([1.0, 2.0]), 1.0
+    loss = module.objective(module(batch[0]), batch, compute_loss)
+    torch.testing.assert_close(loss, tensor(math.log(3) + 3))
+    loss.backward()
+    assert module.centroids.grad is None
 
 
 def test_combinations_by_hand():

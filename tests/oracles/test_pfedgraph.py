@@ -6,7 +6,8 @@ from torch import Tensor
 from fedattune import Params, Payload
 from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.pfedgraph import CollaborationGraph, CosinePull, project_to_simplex
-from fedattune.client import SGD
+from fedattune.client import SGD, LocalContext
+from fedattune.core.payload import RoundContext
 from oracles.quadratic import params, run, zero
 
 
@@ -83,6 +84,17 @@ def test_cosine_pull_by_hand():
         own = {"own": params(torch.tensor(start, dtype=torch.float64))}
         upload, _ = run(rule, zero, 1, 1.0, u, memory=own)
         torch.testing.assert_close(upload.params["w"], torch.tensor(end, dtype=torch.float64))
+
+
+def test_personal_tensors_have_no_part_in_the_cosine():
+    """The same as above, with a personal tensor beside: it would change the norms, and be pulled."""
+    theta, u = params(torch.tensor([3.0, 4.0])), params(torch.tensor([1.0, 0.0]))
+    theta["own"], u["own"] = torch.tensor([5.0]), torch.tensor([7.0])
+    one = torch.tensor(1.0)
+    context = RoundContext(1.0, one, one, 1, personal_names=("own",))
+    g = CosinePull(0.5)(theta.zeros(), theta, LocalContext(theta, Payload(u), {}, Params(), context))
+    torch.testing.assert_close(g["w"], torch.tensor([-0.064, 0.048]))
+    assert g["own"].item() == 0
 
 
 def test_options_reach_the_rules():
