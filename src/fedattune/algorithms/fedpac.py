@@ -28,7 +28,6 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from ..client import Optimizing
@@ -292,6 +291,8 @@ def combine_heads(h: Tensor, V: Tensor) -> Tensor:
 
 def _minimize(Q: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return alpha >= 0 (K,) of sum 1 that minimizes alpha^T Q alpha."""
+    from scipy.optimize import nnls  # its import takes a third of a second, for all methods
+
     values, vectors = np.linalg.eigh(Q / max(np.trace(Q) / len(Q), np.finfo(float).tiny))
     root = np.sqrt(values.clip(TIE))[:, None] * vectors.T
     alpha, _ = nnls(np.vstack([root, np.ones(len(Q))]), np.append(np.zeros(len(Q)), 1.0))
