@@ -152,16 +152,19 @@ def test_head_first_then_body_by_hand():
     torch.testing.assert_close(upload.extra["statistics"]["V"], tensor(0.5))
 
 
-def test_weight_decay_of_the_optimizer_leaves_the_frozen_part_alone():
-    """AdamW decays every tensor that it is given; what is not trained stays exactly 1, or where the head ended."""
+def test_the_optimizer_leaves_the_frozen_part_alone():
+    """AdamW decays every tensor that it is given, and all moments; those of the part that is not trained stay."""
     rule, carry, g, _, context = start_client(weight_decay=0.5)
     for _ in range(2):
         carry = rule.step(carry, ROWS, lambda w, batch: g, context)
     assert carry.w["body.a"].item() == 1.0
-    head = carry.w["head.weight"].item()
+    assert carry.optimizer["m"]["body.a"].item() == 0.0
+    head, moment = carry.w["head.weight"].item(), carry.optimizer["m"]["head.weight"].item()
     assert head < 0.9
+    assert moment > 0.1
     carry = rule.step(carry, ROWS, lambda w, batch: g, context)
     assert carry.w["head.weight"].item() == head
+    assert carry.optimizer["m"]["head.weight"].item() == moment
     assert carry.w["body.a"].item() < 1.0
 
 

@@ -147,8 +147,12 @@ class AlignedClient(Optimizing, Probing, StepMeasuring):
         w, g = select_trained(carry.w), grad(carry.w, batch)
         trains_head = self._trains_head(carry, context)
         moves = _select_part(w, trains_head)
-        new, optimizer = self.optimizer.step(w, _mask(g.only(w), moves), carry.optimizer, context.lr)
-        new = moves.map(torch.where, new, w)  # weight decay of an optimizer moves tensors without a gradient too
+        new, state = self.optimizer.step(w, g.only(w), carry.optimizer, context.lr)
+        new = moves.map(torch.where, new, w)
+        # The moments of the frozen part stay, too; a count of steps is of both parts.
+        optimizer = {
+            k: moves.map(torch.where, v, carry.optimizer[k]) if v.keys() == w.keys() else v for k, v in state.items()
+        }
         read = carry.read.map(lambda a, b: torch.where(trains_head, a, a + b), g.only(READERS))
         return carry._replace(w=Params({**carry.w, **new}), read=read, t=carry.t + 1, optimizer=optimizer)
 
