@@ -9,7 +9,7 @@
 Each method has the same search: three learning rates on the first seed, and the best one by validation accuracy on the
 other seeds. A stopped command goes on where it was. Accuracies of a cell are means over its clients and seeds. The
 grid `minorities` has small validation parts, as users have them, and also trains controls; see `grid_controls`. The
-changed methods of `grid_trials` train if `--algorithms` names them.
+methods with one change in `grid_trials` train if `--algorithms` names them.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Trials of the grid: changed methods of papers, to find out which change improves them.
+"""Trials of the grid: methods of papers with one change each, to find out what would make them pay.
 
 Their names are `METHOD@CHANGE`. No trial counts as the best method of a cell.
 """
@@ -41,7 +41,7 @@ class UpdateAttention(Attention):
 
 
 def attend_to_updates(sigma: float) -> Algorithm:
-    """Make FedMCSA with attention to updates, at another sigma, and judged by the received models."""
+    """Make FedMCSA with attention to updates, judged by the received models."""
     method = build_method("fedmcsa", {})
     attention = method.server
     assert isinstance(attention, Attention)
