@@ -21,7 +21,7 @@ DEMO := --data digits --partition dirichlet --clients 20 --model dnn --budget 2m
 help:
 	@echo "make demo      decide on real data whether and how to federate; write demo/report.html"
 	@echo "make test      check lint, types, documentation and all tests"
-	@echo "make golden    compare 448 small runs with recorded numbers, bit for bit, after a change that moves code only"
+	@echo "make golden    compare 476 small runs with recorded numbers, bit for bit, after a change that moves code only"
 	@echo "make docs      build the documentation site into the folder site; a warning is a failure"
 	@echo "make coverage  run the tests and list the lines that no test reaches"
 	@echo "make deployed  kill real commands, servers, nodes and actors of a cluster in tests: some ten minutes"

@@ -74,6 +74,15 @@ def test_the_gradient_is_that_of_the_mean_cross_entropy():
     torch.testing.assert_close(h["head.weight"] - new["head.weight"], weight.grad)
 
 
+def test_representations_count_and_the_returned_head_does_not():
+    """Two clients with two classes of one feature, and two flags: 2 * 4 doubles; the head is as large."""
+    rule, h, ids = ALGORITHMS["fedgh"]().server, make_head([[0.0], [0.0]], [0.0, 0.0]), torch.arange(2)
+    state = rule.init(h, 2)
+    representations = Params(means=tensor([[[1.0], [2.0]]] * 2), known=tensor([[1.0, 1.0]] * 2))
+    uploads = Payload(rule.broadcast(state, ids).payload.params, {"representations": representations})
+    assert rule.bytes_up(state, ids, uploads) == {"representations": 64}
+
+
 def test_upload_by_hand():
     """Features are the inputs: class 0 has (1, 0) and (3, 4), so its mean is (2, 2); class 1 has none; class 2 (0, 2).
 

@@ -1,5 +1,6 @@
 """FedPAC's statistics, combination of heads, centroids and steps, worked out by hand."""
 
+import math
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.fedpac import CentroidModule, combine_heads, compute_statistics
 from fedattune.algorithms.prototypes import READING
 from fedattune.core.losses import compute_loss
+from fedattune.core.optimizers import Adam
 from fedattune.core.payload import RoundContext
 
 
@@ -28,9 +30,27 @@ def test_statistics_by_hand():
     batch = (tensor([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0], [0.0, 2.0]]), torch.tensor([0, 0, 1, 1]))
     module.objective(module(batch[0]), batch, compute_loss).backward()
     torch.testing.assert_close(module.sums.grad, READING * tensor([[4.0, 4.0, 26.0], [0.0, 4.0, 8.0], [0.0, 0.0, 0.0]]))
-    h, V = compute_statistics(module.sums.grad, module.counts.grad)
-    torch.testing.assert_close(h, tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]]))
-    torch.testing.assert_close(V, tensor(5.5 / 4))
+    for factor in (1.0, 0.1):  # a limit of the gradient's norm shrinks all that is read
+        h, V = compute_statistics(factor * module.sums.grad, factor * module.counts.grad, tensor(4.0))
+        torch.testing.assert_close(h, tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]]))
+        torch.testing.assert_close(V, tensor(5.5 / 4))
+
+
+def test_loss_by_hand():
+    """Rows (1, 0) of class 0, whose centroid is (1, 2), and (3, 4) of class 1, which has none; lam is 3.
+
+    The squares of the first row's differences are 0 and 4, so their mean over two rows of two features is 1. Three
+    equal logits cost log 3.
+    """
+    head = nn.Linear(2, 3, bias=False).double()
+    nn.init.zeros_(head.weight)
+    module, batch = CentroidModule(nn.Identity(), head, 3.0), (tensor([[1.0, 0.0], [3.0, 4.0]]), torch.tensor([0, 1]))
+    with torch.no_grad():
+        module.centroids[0], module.known[0] = tensor([1.0, 2.0]), 1.0
+    loss = module.objective(module(batch[0]), batch, compute_loss)
+    torch.testing.assert_close(loss, tensor(math.log(3) + 3))
+    loss.backward()
+    assert module.centroids.grad is None
 
 
 def test_combinations_by_hand():
@@ -95,25 +115,67 @@ def test_server_by_hand():
     torch.testing.assert_close(mixing.weights["head"], tensor([[11 / 12, 1 / 12], [1 / 6, 5 / 6]]))
 
 
-def test_head_first_then_body_by_hand():
-    """Gradients of 1, rate 0.1, two steps on the head and one on the body; features count in the body's steps alone."""
+def start_client(**options: Any) -> tuple[Any, Any, Params, Payload, RoundContext]:
+    """A client of body 1 and head 1, which was sent the centroid 7: the rule, its carry, a gradient, and the rest.
+
+    All gradients are 1; those that read features tell of two rows, with the sum 6 and the sum of squares 20.
+    """
     rule, one = ALGORITHMS["fedpac"](head_epochs=2).client, tensor(1.0)
+    if options:
+        rule = rule.with_optimizer(Adam(**options))
     w = Params({"body.a": one, "head.weight": one, "centroids": one, "known": one, "sums": tensor([[0.0, 0.0]])})
     w["counts"] = tensor([0.0])
     sent = Payload(w, {"centroids": Params(means=tensor([[7.0]]), has_one=tensor([1.0]))})
     g = Params({**w.map(torch.ones_like), "sums": READING * tensor([[6.0, 20.0]]), "counts": READING * tensor([2.0])})
     context = RoundContext(0.1, 3 * one, one, 1)
-    state = rule.init_local_state(w)
-    carry = rule.begin(sent, state, torch.tensor(True), context)
+    carry = rule.begin(sent, rule.init_local_state(w), torch.tensor(True), context)
+    return rule, carry, g, sent, context
+
+
+ROWS = (torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64))
+
+
+def test_head_first_then_body_by_hand():
+    """Gradients of 1, rate 0.1, two steps on the head and one on the body; features count in the body's steps alone."""
+    rule, carry, g, sent, context = start_client()
     assert carry.w["centroids"].item() == 7.0
-    carry = rule.probe(carry, (), lambda w, batch, **_: g, None, context)
+    carry = rule.probe(carry, ROWS, lambda w, batch, **_: g, None, context)
     for head, body in ((0.9, 1.0), (0.8, 1.0), (0.8, 0.9)):
-        carry = rule.step(carry, (), lambda w, batch: g, context)
+        carry = rule.step(carry, ROWS, lambda w, batch: g, context)
         torch.testing.assert_close(carry.w["head.weight"], tensor(head))
         torch.testing.assert_close(carry.w["body.a"], tensor(body))
-    upload, _ = rule.finish(carry, sent, state, context)
+    upload, _ = rule.finish(carry, sent, {}, context)
     assert upload.extra["features"]["means"].item() == 3.0
     assert upload.extra["features"]["shares"].item() == 1.0
     # h = 6 / 2 and V = (20 / 2 - 3^2) / 2.
     torch.testing.assert_close(upload.extra["statistics"]["h"], tensor([[3.0]]))
     torch.testing.assert_close(upload.extra["statistics"]["V"], tensor(0.5))
+
+
+def test_the_optimizer_leaves_the_frozen_part_alone():
+    """AdamW decays every tensor that it is given, and all moments; those of the part that is not trained stay."""
+    rule, carry, g, _, context = start_client(weight_decay=0.5)
+    for _ in range(2):
+        carry = rule.step(carry, ROWS, lambda w, batch: g, context)
+    assert carry.w["body.a"].item() == 1.0
+    assert carry.optimizer["m"]["body.a"].item() == 0.0
+    head, moment = carry.w["head.weight"].item(), carry.optimizer["m"]["head.weight"].item()
+    assert head < 0.9
+    assert moment > 0.1
+    carry = rule.step(carry, ROWS, lambda w, batch: g, context)
+    assert carry.w["head.weight"].item() == head
+    assert carry.optimizer["m"]["head.weight"].item() == moment
+    assert carry.w["body.a"].item() < 1.0
+
+
+def test_the_distance_counts_in_the_steps_of_the_body_alone():
+    """R adds 3 to the body's gradient of 1. The head's steps, with a gradient of 1, stay the same."""
+    rule, carry, g, _, context = start_client()
+
+    def grad(w: Params, batch: Any, **_: Any) -> Params:
+        return Params({**g, "body.a": g["body.a"] + 3 * w["known"][0]})
+
+    for expected in ((0.0, 1.0), (0.0, 1.0), (9.0, 1.0)):
+        ((change, norm),) = rule.measure_step(carry, ROWS, grad, context)
+        assert (change.item(), norm.item()) == expected
+        carry = rule.step(carry, ROWS, lambda w, batch: g, context)

@@ -6,7 +6,8 @@ from torch import Tensor
 from fedattune import Params, Payload
 from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.pfedgraph import CollaborationGraph, CosinePull, project_to_simplex
-from fedattune.client import SGD
+from fedattune.client import SGD, LocalContext
+from fedattune.core.payload import RoundContext
 from oracles.quadratic import params, run, zero
 
 
@@ -63,6 +64,14 @@ def test_no_other_point_of_the_simplex_is_nearer():
     assert ((v - nearest).norm(dim=1) <= torch.cdist(v, points).amin(1)).all()
 
 
+def test_values_of_any_size_are_projected():
+    """Far above 1, rounding would hide the sum of 1; a row of equal values has equal weights."""
+    v = torch.tensor([[1.0, 0.5, 0.0], [1.0, 1.0, -torch.inf]], dtype=torch.float64)
+    rows = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]], dtype=torch.float64)
+    for scale in (1e3, 1e20, 1e300):
+        torch.testing.assert_close(project_to_simplex(scale * v), rows, atol=0, rtol=0)
+
+
 def test_cosine_pull_by_hand():
     """From (3, 4) with the mixture (1, 0), of cosine 3/5, and lam = 1/2; the loss has no gradient.
 
@@ -75,6 +84,17 @@ def test_cosine_pull_by_hand():
         own = {"own": params(torch.tensor(start, dtype=torch.float64))}
         upload, _ = run(rule, zero, 1, 1.0, u, memory=own)
         torch.testing.assert_close(upload.params["w"], torch.tensor(end, dtype=torch.float64))
+
+
+def test_personal_tensors_have_no_part_in_the_cosine():
+    """The same as above, with a personal tensor beside: it would change the norms, and be pulled."""
+    theta, u = params(torch.tensor([3.0, 4.0])), params(torch.tensor([1.0, 0.0]))
+    theta["own"], u["own"] = torch.tensor([5.0]), torch.tensor([7.0])
+    one = torch.tensor(1.0)
+    context = RoundContext(1.0, one, one, 1, personal_names=("own",))
+    g = CosinePull(0.5)(theta.zeros(), theta, LocalContext(theta, Payload(u), {}, Params(), context))
+    torch.testing.assert_close(g["w"], torch.tensor([-0.064, 0.048]))
+    assert g["own"].item() == 0
 
 
 def test_options_reach_the_rules():

@@ -28,7 +28,6 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from ..client import Optimizing
@@ -55,16 +54,7 @@ from ..core.payload import Batch, Broadcast, Grad, LocalState, Loss, MixingMatri
 from ..core.selectors import NamedParameters
 from ..server.average import Weighting, client_weights, weighted_sum
 from ..server.mixing import BLOCK_CLIENTS
-from .prototypes import (
-    READERS,
-    READING,
-    divide,
-    encode_classes,
-    make_readers,
-    measure_distance,
-    read_features,
-    select_trained,
-)
+from .prototypes import READERS, divide, encode_classes, make_readers, measure_distance, read_features, select_trained
 from .table import Family, method
 
 TIE = 1e-9
@@ -119,6 +109,7 @@ def _select_head(w: Params) -> Params:
 class _Carry(NamedTuple):
     w: Params
     probed: Params
+    n_probed: Tensor
     read: Params
     t: Tensor
     optimizer: LocalState
@@ -144,43 +135,63 @@ class AlignedClient(Optimizing, Probing, StepMeasuring):
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         centroids = sent.extra["centroids"]
         w = Params({**sent.params, "centroids": centroids["means"], "known": centroids["has_one"]})
-        nothing, optimizer = w.only(READERS).zeros(), self.optimizer.begin(select_trained(w), local_state)
-        return _Carry(w, nothing, nothing, torch.zeros_like(context.n_steps), optimizer)
+        nothing, zero = w.only(READERS).zeros(), torch.zeros_like(context.n_steps)
+        return _Carry(w, nothing, zero, nothing, zero, self.optimizer.begin(select_trained(w), local_state))
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Read the features of the received body."""
-        return carry._replace(probed=carry.probed + grad(carry.w, batch, statistics=False).only(READERS))
+        read = grad(carry.w, batch, statistics=False).only(READERS)
+        return carry._replace(probed=carry.probed + read, n_probed=carry.n_probed + len(batch[1]))
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         w, g = select_trained(carry.w), grad(carry.w, batch)
-        trains_head = carry.t * self.plan.passes < context.n_steps * self.head
-        moves = Params({k: trains_head if k.startswith("head.") else ~trains_head for k in w})
-        masked = moves.map(lambda move, a: torch.where(move, a, 0.0), g.only(w))
-        new, optimizer = self.optimizer.step(w, masked, carry.optimizer, context.lr)
-        new = moves.map(torch.where, new, w)  # weight decay of an optimizer moves tensors without a gradient too
+        trains_head = self._trains_head(carry, context)
+        moves = _select_part(w, trains_head)
+        new, state = self.optimizer.step(w, g.only(w), carry.optimizer, context.lr)
+        new = moves.map(torch.where, new, w)
+        # The moments of the frozen part stay, too; a count of steps is of both parts.
+        optimizer = {
+            k: moves.map(torch.where, v, carry.optimizer[k]) if v.keys() == w.keys() else v for k, v in state.items()
+        }
         read = carry.read.map(lambda a, b: torch.where(trains_head, a, a + b), g.only(READERS))
         return carry._replace(w=Params({**carry.w, **new}), read=read, t=carry.t + 1, optimizer=optimizer)
+
+    def _trains_head(self, carry: _Carry, context: RoundContext) -> Tensor:
+        return carry.t * self.plan.passes < context.n_steps * self.head
 
     mechanisms = (Mechanism("steps", "steps without the distance to the centroids", "one without aligned features"),)
 
     def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         without = Params({**carry.w, "known": torch.zeros_like(carry.w["known"])})
-        pulled, plain = (select_trained(grad(w, batch, statistics=False)) for w in (carry.w, without))
+        moves = _select_part(select_trained(carry.w), self._trains_head(carry, context))
+        pulled, plain = (_mask(grad(w, batch, statistics=False).only(moves), moves) for w in (carry.w, without))
         return ((squared_norm(pulled - plain), squared_norm(plain)),)
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        h, V = compute_statistics(carry.probed["sums"], carry.probed["counts"])
+        h, V = compute_statistics(carry.probed["sums"], carry.probed["counts"], carry.n_probed)
         sums, counts = carry.read["sums"][:, :-1], carry.read["counts"]
         features = Params(means=divide(sums, counts), shares=divide(counts[:, None], counts.sum())[:, 0])
         upload = Payload(carry.w, {"features": features, "statistics": Params(h=h, V=V)})
         return upload, {**local_state, **self.optimizer.keep(carry.optimizer)}
 
 
-def compute_statistics(sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return h (C, f) and V from what a pass over all rows read: sums (C, f + 1) and counts (C,), times `READING`."""
+def compute_statistics(sums: Tensor, counts: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+    """Return h (C, f) and V from what a pass over n rows read: sums (C, f + 1) and counts (C,), times one factor.
+
+    The factor is not always `READING`: a limit of the gradient's norm shrinks both.
+    """
     mean = divide(sums, counts.sum())  # over all rows
     h, square = mean[:, :-1], mean[:, -1].sum()
-    return h, divide((square - h.square().sum()).clamp_min(0)[None, None], counts.sum() / READING)[0, 0]
+    return h, (square - h.square().sum()).clamp_min(0) / n.clamp_min(1)
+
+
+def _select_part(w: Params, is_head: Tensor) -> Params:
+    """Return for each tensor of a model whether it is of the head, or of the body, as `is_head` tells."""
+    return Params({k: is_head if k.startswith("head.") else ~is_head for k in w})
+
+
+def _mask(g: Params, moves: Params) -> Params:
+    return moves.map(lambda move, a: torch.where(move, a, 0.0), g)
 
 
 class CombinationState(TypedDict):
@@ -284,6 +295,8 @@ def combine_heads(h: Tensor, V: Tensor) -> Tensor:
 
 def _minimize(Q: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return alpha >= 0 (K,) of sum 1 that minimizes alpha^T Q alpha."""
+    from scipy.optimize import nnls  # its import takes a third of a second, for all methods
+
     values, vectors = np.linalg.eigh(Q / max(np.trace(Q) / len(Q), np.finfo(float).tiny))
     root = np.sqrt(values.clip(TIE))[:, None] * vectors.T
     alpha, _ = nnls(np.vstack([root, np.ones(len(Q))]), np.append(np.zeros(len(Q)), 1.0))

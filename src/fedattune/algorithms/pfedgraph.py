@@ -57,6 +57,7 @@ def project_to_simplex(v: Tensor) -> Tensor:
 
     A value of -inf becomes 0. Each row needs a finite value.
     """
+    v = v - v.amax(1, keepdim=True)  # the same point, without rounding where values are large
     largest = v.sort(1, descending=True).values
     excess = largest.cumsum(1) - 1
     counts = torch.arange(1, v.shape[1] + 1, device=v.device)
