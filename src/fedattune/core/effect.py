@@ -44,7 +44,9 @@ class Effect(NamedTuple):
         return f"the {part} stayed {distance} {reference}: this run is {equivalent}"
 
 
-ONE_MIXTURE = Mechanism("weights", "one mixture for all clients", "one average for all clients (FedAvg)")
+ONE_MIXTURE = Mechanism(
+    "weights", "one mixture for all clients", "FedAvg, fine-tuned if the method judges clients after local training"
+)
 OWN_MODEL = Mechanism("weights", "the client's own model alone", "training alone")
 
 
