@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import grid, grid_cells, grid_controls, grid_measures, grid_scores, grid_trials
 from benchmarks.__main__ import main
+from docs.make import grids
 
 import fedattune
 from fedattune import Params, Payload
@@ -353,3 +354,11 @@ def test_late_attention_averages_all_but_the_last_layer_in_early_rounds() -> Non
     for weights, body in ((early, equal), (late, own)):
         torch.testing.assert_close(weights["body.weight"], body, atol=1e-6, rtol=0)
         torch.testing.assert_close(weights["head.weight"], own, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("page", grids.PAGES, ids=lambda page: page.name)
+def test_pages_have_the_numbers_of_the_committed_runs(page: Path) -> None:
+    """After a new run: python -m docs.make.grids."""
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<!-- grid ") >= 2
+    assert grids.fill_page(text) == text
