@@ -1,6 +1,7 @@
-"""Trials of the grid: methods of papers with one change each, to find out what would make them pay.
+"""Trials of the grid: methods of papers with a change, to find out what would make them pay.
 
-Their names are `METHOD@CHANGE`. No trial counts as the best method of a cell.
+Their names are `METHOD@CHANGE`. No trial counts as the best method of a cell. All changes of FedMCSA's attention come
+on top of `fedmcsa@received`, with a sigma that fits the cosines.
 """
 
 from collections.abc import Callable
@@ -124,9 +125,7 @@ def train_trial(make: Callable[[], Algorithm], cell: Cell, data: Federation, lr:
 CHANGED: dict[str, Callable[[], Algorithm]] = {
     "fedmcsa@received": partial(judge_at, "received", "fedmcsa"),
     "fedmcsa@updates": partial(attend, UpdateAttention, sigma=5.0),
-    "fedmcsa@start5": partial(attend, StartAttention, sigma=5.0),
-    "fedmcsa@start10": partial(attend, StartAttention, sigma=10.0),
-    "fedmcsa@start20": partial(attend, StartAttention, sigma=20.0),
+    "fedmcsa@start": partial(attend, StartAttention, sigma=10.0),
     "fedmcsa@half_own": partial(attend, HalfOwnAttention),
     "fedmcsa@late": partial(attend, LateAttention),
     "pfedla@fast": partial(build_method, "pfedla", {"hn_lr": 0.02}),
