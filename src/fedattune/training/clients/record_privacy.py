@@ -55,7 +55,10 @@ def check_record_privacy(algorithm: Algorithm, module: nn.Module, settings: Sett
 def _find_obstacle(algorithm: Algorithm, module: nn.Module, loss: TrainingLoss) -> str | None:
     task = Task(module)
     if isinstance(module, MethodModule) and module.has_batch_loss:
-        return "the method compares the rows of a batch, or adds up their features, so that no row has a gradient of its own; choose a method without such a loss, such as fedper or ditto"
+        return (
+            "the method compares the rows of a batch, or adds up their features, so that no row has a gradient of its "
+            "own; choose a method without such a loss, such as fedper or ditto"
+        )
     if task.has_batch_statistics:
         return (
             "BatchNorm layers mix the rows of a batch and keep their statistics without noise; use a model with "
