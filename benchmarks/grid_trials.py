@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,6 +123,14 @@ def train_trial(make: Callable[[], Algorithm], cell: Cell, data: Federation, lr:
     return measure_result(data, fit_cell(cell, data, make(), lr, seed))
 
 
+def train_best_sigma(cell: Cell, data: Federation, lr: float, seed: int) -> Measures:
+    """Train FedMCSA with several sigma, judged by the received models, and keep the one of the best validation."""
+    found = [
+        train_trial(partial(attend, Attention, sigma=sigma), cell, data, lr, seed) for sigma in (5.0, 20.0, 50.0, 200.0)
+    ]
+    return max(found, key=lambda one: (np.nan_to_num(one["validation_accuracy"]), -one["validation_loss"]))
+
+
 CHANGED: dict[str, Callable[[], Algorithm]] = {
     "fedmcsa@received": partial(judge_at, "received", "fedmcsa"),
     "fedmcsa@updates": partial(attend, UpdateAttention, sigma=5.0),
@@ -133,6 +142,7 @@ CHANGED: dict[str, Callable[[], Algorithm]] = {
 }
 
 TRIALS: dict[str, Callable[[Cell, Federation, float, int], Measures]] = {
-    name: partial(train_trial, make) for name, make in CHANGED.items()
+    **{name: partial(train_trial, make) for name, make in CHANGED.items()},
+    "fedmcsa@best_sigma": train_best_sigma,
 }
 """Name -> training of a trial on a federation of a cell, by learning rate and seed."""

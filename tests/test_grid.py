@@ -362,3 +362,15 @@ def test_pages_have_the_numbers_of_the_committed_runs(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text.count("<!-- grid ") >= 2
     assert grids.fill_page(text) == text
+
+
+def test_the_best_sigma_is_that_of_the_best_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    validation = {5.0: (0.5, 1.0), 20.0: (0.7, 0.9), 50.0: (0.7, 0.8), 200.0: (np.nan, 0.1)}
+
+    def train(make: Any, *_: Any) -> dict[str, Any]:
+        accuracy, loss = validation[make().server.sigma]
+        return {"validation_accuracy": accuracy, "validation_loss": loss, "sigma": make().server.sigma}
+
+    monkeypatch.setattr(grid_trials, "train_trial", train)
+    cell = TINY["digits"]
+    assert grid_trials.train_best_sigma(cell, cell.load(0), 0.1, 0)["sigma"] == 50.0
