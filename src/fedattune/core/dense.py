@@ -24,7 +24,7 @@ MEASURED_PRODUCTS = 1 << 28
 in a core's caches."""
 
 MIN_LINEAR_GAIN = 1.05
-"""Ratio from which oneDNN is chosen for a layer: its calls are long, so noise changes their times little."""
+"""Minimum speed-up for which oneDNN is chosen for a layer: noise changes the times of its long calls little."""
 
 BLOCK_VALUES = 1 << 20
 """Values of a stack to copy at a time: they fit into caches, and their memory is used again."""
