@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedattune import Federation, Params
 from fedattune.engine import make_engine
 
-from .floors import WRITTEN_OUT
+from .floors import EVALUATED_AS, WRITTEN_OUT
 from .measure import Case, Figures, Setting, Target, Way, Workload, lazily, measure
 from .problems import Problem, dirichlet, own_tensors, synthetic
 from .training import on
@@ -28,9 +28,9 @@ def personal(problem: Problem) -> Params:
 
 def plain(problem: Problem, models: Params) -> Way:
     """Evaluate client by client; samples are normalized and in memory already, and batches are views."""
-    forward = WRITTEN_OUT[problem.model]
+    forward, flat = EVALUATED_AS[problem.model], problem.model in WRITTEN_OUT
     parts = own_tensors(problem.data, [c.test for c in problem.data.clients])
-    own = [(x.flatten(1), y) for x, y in parts]
+    own = [(x.flatten(1) if flat else x, y) for x, y in parts]
 
     @torch.no_grad()
     def run(_: int) -> tuple[Tensor, Tensor]:
@@ -78,6 +78,10 @@ def _images(quick: bool) -> Federation:
     return dirichlet(2, 120, test=0.8) if quick else dirichlet(20, 70_000, test=0.999)
 
 
+def _fewer_images(quick: bool) -> Federation:
+    return dirichlet(2, 120, test=0.8) if quick else dirichlet(20, 20_000, test=0.999)
+
+
 def _synthetic(quick: bool) -> Federation:
     return synthetic(4 if quick else 100)
 
@@ -86,6 +90,7 @@ EVALUATED: dict[str, tuple[str, Callable[[bool], Federation], str, float]] = {
     "W6-mlr": ("Evaluation of 20 clients' own MLRs on 70,000 images", _images, "mlr", 0.6),
     "W6-dnn": ("Evaluation of 20 clients' own DNN-100s on 70,000 images", _images, "dnn", 0.8),
     "W6-synthetic": ("Evaluation of 100 ragged clients' own MLRs on Synthetic", _synthetic, "mlr", 0.6),
+    "W6-lenet": ("Evaluation of 20 clients' own LeNets on 20,000 images", _fewer_images, "lenet", 0.6),
 }
 """Name -> what it is, its data, its model, and the target."""
 

@@ -12,7 +12,7 @@ from copy import deepcopy
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import conv2d, cross_entropy, linear, max_pool2d
 
 from .problems import Problem
 
@@ -34,7 +34,17 @@ def dnn(w: Sequence[Tensor], x: Tensor) -> Tensor:
     return linear(linear(x, w[0], w[1]).relu(), w[2], w[3])
 
 
+def lenet(w: Sequence[Tensor], x: Tensor) -> Tensor:
+    """Compute the logits of a network with two convolutions and three linear layers."""
+    for kernel, bias in (w[:2], w[2:4]):
+        x = max_pool2d(conv2d(x, kernel, bias).relu_(), 2)
+    return linear(linear(linear(x.flatten(1), w[4], w[5]).relu(), w[6], w[7]).relu(), w[8], w[9])
+
+
 WRITTEN_OUT: dict[str, Forward] = {"mlr": mlr, "dnn": dnn}
+"""Networks of linear layers, whose samples are flat."""
+
+EVALUATED_AS = {**WRITTEN_OUT, "lenet": lenet}
 
 
 def plain(problem: Problem) -> Train:

@@ -180,6 +180,13 @@ def _cnn(batch: int, steps: int) -> Callable[[bool], Problem]:
     return make
 
 
+def _lenet(quick: bool) -> Problem:
+    few = {"conv1": 6, "conv2": 16}
+    if quick:
+        return Problem(even(2, 8), "lenet", few, batch=4, steps=2)
+    return Problem(even(10, 200, (3, 32, 32)), "lenet", few, batch=25, steps=8)
+
+
 PROBLEMS: dict[str, tuple[str, Callable[[bool], Problem]]] = {
     "W1": ("MLR, MNIST shapes, 20 clients, 20 steps of 20", _images("mlr")),
     "W2": ("DNN-100, MNIST shapes, 20 clients, 20 steps of 20", _images("dnn")),
@@ -189,6 +196,7 @@ PROBLEMS: dict[str, tuple[str, Callable[[bool], Problem]]] = {
     "W4-dnn": ("DNN-100, MNIST shapes, 20 Dirichlet clients, an epoch of 10", _epoch("dnn")),
     "W5-10": ("4-layer CNN, 10 clients, 20 steps of 10", _cnn(10, 20)),
     "W5-50": ("4-layer CNN, 10 clients, 10 steps of 50", _cnn(50, 10)),
+    "W5-lenet": ("LeNet with 6 and 16 channels, CIFAR10 shapes, 10 clients, 8 steps of 25", _lenet),
 }
 """Case -> description, and a function that makes its problem; True makes a tiny one."""
 
@@ -210,5 +218,5 @@ CASES = (
     *(_case(name, MLP_TARGETS, 15, ("auto", "sequential")) for name in ("W1", "W2")),
     *(_case(name, MLP_TARGETS, 11, ("auto",)) for name in ("W3-mlr", "W3-dnn")),
     *(_case(name, MLP_TARGETS, 5, ("auto",)) for name in ("W4-mlr", "W4-dnn")),
-    *(_case(name, CNN_TARGETS, 5, ("auto",)) for name in ("W5-10", "W5-50")),
+    *(_case(name, CNN_TARGETS, 5, ("auto",)) for name in ("W5-10", "W5-50", "W5-lenet")),
 )

@@ -44,7 +44,8 @@ def test_every_workload_runs_and_all_ways_of_training_agree(tmp_path: Path) -> N
     run("--quick", "--json", str(file), *(f"W{k}" for k in range(1, 8)), "W10", "W12-adam", "W12-images")
     said = json.loads(file.read_text("utf-8"))
     cases = {case["name"]: case for case in said["cases"]}
-    names = {"W1", "W2", "W3-mlr", "W3-dnn", "W4-mlr", "W4-dnn", "W5-10", "W5-50", "W6-mlr", "W6-dnn", "W6-synthetic"}
+    names = {"W1", "W2", "W3-mlr", "W3-dnn", "W4-mlr", "W4-dnn", "W5-10", "W5-50", "W5-lenet"}
+    names |= {"W6-mlr", "W6-dnn", "W6-synthetic", "W6-lenet"}
     assert names | {"W7-mcsa-dnn"} <= set(cases)
     assert all(s > 0 for case in cases.values() for samples in case["seconds"].values() for s in samples)
     for name in names:

@@ -14,10 +14,13 @@ from ..core import dense
 aten = torch.ops.aten
 
 MIN_CHANNELS = 8
-"""Channels from which images are pooled with adjacent channels."""
+"""Adjacent channels from which pooling is vectorized."""
 
-RETURN_INDICES_POSITION = 7
-"""Position of the argument `return_indices` of `max_pool2d`."""
+MAX_CHANNELS = 256
+"""Adjacent channels up to which images are put together; more take longer to arrange than to pool."""
+
+QUARTERS = ((2, 2), (2, 2), (0, 0), (1, 1))
+"""Kernel, stride, padding and dilation with which the maxima of four pixels take two vectorized operations."""
 
 
 def max_pool_with_indices(x: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
@@ -25,15 +28,38 @@ def max_pool_with_indices(x: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
 
     On a CPU, PyTorch does not vectorize pooling in the usual layout: it takes two to four times as long.
     """
-    adjacent = _channels_last(x)
-    values, indices = aten.max_pool2d_with_indices.default(adjacent, *options)
-    return (values, indices) if adjacent is x else (values.contiguous(), indices.contiguous())
+    values, indices = aten.max_pool2d_with_indices.default(_make_adjacent(x), *options)
+    return _separate(values, x), _separate(indices, x)
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    if x.device.type != "cpu" or x.dim() != 4 or x.shape[1] < MIN_CHANNELS:
+def _make_adjacent(x: Tensor) -> Tensor:
+    """Make the channels of each pixel adjacent; those of several images where one image has few."""
+    if x.device.type != "cpu" or x.dim() != 4:
         return x
-    return x.contiguous(memory_format=torch.channels_last)
+    images, channels, *size = x.shape
+    together = 1
+    if channels < MIN_CHANNELS:
+        together = next((n for n in range(MAX_CHANNELS // channels, 1, -1) if images % n == 0), 1)
+    if together * channels < MIN_CHANNELS:
+        return x
+    return x.reshape(images // together, together * channels, *size).contiguous(memory_format=torch.channels_last)
+
+
+def _separate(pooled: Tensor, x: Tensor) -> Tensor:
+    return pooled.contiguous().view(*x.shape[:-2], *pooled.shape[-2:])
+
+
+def _max_pool(x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, **more: Any) -> Tensor:
+    steps = kernel if stride is None else stride
+    if (_pair(kernel), _pair(steps), _pair(padding), _pair(dilation)) == QUARTERS and not more.get("ceil_mode"):
+        height, width = (n - n % 2 for n in x.shape[-2:])
+        rows = torch.maximum(x[..., 0:height:2, :width], x[..., 1:height:2, :width])
+        return torch.maximum(rows[..., 0::2], rows[..., 1::2])
+    return _separate(max_pool2d(_make_adjacent(x), kernel, stride, padding, dilation, **more), x)
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, ...]:
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def replace_slow_calls(device: torch.device) -> AbstractContextManager[object]:
@@ -54,6 +80,6 @@ class FastPrediction(TorchFunctionMode):
         named = dict(kwargs or {})
         if func is linear:
             return dense.linear(*args, **named)
-        if func is max_pool2d and 0 < len(args) < RETURN_INDICES_POSITION and not named.get("return_indices"):
-            return func(_channels_last(args[0]), *args[1:], **named).contiguous()
+        if func is max_pool2d and not named.get("return_indices"):
+            return _max_pool(*args, **named)
         return func(*args, **named)
