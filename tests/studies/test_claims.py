@@ -86,6 +86,27 @@ def test_the_interval_of_three_differences_by_hand() -> None:
     assert math.isnan(alone.high)
 
 
+def test_all_recorded_seeds_count() -> None:
+    """The study has three seeds, the records have fifteen; 14 differences of 2 and one of 5 have a mean of 2.2."""
+    local = [50 + seed for seed in range(15)]
+    found = answer({("Local", "one"): [*local], ("FedAvg", "one"): [52.0 + seed for seed in range(14)] + [69.0]})
+    difference = found.comparisons[0].difference
+    assert difference is not None
+    assert difference.mean == pytest.approx(2.2)
+    assert difference.high - 2.2 == pytest.approx(2.144787 * 0.2, abs=1e-5)  # Student's t, 14 degrees of freedom
+
+
+def test_a_run_that_was_paused_does_not_change_the_time_of_a_row() -> None:
+    study = Study(**yaml.safe_load(STUDY), name="made-up")
+    records = Records(Path("nowhere"))
+    cell = Cell("Local", "one")
+    for seed, seconds in enumerate([40, 9000, 50]):
+        run = study.make_run(cell, {}, seed)
+        records.runs[run.id] = {"experiment": run.experiment.to_keywords(mode="json"), "evaluation_point": "received"}
+        records.runs[run.id] |= {"seconds": seconds, "local_steps": 50}
+    assert StudyResults(study, records).outcomes[cell].measures["seconds"].mean == 50
+
+
 def test_differences_are_paired_by_seed() -> None:
     """Runs of one row are 10 apart, yet every seed gains 4, 5 or 6: 5 ± t/sqrt(3)."""
     found = answer(both([4, 5, 6], [1, 2, 3]))

@@ -8,7 +8,6 @@ from filelock import FileLock, Timeout
 from ..analysis.output.tables import make_console, make_table, print_whole
 from ..core.errors import ConfigError, RunError
 from ..studies import STUDIES, load_study
-from ..studies.outcome import MAX_SEEDS
 from ..studies.study import StudyOptions
 from .main import FAILED, INTERRUPTED, print_message
 from .options import parse_options
@@ -32,8 +31,6 @@ def reproduce(space: Namespace, problems: list[str]) -> int:
         return 0
     study = load_study(space.name, options.allow_code)
     cells = study.cells(options.cells)
-    if options.seeds and options.seeds > (max_seeds := max(study.seeds, MAX_SEEDS)):
-        raise ConfigError(f"--seeds {options.seeds}: {study.name} takes at most {max_seeds}")
     folder = options.out / study.name
     records = Records(folder)
     command = " ".join(["fedattune reproduce", *_format_command(space.name, options)])

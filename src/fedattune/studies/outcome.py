@@ -11,8 +11,6 @@ from ..runs.metrics import Point, is_in_last_tenth
 from .records import Array, Curve, Records
 from .study import Cell, Extent, Measure, Study
 
-MAX_SEEDS = 10
-"""Seeds of a cell to look for, unless the study has more."""
 MAX_DIFFERENCE = 1.0
 """Points of difference to the paper; a larger one needs a reason."""
 MIN_SHARE = 0.2
@@ -62,7 +60,8 @@ class StudyResults:
 
     def __init__(self, study: Study, records: Records, cells: Sequence[Cell] | None = None) -> None:
         self.study, self.records = study, records
-        experiments = (facts["experiment"] for facts in records.runs.values())
+        experiments = [facts["experiment"] for facts in records.runs.values()]
+        self._seeds = range(1 + max((one["seed"] for one in experiments), default=0))
         extents = {Extent(one["rounds"], one["mixed_precision"]) for one in experiments}
         # Runs with the most rounds; among these, runs in full precision.
         order = sorted(extents, key=lambda one: (-(one.rounds or 0), one.mixed_precision != "off"))
@@ -80,8 +79,7 @@ class StudyResults:
     def _compute_choice(
         self, cell: Cell, extent: Extent, choice: dict[str, Any], *, is_searched: bool
     ) -> Outcome | None:
-        seeds = range(max(self.study.seeds, MAX_SEEDS))
-        runs = [self.study.make_run(cell, choice, seed, extent) for seed in seeds]
+        runs = [self.study.make_run(cell, choice, seed, extent) for seed in self._seeds]
         if runs[0].experiment.rounds != extent.rounds:
             return None
         recorded_runs = {run.id: self.records.runs[run.id] for run in runs if run in self.records}
@@ -91,8 +89,12 @@ class StudyResults:
         finished_runs = {run: facts for run, facts in recorded_runs.items() if "failed" not in facts}
         evaluation_point: Point = next((facts["evaluation_point"] for facts in finished_runs.values()), "received")
         point = self.study.rows[cell.row].point or evaluation_point
-        names = ("seconds", "local_steps") if finished_runs else ()
-        measures = {name: compute_mean_std([facts[name] for facts in finished_runs.values()]) for name in names}
+        measures: dict[str, MeanStd] = {}
+        if finished_runs:
+            # The median, because a run that is paused, or shares its core, takes hours.
+            seconds = float(np.median([facts["seconds"] for facts in finished_runs.values()]))
+            steps = compute_mean_std([facts["local_steps"] for facts in finished_runs.values()])
+            measures |= {"seconds": MeanStd(seconds, 0), "local_steps": steps}
         full_rounds = self.study.make_run(cell, choice, 0).experiment.rounds
         outcome = Outcome(
             cell, choice, is_searched, point, tuple(finished_runs), failures, extent, full_rounds, measures
