@@ -37,6 +37,11 @@ def test_pooling_in_predictions_gives_the_same_values(size: tuple[int, ...], how
     torch.testing.assert_close(pooled, torch.nn.functional.max_pool2d(x, *how), rtol=0, atol=0, equal_nan=True)
 
 
+def test_images_that_are_too_small_to_pool_are_refused_in_predictions_too() -> None:
+    with FastPrediction(), pytest.raises(RuntimeError, match="Output size is too small"):
+        torch.nn.functional.max_pool2d(torch.randn(2, 6, 1, 4), 2)
+
+
 def test_maxima_of_four_pixels_take_two_operations() -> None:
     with Watch() as seen, FastPrediction():
         torch.nn.functional.max_pool2d(torch.randn(5, 6, 8, 8), 2)

@@ -50,9 +50,9 @@ def _separate(pooled: Tensor, x: Tensor) -> Tensor:
 
 
 def _max_pool(x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, **more: Any) -> Tensor:
-    steps = kernel if stride is None else stride
-    if (_pair(kernel), _pair(steps), _pair(padding), _pair(dilation)) == QUARTERS and not more.get("ceil_mode"):
-        height, width = (n - n % 2 for n in x.shape[-2:])
+    how = tuple(map(_pair, (kernel, kernel if stride is None else stride, padding, dilation)))
+    height, width = (n - n % 2 for n in x.shape[-2:])
+    if how == QUARTERS and height and width and not more.get("ceil_mode"):  # PyTorch refuses smaller images
         rows = torch.maximum(x[..., 0:height:2, :width], x[..., 1:height:2, :width])
         return torch.maximum(rows[..., 0::2], rows[..., 1::2])
     return _separate(max_pool2d(_make_adjacent(x), kernel, stride, padding, dilation, **more), x)
