@@ -165,6 +165,29 @@ def test_steps_on_targets_with_several_parts_are_compiled(target: str, kind: str
         torch.testing.assert_close(got[k], want[k], rtol=1e-4, atol=1e-5)
 
 
+MASKED = {
+    "convolutions": lambda: [nn.Conv2d(1, 4, 3), nn.Conv2d(4, 1, 3, padding=2, bias=False)],
+    "batch norm": lambda: [nn.BatchNorm2d(1)],
+    "group norm": lambda: [nn.GroupNorm(1, 1)],
+    "layer norm": lambda: [nn.LayerNorm(8)],
+    "attention": lambda: [nn.Flatten(1, 2), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)],
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of attention under vmap
+@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("name", MASKED)
+def test_layers_whose_gradients_have_a_mask_run_without_python(name: str, kind: str) -> None:
+    torch.manual_seed(0)
+    task = Task(nn.Sequential(*MASKED[name](), nn.Flatten(), nn.Linear(64, 3)).double())
+    data = make_clients([30, 40, 50])
+    engine, reference = VectorizedEngine(task, data, **EACH[kind]), SequentialEngine(task, data)
+    got, want = (train_round(one, task, 3, SGD(), steps=6).upload.params for one in (engine, reference))
+    assert all(step.is_scripted for step in engine._compiler._steps.values())
+    for k in want:
+        torch.testing.assert_close(got[k], want[k], rtol=1e-9, atol=1e-9)
+
+
 def test_compiled_steps_are_kept_by_what_they_depend_on() -> None:
     compiler, calls, labels = Compiler(), [], torch.zeros(2).long()
 

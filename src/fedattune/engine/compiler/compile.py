@@ -43,6 +43,7 @@ PASSES: dict[str, Callable[[Graph], None]] = {
     "product order": rewrites.each_node(rewrites.turn_product),
     "adding products": rewrites.each_node(rewrites.fuse_product),
     "pooling": rewrites.each_node(rewrites.pool_by_channels),
+    "masks": rewrites.each_node(rewrites.script_masked),
 }
 """Passes over a traced graph, in order. Each keeps the result up to the rounding of fused multiply-adds."""
 

@@ -7,6 +7,8 @@ rounding of fused multiply-adds.
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from textwrap import dedent
 from typing import Any, cast
 
 import torch
@@ -222,6 +224,40 @@ def pool_by_channels(graph: Graph, node: Node) -> Node | None:
         return None
     with graph.inserting_before(node):
         return _insert_node(graph, node, max_pool_with_indices, node.args, node.kwargs)
+
+
+def script_masked(graph: Graph, node: Node) -> Node | None:
+    """Let TorchScript trace operations with a mask of wanted results, as the gradients of convolutions and norms."""
+    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    if not arguments or arguments[-1].name != "output_mask" or find_layout(node.args[0]).device.type != "cpu":
+        return None
+    with graph.inserting_before(node):
+        return _insert_node(graph, node, _make_traceable(node.target), node.args, node.kwargs)
+
+
+@cache
+def _make_traceable(operation: Any) -> Callable[..., list[Tensor | None]]:
+    """Write an operation in TorchScript: its tracer refuses masks, and results that are not wanted."""
+    schema, name = operation._schema, operation.overloadpacket.__name__
+    typed = ", ".join(f"{a.name}: {a.type.annotation_str}" for a in schema.arguments)
+    given = ", ".join(a.name for a in schema.arguments)
+    results = ", ".join(f"result_{i}" for i in range(len(schema.returns)))
+    code = f"""
+    def masked({typed}) -> List[Tensor]:
+        {results} = torch.ops.aten.{name}({given})
+        wanted: List[Tensor] = []
+        for result, is_wanted in zip([{results}], output_mask):
+            if is_wanted:
+                wanted.append(result)
+        return wanted
+    """
+    script = torch.jit.CompilationUnit(dedent(code)).masked
+
+    def masked(*args: Any) -> list[Tensor | None]:
+        wanted = iter(script(*args))
+        return [next(wanted) if is_wanted else None for is_wanted in args[-1]]
+
+    return masked
 
 
 def _insert_node(graph: Graph, like: Node, target: Any, args: Any, kwargs: Any) -> Node:
