@@ -56,8 +56,9 @@ class Rule:
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:
-        """Run the block without the rule."""
+        """Run the block without the rule, and without the scripts that were made with it."""
         with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(compiler, "_scripts", {}))
             for owner, attribute, value in self.off:
                 stack.enter_context(mock.patch.object(owner, attribute, value))
             yield
@@ -107,9 +108,10 @@ COMPILER_RULES = (
     _pass("product order", *SMALL),
     _pass("adding products", *TRAINED),
     _pass("pooling", "W5"),
+    _pass("masks", "W5"),
     Rule("before the first step", ((rewrites, "draws_random", _is_operation),), TRAINED),
     Rule("in place", ((rewrites, "IN_PLACE", {}),), TRAINED),
-    Rule("TorchScript loop", ((compiler, "_script", lambda step, *_: step),), SMALL),
+    Rule("TorchScript loop", ((compiler, "_script", lambda step, *_: step),), TRAINED),
     Rule("calls around the steps", ((compiler, "compile_call", call_eagerly),), (*SMALL, "W6")),
 )
 """Passes of the compiler of local steps, in order, and what it does with a step after them."""
