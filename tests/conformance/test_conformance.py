@@ -19,6 +19,8 @@ from fedattune.core.options import build, list_options
 from fedattune.core.selectors import Head, NoParameters
 from fedattune.engine import base as engines_base
 from fedattune.engine import vectorized
+from fedattune.engine.compiler import compile as compiler
+from fedattune.engine.compiler.compile import CompiledStep, compile_step
 from fedattune.training.sampling import sample_cohort
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -89,12 +91,23 @@ SERIAL = ("fedavg", "fedmcsa", "pfedme", "perfedavg", "ditto", "apfl", "fedrep",
 
 @every_method
 def test_recorded_steps_agree(case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps recorded and replayed, with a client axis and without, give what the reference gives."""
+    """Steps recorded and run without Python, with a client axis and without, give what the reference gives."""
+    steps: list[CompiledStep] = []
+
+    def compile_recorded(*tensors: Any, should_compile: bool) -> CompiledStep:
+        step = compile_step(*tensors, should_compile=should_compile)
+        if should_compile:
+            steps.append(step)
+        return step
+
     work: dict[str, Any] = {"rounds": 2, "options": case.same}
     whole = work | EPOCHS
     references = [fit_once(ragged, case.name, engine="sequential", **one) for one in (work, whole)]
     monkeypatch.setattr(engines, "MIN_COMPILED_STEPS", 0)
+    monkeypatch.setattr(compiler, "compile_step", compile_recorded)
     assert distance(references[1], fit(ragged, case.name, engine="vectorized", **whole)) < 1e-12
+    assert steps
+    assert all(step.is_scripted for step in steps)
     if case.name not in SERIAL:
         return
     monkeypatch.setattr(engines.Task, "find_vectorization_error", lambda *_: "made")

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from ..client import Optimizing
 from ..core.algorithm import Algorithm, Finished, LocalPlan, Probe, Probing
@@ -35,6 +34,7 @@ from ..core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 from ..core.selectors import NamedParameters
 from ..server import Average
 from ..server.average import Weighting
+from .prototypes import encode_classes
 from .table import Family, method
 
 ROWS, LABELS = "memory.rows", "memory.labels"
@@ -126,7 +126,7 @@ class MemoryClient(Optimizing, Probing):
         is_row = weight[0] if weight else torch.ones_like(y, dtype=labels.dtype)
         place = carry.n + is_row.cumsum(0) - 1
         chosen = (place == torch.arange(len(labels), device=place.device)[:, None]).to(labels.dtype) * is_row
-        labels = labels + torch.tensordot(chosen, one_hot(y, labels.shape[1]).to(labels.dtype), 1)
+        labels = labels + torch.tensordot(chosen, encode_classes(y, labels[0]), 1)
         rows = rows + torch.tensordot(chosen, x.to(rows.dtype), 1)
         return carry._replace(memory=Params({ROWS: rows, LABELS: labels}), n=carry.n + is_row.sum())
 
