@@ -94,9 +94,9 @@ def test_recorded_steps_agree(case: Case, ragged: Federation, monkeypatch: pytes
     """Steps recorded and run without Python, with a client axis and without, give what the reference gives."""
     steps: list[CompiledStep] = []
 
-    def compile_recorded(*tensors: Any, should_compile: bool) -> CompiledStep:
-        step = compile_step(*tensors, should_compile=should_compile)
-        if should_compile:
+    def compile_recorded(*arguments: Any) -> CompiledStep:
+        step = compile_step(*arguments)
+        if arguments[-1]:  # probes of some models are never compiled
             steps.append(step)
         return step
 

@@ -126,7 +126,7 @@ class Compiler:
             _make_room(self._steps)
             # Compiling draws random numbers; the random numbers of the round must not shift.
             with torch.random.fork_rng(enabled=True):
-                self._steps[full_key] = compile_step(function, fixed, leaves, batch, should_compile=self.should_compile)
+                self._steps[full_key] = compile_step(function, fixed, leaves, batch, self.should_compile)
         return self._steps[full_key]
 
 
