@@ -246,14 +246,16 @@ def test_a_call_that_cannot_be_compiled_runs_each_time(function: Any) -> None:
     assert torch.equal(call(torch.tensor([1.0, 2.0]))[0][0], want)
 
 
-def test_without_torchscript_steps_are_replayed_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, data = Task(NETWORKS["mlp"]().double()), make_clients([30, 40, 50])
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+def test_without_torchscript_steps_are_replayed_by_python(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, data = Task(NETWORKS[name]().double()), make_clients([30, 40, 50])
     want = train_round(VectorizedEngine(task, data), task, 3, SGD(), epochs=1)
 
     def missing(*_: Any) -> None:
         raise RuntimeError("no TorchScript")
 
     monkeypatch.setattr(torch.jit, "trace", missing)
+    monkeypatch.delattr(torch.jit, "CompilationUnit")
     monkeypatch.setattr(compile_module, "_scripts", {})
     with use_threads(2):
         engine = VectorizedEngine(task, data)
