@@ -228,7 +228,7 @@ def pool_by_channels(graph: Graph, node: Node) -> Node | None:
 
 def script_masked(graph: Graph, node: Node) -> Node | None:
     """Let TorchScript trace operations with a mask of wanted results, as the gradients of convolutions and norms."""
-    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    arguments: Any = getattr(getattr(node.target, "_schema", None), "arguments", ())
     has_mask = bool(arguments) and arguments[-1].name == "output_mask"
     if not has_mask or find_layout(node.args[0]).device.type != "cpu" or not hasattr(torch.jit, "CompilationUnit"):
         return None
