@@ -96,10 +96,11 @@ class PFedHNServer(Joinable[PFedHNState], Measurable):
             # Generated again: the steps of earlier clients changed phi since the broadcast.
             difference = list((model - trained).map(torch.detach).values())
             values = torch.autograd.grad(list(model.values()), list(phi.values()), difference)
-        g = Params(zip(phi, values, strict=True))
-        g = clip_norm(g, self.clip) + self.weight_decay * old
-        velocity = self.momentum * state["velocity"] + g
-        return {"phi": old - self.hn_lr * velocity, "velocity": velocity}
+        # phi has `hidden` times the model's values: each pass over it, and each copy, costs.
+        g = clip_norm(Params(zip(phi, values, strict=True)), self.clip)
+        g = g.map(lambda a, b: a.add_(b, alpha=self.weight_decay), old)
+        velocity = g.map(lambda a, b: a.add_(b, alpha=self.momentum), state["velocity"])
+        return {"phi": old.map(lambda a, b: torch.sub(a, b, alpha=self.hn_lr), velocity), "velocity": velocity}
 
     def measure_effects(self, state: PFedHNState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
         phi = state["phi"]
