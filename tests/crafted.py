@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedattune import Settings
-from fedattune.analysis.folder import seal_experiment
+from fedattune.analysis.folder import make_run_name, seal_experiment
 from fedattune.core.io import write_json
 from fedattune.core.payload import MixingMatrices
 from fedattune.engine.base import Scores
@@ -26,6 +26,7 @@ def craft(
     *,
     n_test: Sequence[int] = (10, 20, 10, 40),
     seed: int = 0,
+    number: int = 0,
     labels: Rows | None = None,
     mixing: Mapping[int, Mixed] | None = None,
     traffic: Mapping[str, Mapping[str, int]] | None = None,
@@ -34,11 +35,12 @@ def craft(
     finished: bool = True,
     **config: Any,
 ) -> Path:
-    """Write the run of clients a, b, c, ... into `folder`/`algorithm`/seed-`seed`, and return `folder`."""
-    path = folder / algorithm / f"seed-{seed}"
+    """Write the run of clients a, b, c, ... with a `seed` and split `number` into its folder, and return `folder`."""
+    path = folder / make_run_name(algorithm, number, seed)
     path.mkdir(parents=True)
     settings = Settings(rounds=max(correct), seed=seed).to_keywords(mode="json")
-    write_json(path / "config.json", {**settings, "algorithm": algorithm, "data": "made", "split": "s", **config})
+    about = {"algorithm": algorithm, "data": "made", "split": "s" + "'" * number, "partition": {"split": number}}
+    write_json(path / "config.json", {**settings, **about, **config})
     clients = [
         {"id": chr(ord("a") + i), "n_train": 100 + i, "n_validation": 0, "n_test": n} for i, n in enumerate(n_test)
     ]
@@ -118,10 +120,10 @@ HALF = {1: (5, 10, 5, 20), 2: (5, 12, 5, 20)}
 BETTER = {1: (6, 10, 5, 20), 2: (9, 12, 5, 20)}
 
 
-def experiment(folder: Path, names: str = "local, fedavg", seeds: int = 1) -> Path:
+def experiment(folder: Path, names: str = "local, fedavg", seeds: int = 1, budget: str = "off") -> Path:
     """Write an experiment of ten rounds that has not begun, and return `folder`."""
     folder.mkdir(exist_ok=True)
-    lines = [f"algorithms: [{names}]", f"seeds: {seeds}", "seed: 0", "rounds: 10"]
+    lines = [f"algorithms: [{names}]", f"seeds: {seeds}", "seed: 0", "rounds: 10", f"budget: '{budget}'"]
     (folder / "experiment.yaml").write_text("\n".join(lines) + "\n")
     (folder / "command.txt").write_text("compare\n")
     return folder

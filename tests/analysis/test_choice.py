@@ -5,7 +5,7 @@ import pytest
 
 from fake_results import Fake, results
 from fedattune.analysis.compare import group_by_algorithm
-from fedattune.analysis.verdict import reach_verdict, score_methods
+from fedattune.analysis.verdict import Choice, reach_verdict, score_methods
 from fedattune.runs.predictions import RowPredictions
 
 LARGE, SMALL = 4, 16
@@ -63,3 +63,26 @@ def test_a_client_on_which_one_method_has_no_value_counts_for_none() -> None:
     choice = score_methods(group_by_algorithm(runs), runs, "rmse")
     assert choice.scores == pytest.approx({"local": -1.0, "a": -2.0})
     assert choice.find_best(["local", "a"]) == "local"
+
+
+def test_validation_rows_that_define_a_metric_only_together_are_measured_together() -> None:
+    """With one row each, no client has an AUC; the test rows must not choose in their place."""
+    owner, number = np.arange(4, dtype=np.int32), np.arange(4)
+
+    def make(name: str, said: list[float], y: list[int]) -> Fake:
+        outputs = np.stack([np.zeros(4), np.array(said)], 1).astype(np.float32)
+        rows = RowPredictions(owner, number, np.array(y), outputs, 4)
+        made = Fake(name, [0.9 if name == "local" else 0.1] * 4, predictions={"validation": rows})
+        made.measure_for_choice = lambda metric: rows.measure_clients(metric)  # type: ignore[method-assign]
+        return made
+
+    def choose(y: list[int]) -> Choice:
+        runs = results(make("local", [1.0, 3.0, 2.0, 0.0], y), make("a", [-2.0, 1.0, -1.0, 2.0], y))
+        return score_methods(group_by_algorithm(runs), runs, "auc")
+
+    choice = choose([0, 1, 0, 1])
+    assert choice.scores == pytest.approx({"local": 0.5, "a": 1.0})
+    assert choice.criterion == "validation AUC of all rows together"
+    one_class = choose([0, 0, 0, 0])  # no AUC at all
+    assert one_class.criterion == "validation accuracy"
+    assert one_class.scores == pytest.approx({"local": 0.25, "a": 0.5})

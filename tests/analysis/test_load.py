@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from crafted import compared, craft, finish_comparison
+from crafted import compared, craft, experiment, finish_comparison, going
 from fedattune import RunError, Runs, read_runs
+from fedattune.analysis.load import is_growing
+from fedattune.analysis.monitor import read_statuses
 from fedattune.runs.folder import RunFolder
 
 SCORES = {1: (5, 10, 5, 20)}
@@ -107,3 +109,19 @@ def test_the_verdict_knows_of_failed_and_unfinished_runs(tmp_path: Path) -> None
     runs = read_runs([tmp_path], running=True)
     assert runs.verdict.text.startswith("As it stands now: No clear gain from collaborating")
     assert runs.verdict.method == "fedavg"
+
+
+def test_a_comparison_with_a_budget_is_not_finished_before_its_end(tmp_path: Path) -> None:
+    """Its plan has one split, and it adds others while there is time."""
+    out = experiment(tmp_path / "out", "local, fedavg", budget="5m")
+    craft(out, "local", SCORES)
+    craft(out, "fedavg", SCORES, moved=1)
+    runs = read_runs([out])
+    assert not runs.is_finished
+    assert runs.verdict.text.startswith("As it stands now")
+    assert [status.state for status in read_statuses(out)] == ["finished"] * 2
+    going(out, "local", SCORES, number=1)
+    assert [(status.method, status.state) for status in read_statuses(out)][-1] == ("local", "running")
+    RunFolder(out / "local" / "seed-0-split-1").finish({"facts": {}})
+    finish_comparison(out)
+    assert not is_growing(out)

@@ -53,6 +53,15 @@ def test_matrices_among_the_evaluated_clients_of_many(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.last.weights["l"], expected, rtol=1e-6)
 
 
+def test_no_evaluated_client_was_sent_a_mixture(tmp_path: Path) -> None:
+    """Clients 3, 7 and 9 of ten are evaluated, and the only mixture went to client 5."""
+    facts = {"numbers": [3, 7, 9], "population": 10}
+    craft(tmp_path, "m", {1: (1, 1, 1)}, n_test=(5, 5, 5), mixing={1: ((5,), (3, 5), {"l": [[0.1, 0.9]]})}, facts=facts)
+    found = analyse(tmp_path, "m")
+    assert not found.has_mixtures
+    assert found.components == []
+
+
 def test_one_model_for_all_is_told_though_it_differs_from_round_to_round(tmp_path: Path) -> None:
     mixing = {
         1: ((0, 1), (0, 1), {"model": [[0.5, 0.5]] * 2}),

@@ -58,6 +58,19 @@ def test_the_best_is_the_lowest_of_an_error_and_baselines_are_never_bold() -> No
     assert not any(cells[0][1] for _, cells in fill_cells(equal, columns))
 
 
+def test_the_best_rmse_of_a_global_model_is_the_lowest() -> None:
+    from dataclasses import replace
+
+    first, second = build_rows(results(Fake("a", LOCAL, global_accuracy=0.5), Fake("b", LOCAL, global_accuracy=0.5)))
+    lines = [
+        replace(row, metric="rmse", global_accuracy=MeanStd(value, 0.0)) for row, value in ((first, 5.0), (second, 1.0))
+    ]
+    (columns,) = select_columns(lines, None, "global")
+    assert [cells[0][1] for _, cells in fill_cells(lines, columns)] == [False, True]
+    accuracies = [replace(row, metric="auc") for row in lines]
+    assert [cells[0][1] for _, cells in fill_cells(accuracies, columns)] == [True, False]
+
+
 def test_a_tidy_table_has_one_row_per_method_seed_and_split(comparison: Path) -> None:
     runs = read_runs([comparison])
     table = runs.to_table()

@@ -10,7 +10,7 @@ from fake_results import EIGHT, LOCAL, Fake, results
 from fedattune import Settings
 from fedattune.analysis.rows import build_rows, rows_to_json
 from fedattune.analysis.verdict import Verdict, reach_verdict
-from fedattune.analysis.verdict.notes import merge_notes, select_notes, write_fairness_notes
+from fedattune.analysis.verdict.notes import find_equal_methods, merge_notes, select_notes, write_fairness_notes
 
 
 def decide(*fakes: Fake, **options: Any) -> Verdict:
@@ -167,6 +167,28 @@ def test_diverged_clients_are_named_and_their_method_is_not_ranked() -> None:
     json.dumps([rows, verdict.to_json()], allow_nan=False)
 
 
+def test_a_method_that_failed_in_some_runs_is_not_ranked() -> None:
+    """`a` finished one split of three: neither its gain there nor its score stand for all three."""
+    local, b = splits("local", [EIGHT] * 3, 0.5), splits("b", [[x + 0.05 for x in EIGHT]] * 3, 0.6)
+    a = Fake("a", [0.9] * 8, 0.9)
+    verdict = decide(*local, a, *b, failed=["a", "a"], is_tuned=False)
+    assert (verdict.answer, verdict.method) == ("yes", "b")
+    assert verdict.text.endswith("a failed in 2 of 3 runs, so it is not ranked.")
+    alone = decide(*local, a, failed=["a", "a"], is_tuned=False)
+    assert alone.answer == "undecided"
+    assert not alone.is_clear
+    # Even if nobody says that runs failed, splits that the method does not have do not count.
+    assert decide(*local, a, is_tuned=False).text.startswith("Undecided: one split without tuning cannot decide")
+
+
+def test_equal_gains_of_few_clients_are_not_sure() -> None:
+    """Each of two clients has one right row of 25 more."""
+    local, a = Fake("local", [0.5, 0.6], 0.5), Fake("a", [0.54, 0.64], 0.6)
+    verdict = decide(local, a)
+    assert (verdict.answer, verdict.interval, verdict.is_clear) == ("undecided", None, False)
+    assert decide(Fake("local", EIGHT), Fake("a", [x + 0.04 for x in EIGHT], 0.9)).answer == "yes"
+
+
 def test_what_the_methods_were_not_given_alike_is_said() -> None:
     assert write_fairness_notes(results(Fake("local", LOCAL), Fake("a", LOCAL))) == []
     fewer = Fake("a", LOCAL, local_steps=1000)
@@ -201,6 +223,14 @@ def test_methods_with_equal_losses_are_called_one_method() -> None:
     )
     notes = [note for note in write_fairness_notes(fakes) if "one method" in note]
     assert notes == ["a, b: the same loss at every evaluation, so they are one method under these settings"]
+
+
+def test_methods_without_an_evaluation_are_not_called_one_method() -> None:
+    """A deployment knows the received model's score a round later, and a long run evaluates few rounds."""
+    begun, waiting = Fake("a", LOCAL), Fake("b", LOCAL)
+    for fake in (begun, waiting):
+        fake.__class__ = type("Begun", (Fake,), {"history": [{"round": 1, "trained": None}]})
+    assert find_equal_methods({"a": results(begun), "b": results(waiting)}) == []
 
 
 def test_equal_methods_are_seldom_called_a_gain_and_real_gains_are_found() -> None:

@@ -258,6 +258,16 @@ def test_missing_data_leave_the_other_columns_alone(cli: Cli, work: Path, small:
     assert {line["column"] for line in lines(work / "out" / "small")} == {"all"}
 
 
+def test_a_study_of_numbers_is_refused_before_it_trains(cli: Cli, work: Path, small: Path) -> None:
+    (work / "t.csv").write_text("site,x,y\n" + "\n".join(f"s{i % 4},{i % 7},{i * 0.37}" for i in range(80)))
+    table = "few: {data: t.csv, client_column: site, target: y}"
+    text = SMALL.replace("few: {cohort: 2}", table).replace("clients: 4, partition: dirichlet, ", "")
+    small.write_text(text)
+    done = cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1, "--cells", "few/Local")
+    assert done.code == 1
+    assert "a study compares accuracies, and the target of t.csv is a number" in done.err
+
+
 @pytest.mark.usefixtures("figures")
 def test_populations_have_a_split_each_and_their_matrices_are_kept(cli: Cli, work: Path) -> None:
     (work / "find.yaml").write_text("""

@@ -69,6 +69,7 @@ def test_times_are_read_and_written() -> None:
         ({"tune": 2}, "off"),
         ({"dp_client": 3.0}, "off"),
         ({"budget": "20s", "rounds": 5}, "20s"),
+        ({"budget": "300h"}, "1080000s"),
         ({"budget": "off"}, "off"),
     ],
 )

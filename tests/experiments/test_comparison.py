@@ -406,6 +406,21 @@ def test_python_names_keywords(given: dict[str, Any], said: str) -> None:
             function("digits", **{"algorithms": "fedavg", **given})
 
 
+def test_a_callback_that_stops_a_run_is_refused(tmp_path: Path) -> None:
+    """Unfinished runs have no predictions, so they cannot be compared."""
+    data = fedattune.load_federation("digits", clients=4)
+    with pytest.raises(ConfigError, match="local: a callback stopped the run; a comparison trains every run to its"):
+        fedattune.compare(data, ["fedavg"], rounds=3, out=tmp_path, callbacks=[fedattune.OnRound(lambda _: True)])
+
+
+def test_a_wrong_column_does_not_hide_the_verdict(cli: Cli, work: Path) -> None:
+    write_wards(work / "t.csv")
+    done = cli("compare", *TABLE, "--algorithms", "local,fedavg", "--columns", "gian")
+    assert done.code == 0
+    assert "note: --columns gian: no such column; did you mean 'gain'" in done.out
+    assert json.loads((work / "run" / "result.json").read_text())["verdict"] in done.out
+
+
 def test_tune_knows_its_budget() -> None:
     with pytest.raises(ConfigError, match="unknown keyword 'rusn'; did you mean 'runs'"):
         fedattune.tune("digits", "local", rusn=3)  # type: ignore[call-arg]

@@ -48,6 +48,8 @@ class Runs:
         baselines: what clients can do alone with other tools, and what everybody's rows together give.
         notes: how the methods were tuned, or that they were not.
         is_tuned: whether validation data chose the methods' rates.
+        failed_methods: the method of each failed run.
+        is_growing: whether a comparison with a budget may still add splits.
     """
 
     results: list[RunMetrics]
@@ -59,11 +61,13 @@ class Runs:
     baselines: Sequence[Baseline] = ()
     notes: Sequence[str] = ()
     is_tuned: bool = False
+    failed_methods: Sequence[str] = ()
+    is_growing: bool = False
 
     @property
     def is_finished(self) -> bool:
-        """True if all runs are finished."""
-        return not self.waiting and all(run.is_finished for run in self.results)
+        """True if all runs are finished, and none will be added."""
+        return not self.is_growing and not self.waiting and all(run.is_finished for run in self.results)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -72,7 +76,7 @@ class Runs:
             self.results,
             baselines=self.baselines,
             metric=self.metric,
-            has_failures=bool(self.failed),
+            failed=self.failed_methods,
             is_final=self.is_finished,
             is_tuned=self.is_tuned,
         )
@@ -171,11 +175,11 @@ def read_runs(
     runs: dict[tuple[str, int, int], tuple[RunMetrics, Path]] = {}
     config_of: dict[str, dict[str, Any]] = {}  # name -> configuration of its runs
     identities, read_folders = list[tuple[object, ...]](), set[Path]()
-    failed, waiting = list[str](), list[Path]()
+    failed, waiting = dict[Path, tuple[str, str]](), list[Path]()
     folders = [Path(path) for path in paths]
     for path in folders:
         failures, is_tuned = read_failures(path), (path / BUDGET_FILE).exists()
-        failed += failures.values()
+        failed |= failures
         planned = [folder for folder, *_ in list_planned_runs(path)]
         waiting += [folder for folder in planned if not folder.exists() and folder not in failures]
         for folder in find_run_folders(path):
@@ -211,12 +215,13 @@ def read_runs(
             f"so {get_default_metric(results)} is shown; in Python, import its file before reading the runs"
         )
         metric = get_default_metric(results)
-    failed, waiting = list(dict.fromkeys(failed)), list(dict.fromkeys(waiting))
+    waiting = list(dict.fromkeys(waiting))
+    sentences = list(dict.fromkeys(sentence for _, sentence in failed.values()))
+    methods, growing = [name for name, _ in failed.values()], any(is_growing(path) for path in folders)
     rounds_to, baselines = experiment.get("rounds_to"), read_baselines(folders)
     is_tuned = bool(experiment.get("tune") or experiment.get("budget") not in (None, "off"))
-    return Runs(
-        results, [folder for _, folder in ordered], failed, waiting, rounds_to, metric, baselines, notes, is_tuned
-    )
+    places = [folder for _, folder in ordered]
+    return Runs(results, places, sentences, waiting, rounds_to, metric, baselines, notes, is_tuned, methods, growing)
 
 
 def _strip_config(run: RunMetrics, *, is_tuned: bool = False) -> dict[str, Any]:
@@ -284,13 +289,19 @@ def list_planned_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
                 yield path / make_run_name(name, split, seed), name, seed, rounds
 
 
-def read_failures(path: Path) -> dict[Path, str]:
-    """Read the runs of a comparison that failed: folder -> a sentence on the error."""
+def is_growing(path: Path) -> bool:
+    """Return True for the folder of a comparison with a budget that has not ended, so that splits may be added."""
+    return read_experiment(path).get("budget") not in (None, "off") and not (path / RESULT_FILE).exists()
+
+
+def read_failures(path: Path) -> dict[Path, tuple[str, str]]:
+    """Read the runs of a comparison that failed: folder -> the method, and a sentence on the error."""
     if (path / CONFIG_FILE).is_file():  # a single run, whose result is another file of that name
         return {}
     content = read_experiment_file(path, RESULT_FILE) or {}
     failures = {}
     for one in content.get("failed", []):
         name, seed = one["algorithm"], one["seed"]
-        failures[path / make_run_name(name, one.get("split", 0), seed)] = describe_failure(name, seed, one["error"])
+        folder = path / make_run_name(name, one.get("split", 0), seed)
+        failures[folder] = name, describe_failure(name, seed, one["error"])
     return failures

@@ -91,7 +91,7 @@ def read_statuses(path: Path) -> list[RunStatus]:
     for folder, method, seed, rounds in _list_runs(path):
         changed = max(map(_read_time, (RunFolder(folder).metrics, RunFolder(folder).config)))
         # A failed run that goes on is of a comparison that was resumed.
-        failure = failures.get(folder, "") if changed <= failed_at else ""
+        failure = failures[folder][1] if folder in failures and changed <= failed_at else ""
         progress, means[method, folder.name] = _read_progress(folder)
         quiet = max(0.0, time.time() - changed) if changed else 0.0
         status = RunStatus(method, seed, "running", **{"rounds": rounds, **progress}, quiet=quiet, failure=failure)
@@ -129,7 +129,10 @@ def read_nodes(path: Path) -> list[NodeStatus]:
 def _list_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
     planned = list(list_planned_runs(path))
     yield from planned
-    for folder in () if planned else find_run_folders(path):
+    known = {folder for folder, *_ in planned}
+    for folder in find_run_folders(path):  # a comparison with a budget plans one split, and adds others
+        if folder in known or not RunFolder(folder).config.is_file():
+            continue
         config = RunFolder(folder).read_config()
         yield folder, str(config["algorithm"]), int(config["seed"]), int(config["rounds"])
 

@@ -87,7 +87,9 @@ def _choose_run(runs: "Runs", options: ExportOptions) -> "tuple[RunMetrics, Path
     elif len(names) == 1:
         name, why = names[0], "the only method here"
     else:
-        name, why = choose_method(runs.results, runs.metric, runs.baselines, is_tuned=runs.is_tuned)
+        name, why = choose_method(
+            runs.results, runs.metric, runs.baselines, failed=runs.failed_methods, is_tuned=runs.is_tuned
+        )
         why += "; --algorithm takes another"
     run, folder = min(runs.select(name, options.seed), key=lambda pair: pair[0].settings.seed)
     return run, folder, why

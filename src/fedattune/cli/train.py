@@ -52,7 +52,11 @@ def train(space: Namespace, problems: list[str]) -> int:
         return INTERRUPTED
     console = make_console()
     if summary.rows:
-        print_methods(summary.rows, console, plan.experiment.rounds_to, output.columns)
+        try:
+            print_methods(summary.rows, console, plan.experiment.rounds_to, output.columns)
+        except ConfigError as error:  # the verdict must not be lost to a name
+            print_methods(summary.rows, console, plan.experiment.rounds_to)
+            notes = [*notes, str(error)]
     shown, hidden = [*dict.fromkeys([*notes, *summary.notes])], list[str]()
     if summary.verdict is not None:
         shown, hidden = select_notes(shown)

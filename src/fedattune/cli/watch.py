@@ -34,7 +34,7 @@ def watch(space: Namespace, problems: Sequence[str]) -> int:
     from rich.live import Live
 
     from ..analysis.compare import group_by_algorithm
-    from ..analysis.load import read_runs
+    from ..analysis.load import is_growing, read_runs
     from ..analysis.monitor import read_statuses
     from ..analysis.output.tables import print_methods
     from ..experiments.output import check_output_files
@@ -56,7 +56,7 @@ def watch(space: Namespace, problems: Sequence[str]) -> int:
                     print_status(statuses, run, console)
                 else:
                     print_changes(statuses, before, console)
-                has_ended = all(status.has_ended for status in statuses)
+                has_ended = all(status.has_ended for status in statuses) and not is_growing(run)
                 if not has_ended:
                     report.renew(statuses)
                 if has_ended or options.once:

@@ -117,7 +117,7 @@ def settle_budget(plan: Plan, given: Collection[str]) -> Plan:
         seconds = None if told or not is_small or on_ray else parse_budget(DEFAULT_BUDGET)
     if seconds is None:
         return replace(plan, experiment=experiment.model_copy(update={"budget": "off"}))
-    changes: dict[str, Any] = {"budget": f"{seconds:g}s"}
+    changes: dict[str, Any] = {"budget": f"{seconds:.12g}s"}
     tokens = plan.federation.schema is not None and bool(plan.federation.schema.tokens)
     if "baseline" not in given and not tokens:
         changes["baseline"] = ("majority", "sklearn")

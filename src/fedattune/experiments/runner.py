@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from ..analysis.output.tables import make_console
-from ..core.errors import DivergedError, RunError
+from ..core.errors import ConfigError, DivergedError, RunError
 from ..core.hardware import count_available_cores, limit_to_memory
 from ..core.metrics import format_number
 from ..core.text import make_printable
@@ -259,8 +259,10 @@ class _JobRunner:
                 self._record_result(i, result)
             elif self.should_stop():
                 raise StoppedError(f"stopped after round {result.rounds} of {job.settings.rounds}")
-            else:
+            elif estimate and estimate.pays:
                 return
+            else:
+                raise _describe_stop(job)
 
     def train_in_parallel(self, n_processes: int, scratch: Path) -> None:
         """Train the remaining jobs in worker processes, which share their data by the folder `scratch`."""
@@ -281,6 +283,8 @@ class _JobRunner:
 
         jobs = {i: self.jobs[i] for i in self.remaining}
         run_in_processes(jobs, n_processes, threads, self.should_stop, self.get_callback, on_end, scratch)
+        if self.remaining and not self.should_stop():
+            raise _describe_stop(self.jobs[self.remaining[0]])
         if self.remaining:
             raise StoppedError(f"stopped with {len(self.jobs) - len(self.remaining)} of {len(self.jobs)} runs done")
 
@@ -288,3 +292,10 @@ class _JobRunner:
         outcomes = [self._outcomes[i] for i in range(len(self.jobs))]
         failed = [one for one in outcomes if isinstance(one, FailedRun)]
         return [one for one in outcomes if not isinstance(one, FailedRun)], failed
+
+
+def _describe_stop(job: Job) -> ConfigError:
+    return ConfigError(
+        f"{job.name}: a callback stopped the run; a comparison trains every run to its last round, so leave the "
+        "callback out, and give fewer rounds, or early_stopping, which chooses each client's round"
+    )

@@ -297,7 +297,7 @@ def write_summary(
     verdict = None
     if report:
         verdict = reach_verdict(
-            results, baselines=baselines, metric=metric, has_failures=bool(failed), is_tuned=is_tuned
+            results, baselines=baselines, metric=metric, failed=[one.algorithm for one in failed], is_tuned=is_tuned
         )
         content |= {
             "verdict": verdict.text,

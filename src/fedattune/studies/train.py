@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import FedAttuneError, RunError
+from ..core.errors import ConfigError, FedAttuneError, RunError
 from ..core.settings import Settings
+from ..core.targets import NUMBER_KINDS
 from ..experiments.config import Experiment
 from ..runs.folder import RunFolder
 from ..runs.result import Result
@@ -105,6 +106,10 @@ class StudyTrainer:
         for run in runs:
             experiment = run.experiment.replace(**self.options.overrides)
             federation = federation or prepare_data(experiment)
+            if federation.kind in NUMBER_KINDS:
+                raise ConfigError(
+                    f"{run.cell}: a study compares accuracies, and the target of {experiment.data} is a number"
+                )
             plan = make_plan(experiment, federation)
             (name,) = experiment.algorithms
             words = [str(run.cell), *(f"{key}={value}" for key, value in run.choice.items())]

@@ -522,7 +522,8 @@ class MixingAnalysis:
     @cached_property
     def has_mixtures(self) -> bool:
         """True if clients received different mixtures."""
-        return bool(self.rounds) and not self.is_one_for_all
+        has_any = any(r is not None for r in self.last.rounds) if self.rounds else False  # of the evaluated clients
+        return has_any and not self.is_one_for_all
 
     @cached_property
     def mean(self) -> FloatArray:

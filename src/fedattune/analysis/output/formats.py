@@ -99,7 +99,9 @@ def fill_cells(rows: Sequence[MethodRow], columns: Columns) -> list[tuple[Method
     for title, column in columns.items():
         if pick := column.pick:
             values = {i: value for i, row in enumerate(rows) if row.point != "-" and (value := pick(row)) is not None}
-            sign = METRICS[rows[0].metric].sign if column.is_metric else 1
+            metric = METRICS[rows[0].metric]
+            is_rmse = column.is_curve and not metric.is_for_classes
+            sign = metric.sign if column.is_metric else -1 if is_rmse else 1
             shown = {i: texts[title][i].partition(" ±")[0] for i in values}
             if len(set(shown.values())) > 1:  # else none is better than another
                 best[title] = shown[max(values, key=lambda i: sign * values[i])]

@@ -126,13 +126,15 @@ class Column(NamedTuple):
 
     Attributes:
         pick: the number of a row; the best is the largest, or the smallest of an error. None: no row is the best.
-        is_metric: whether the numbers are of the row's metric, not accuracies or shares.
+        is_metric: whether the numbers are of the row's metric.
+        is_curve: whether they are accuracies, or the RMSE of a numeric target, whatever the metric.
     """
 
     format: Callable[["MethodRow"], str]
     legend: str = ""
     pick: "Callable[[MethodRow], float | None] | None" = None
     is_metric: bool = False
+    is_curve: bool = False
 
 
 Columns = dict[str, Column]
@@ -153,7 +155,7 @@ def _make_spread_column(name: str, legend: str = "", *, is_metric: bool = False,
         std = format_points(spread.std, 1) if is_share else format_number(spread.std, 2)
         return f"{mean} ±{std}" if row.n_seeds > 1 else mean
 
-    return Column(cell, legend, pick if has_best else None, is_metric)
+    return Column(cell, legend, pick if has_best else None, is_metric, is_curve=not is_metric)
 
 
 def _format_rounds(row: "MethodRow") -> str:

@@ -3,6 +3,7 @@
 Validation data choose the method and the strongest thing that a client can do alone; test data compare the two.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,14 +76,22 @@ def weigh_clients(run: "RunMetrics") -> FloatArray:
 def score_methods(
     groups: Mapping[str, Sequence[Contestant]], runs: "Sequence[RunMetrics]", metric: MetricName
 ) -> Choice:
-    """Score every method and baseline on validation data; on test data if there are no validation data."""
+    """Score every method and baseline on validation data; on test data if there are no validation data.
+
+    Where no client's validation rows define the metric, all rows together do, or their accuracy or RMSE.
+    """
     measure = METRICS[metric]
     weights = {run.split: weigh_clients(run) for run in runs}
     shared = {split: np.ones(len(one), dtype=bool) for split, one in weights.items()}
     n_validated = min(int((one > 0).sum()) for one in weights.values())
     every = [one for group in groups.values() for one in group]
-    has_rows = all((~np.isnan(one.measure_for_choice(metric)[weights[one.split] > 0])).any() for one in every)
-    if not n_validated or not has_rows:
+    diverged = find_diverged(groups)
+    ranked = [one for name, group in groups.items() if name not in diverged for one in group] or every
+    unknown = [one for one in ranked if not _has_value(one, metric, weights[one.split])]
+    by_curve = CURVE_METRICS[runs[0].kind]
+    if n_validated and unknown and metric != by_curve and all(map(_has_finite_outputs, unknown)):
+        return score_methods(groups, runs, by_curve)
+    if not n_validated or unknown:
         tested = {name: average_clients(group, metric) for name, group in groups.items()}
         means = {name: np.nanmean(one) if np.isfinite(one).any() else np.nan for name, one in tested.items()}
         scores = {name: measure.sign * float(mean) for name, mean in means.items()}
@@ -104,6 +113,22 @@ def score_methods(
     return Choice(scores, criterion, n_validated)
 
 
+def _has_value(one: Contestant, metric: MetricName, weights: FloatArray) -> bool:
+    """Return whether some client's validation rows define the metric, or all of them together do."""
+    if not np.isnan(one.measure_for_choice(metric)[weights > 0]).all():
+        return True
+    return "validation" in one.predictions and bool(np.isfinite(_measure_together(one, metric)))
+
+
+def _has_finite_outputs(one: Contestant) -> bool:
+    """Return False if the model's outputs, not the rows, are why a metric is not defined."""
+    return "validation" not in one.predictions or bool(np.isfinite(one.predictions["validation"].outputs).all())
+
+
+def _measure_together(one: Contestant, metric: MetricName) -> float:
+    return (one.predictions.get("choice") or one.predictions["validation"]).pooled[metric]
+
+
 def _is_defined(one: Contestant, metric: MetricName, weights: FloatArray) -> bool:
     values = one.measure_for_choice(metric)
     known = weights[~np.isnan(values)].sum()
@@ -112,7 +137,7 @@ def _is_defined(one: Contestant, metric: MetricName, weights: FloatArray) -> boo
 
 def _measure_validation(one: Contestant, metric: MetricName, weights: FloatArray, *, is_own: bool) -> float:
     if not is_own and "validation" in one.predictions:
-        return (one.predictions.get("choice") or one.predictions["validation"]).pooled[metric]
+        return _measure_together(one, metric)
     values = one.measure_for_choice(metric)
     known = ~np.isnan(values) & (weights > 0)
     return float(np.average(values[known], weights=weights[known])) if known.any() else float("nan")
@@ -335,7 +360,7 @@ def reach_verdict(
     *,
     baselines: "Sequence[Baseline]" = (),
     metric: MetricName | None = None,
-    has_failures: bool = False,
+    failed: Sequence[str] = (),
     is_final: bool = True,
     is_tuned: bool = False,
 ) -> Verdict:
@@ -344,16 +369,17 @@ def reach_verdict(
     Args:
         baselines: what clients can do alone with other tools, and what everybody's rows together give.
         metric: the metric that decides; by default accuracy, or RMSE if the target is a number.
+        failed: the method of each run that failed. Such a method is not ranked, as its other runs are the easy ones.
         is_final: all runs have finished; otherwise the sentence says that it may change.
         is_tuned: validation data chose the rates. Without it, fewer than three splits decide nothing.
     """
     groups = group_by_algorithm(results)
-    if missing := _find_missing(set(groups), has_failures):
+    if missing := _find_missing(set(groups), bool(failed)):
         return Verdict(f"Nothing to compare: {missing}.")
     excluded = find_excluded(groups)
     if len(excluded) == len(groups) - 1:
         return Verdict(f"Nothing can be compared fairly: {join_reasons(excluded)}.")
-    comparison = Comparison(results, baselines, metric or get_default_metric(results))
+    comparison = Comparison(results, baselines, metric or get_default_metric(results), failed)
     methods = [name for name in groups if name != BASELINE and name not in excluded]
     verdict = comparison.decide(methods, is_tuned=is_tuned)
     if decided := describe_decisions(groups, verdict.method):
@@ -366,16 +392,17 @@ def choose_method(
     metric: MetricName | None = None,
     baselines: "Sequence[Baseline]" = (),
     *,
+    failed: Sequence[str] = (),
     is_tuned: bool = False,
 ) -> tuple[str, str]:
     """Choose the method to use, `local` included, and give the reason."""
-    verdict = reach_verdict(results, metric=metric, baselines=baselines, is_tuned=is_tuned)
+    verdict = reach_verdict(results, metric=metric, baselines=baselines, failed=failed, is_tuned=is_tuned)
     if verdict.answer == "yes" and verdict.method:
         return verdict.method, "the verdict's method"
     if verdict.answer == "no":
         return BASELINE, "the verdict is that collaborating does not help here"
     groups = group_by_algorithm(results)
-    unfit = {*find_excluded(groups), *verdict.diverged, *verdict.untrained}
+    unfit = {*find_excluded(groups), *verdict.diverged, *verdict.untrained, *failed}
     choice = score_methods(groups, results, metric or get_default_metric(results))
     # Of equally good methods the first is taken, and training alone is the first.
     best = choice.find_best([name for name in groups if name not in unfit] or [*groups])
@@ -412,9 +439,16 @@ class Comparison:
         reference: the best thing alone by validation.
         diverged: method -> clients whose training diverged.
         untrained: methods and baselines worse than a constant on test rows.
+        failed: method -> its runs that failed.
     """
 
-    def __init__(self, results: "Sequence[RunMetrics]", baselines: "Sequence[Baseline]", metric: MetricName) -> None:
+    def __init__(
+        self,
+        results: "Sequence[RunMetrics]",
+        baselines: "Sequence[Baseline]",
+        metric: MetricName,
+        failed: Sequence[str] = (),
+    ) -> None:
         self.metric: Metric = METRICS[metric]
         splits = {run.split for run in results}
         baselines = [one for one in baselines if one.split in splits]  # a stop may have left more
@@ -427,6 +461,7 @@ class Comparison:
         self.pooled = [name for name, kind in kinds.items() if kind == "pooled"]
         self.constants = [name for name in kinds if name in CONSTANT_BASELINES]
         self.diverged = find_diverged(self.groups)
+        self.failed = Counter(name for name in failed if name in self.groups)
         self.untrained = self._find_untrained()
         self.alone = [BASELINE, *(name for name, kind in kinds.items() if kind == "alone")]
         self.reference = self.choice.find_best(self._rank(self.alone) or [BASELINE])
@@ -434,7 +469,6 @@ class Comparison:
         self.ids = [str(client["id"]) for client in results[0].facts["clients"]]
         self.is_merged = is_merged(results[0])
         self.kind = results[0].kind
-        self.n_splits = len({run.split for run in results})
 
     def _find_untrained(self) -> tuple[str, ...]:
         if not self.constants:
@@ -444,13 +478,15 @@ class Comparison:
         return tuple(name for name in others if self.estimate(name, constant).mean < 0)
 
     def _rank(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if name not in self.diverged and name not in self.untrained]
+        unfit = {*self.diverged, *self.untrained, *self.failed}
+        return [name for name in names if name not in unfit]
 
     def decide(self, methods: Sequence[str], *, is_tuned: bool) -> Verdict:
         """Compare the best of some methods with the reference, and say what follows."""
         ranked = self._rank(methods)
         # Test rows say who is untrained, so they must not make a method that validation places second the best one.
-        best = self.choice.find_best([name for name in methods if name not in self.diverged] or methods)
+        whole = [name for name in methods if name not in self.diverged and name not in self.failed]
+        best = self.choice.find_best(whole or methods)
         if not np.isfinite(compute_gains(self.groups[best], self.groups[self.reference], self.metric.name)).any():
             text = f"the test rows do not define the {self.metric.label} of any client"
             if not all("test" in run.predictions for run in self.groups[best]):
@@ -469,9 +505,10 @@ class Comparison:
         reasons = self._find_reasons(best, ranked, is_no=answer == "no")
         if answer == "no" and reasons:
             answer = "undecided"
-        if answer in ("yes", "no") and not is_tuned and self.n_splits < MIN_SPLITS:
+        n_splits = len({one.split for one, _ in pair_runs(self.groups[best], self.groups[self.reference])})
+        if answer in ("yes", "no") and not is_tuned and n_splits < MIN_SPLITS:
             answer = "undecided"
-            what = "one split" if self.n_splits == 1 else f"{self.n_splits} splits"
+            what = {0: "no split in common", 1: "one split"}.get(n_splits, f"{n_splits} splits")
             reasons.insert(0, f"{what} without tuning cannot decide; --budget 5m, or --splits 5 --tune 3, can")
         if answer in ("no", "undecided") and self.constants and not self._has_learned():
             answer, is_clear = "nothing_learned", False
@@ -583,7 +620,7 @@ class Comparison:
     def _find_reasons(self, best: str, ranked: Sequence[str], *, is_no: bool) -> list[str]:
         """Say what speaks against a yes or a no, or that pooled rows help where the best method shows no sure gain."""
         if not ranked:
-            return ["every method diverged or is worse than a constant"]
+            return [f"every method diverged{', failed,' if self.failed else ''} or is worse than a constant"]
         low, high = self.estimate(best, self.reference).compute_interval() or (-np.inf, np.inf)
         prefers_alone = self.choice.scores[self.reference] >= self.choice.scores[best]
         reasons = []
@@ -646,7 +683,7 @@ class Comparison:
         losers = verdict.harm.summarize() if verdict.harm else "nobody's loss is known"
         losers = losers[0].upper() + losers[1:]
         text = f"{conclusion}{reasons}. {numbers}. {losers}."
-        if method in self.diverged:  # so did every method, and its numbers say nothing
+        if method in self.diverged or method in self.failed:  # so did every method, and its numbers say nothing
             text = f"{conclusion}{reasons}."
         text += self._describe_others(verdict) + self._describe_unranked()
         details = (f"{method}: {verdict.harm.describe()}.",) if verdict.harm and verdict.harm.n_losing else ()
@@ -677,7 +714,9 @@ class Comparison:
             f" {name} diverged at {list_some(ids, MAX_NAMED)}: a smaller --lr or --tune may prevent it."
             for name, ids in self.diverged.items()
         )
-        others = [name for name in self.untrained if name not in self.diverged]
+        for name, n in self.failed.items():
+            text += f" {name} failed in {n} of {n + len(self.groups[name])} runs, so it is not ranked."
+        others = [name for name in self.untrained if name not in (*self.diverged, *self.failed)]
         return text + (f" Worse than a constant: {list_some(others, MAX_NAMED)}." if others else "")
 
 

@@ -206,7 +206,9 @@ def find_equal_methods(groups: Mapping[str, Sequence["RunMetrics"]]) -> list[lis
     found: list[tuple[FloatArray, list[str]]] = []
     for name, runs in groups.items():
         points = [(run.settings.seed, e["round"], e[run.evaluation_point]) for run in runs for e in run.history]
-        losses = np.array([(seed, round_, point["loss_uniform"]) for seed, round_, point in points])
+        losses = np.array([(seed, round_, point["loss_uniform"]) for seed, round_, point in points if point])
+        if not len(losses):  # a run that has just begun
+            continue
         for like, names in found:
             if losses.shape == like.shape and np.allclose(losses, like, rtol=EQUAL_LOSSES, atol=0):
                 names.append(name)

@@ -32,7 +32,7 @@ class MeanGain:
 
     Attributes:
         mean: the mean.
-        error: its standard error; infinite for a single client.
+        error: its standard error; infinite if it is not known.
         df: degrees of freedom of the t distribution of mean / error.
         over: what the error was estimated from.
     """
@@ -58,7 +58,7 @@ def estimate_mean(gains: FloatArray, weights: FloatArray, test_share: float) -> 
     The error is the spread over clients of the gains averaged over splits, with client weights (N,). For fewer than
     MIN_CLIENTS clients and at least MIN_SPLITS splits that are not all alike, it is the spread over splits, corrected
     for the rows that splits share: Nadeau and Bengio, Inference for the Generalization Error, Machine Learning 52,
-    2003, equation 7.
+    2003, equation 7. If fewer than MIN_CLIENTS clients gain the same, the error is not known.
     """
     known = np.isfinite(gains)
     is_counted = known.any(axis=0) & (weights > 0)
@@ -76,6 +76,8 @@ def estimate_mean(gains: FloatArray, weights: FloatArray, test_share: float) -> 
         return MeanGain(mean, variance**0.5, n - 1.0, "splits")
     n_effective = total**2 / float(weights @ weights)
     if n_effective < 1 + 1e-9:
+        return MeanGain(mean, np.inf, 1.0, "clients")
+    if mean and len(weights) < MIN_CLIENTS and np.ptp(by_client) <= 1e-9 * abs(mean):
         return MeanGain(mean, np.inf, 1.0, "clients")
     spread = float(weights**2 @ (by_client - mean) ** 2) / total**2
     return MeanGain(mean, (spread * n_effective / (n_effective - 1)) ** 0.5, n_effective - 1, "clients")
