@@ -10,12 +10,14 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import Federation, RunError
 from fedattune.core.settings import Settings
+from fedattune.deploy.grid import pack_record, unpack_record
 from fedattune.deploy.node.policy import NodePolicy, PrivacyBudgetError, PrivacyRequiredError
 from fedattune.privacy.accounting import epsilon_of
 from fedattune.training.uploads import client_privacy as clients
 from fedattune.training.uploads.client_privacy import UploadAccounting
 from flower.in_process import InProcessGrid
 from flower.runs import GROUPS, read_log, run_deployed
+from flower.spoiling import SPOILT
 
 DP: dict[str, Any] = {"dp_client": 20.0, "dp_delta": 1e-3, "rounds": 3, "cohort": 1.0}
 
@@ -121,3 +123,39 @@ def test_a_server_that_starts_again_counts_the_round_twice(ragged: Federation, t
     assert privacy["repeated_rounds"] == 1
     assert privacy["epsilon"] == epsilon_of(privacy["noise_multiplier"], 1, 4, 1e-3, sampling="none")
     assert privacy["epsilon"] > 20
+
+
+ORDERS: dict[str, dict[str, Any]] = {
+    "nobody's cohort": {"cohort": [0] * 6},
+    "repeated": {"ids": [1] * 400, "cohort": [1]},
+    "fractions": {"dropouts": [1.5]},
+    "truth": {"ids": [True, 2, 4]},
+    "others": {"cohort": [0, 1, 2, 4]},
+    "order": {"ids": [2, 1, 4]},
+    "no list": {"cohort": {"1": 1}},
+}
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_orders_that_name_other_clients_are_refused_before_they_are_counted(
+    kind: str, ragged: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else a server has uploads made that the node does not count."""
+
+    class Grid(InProcessGrid):
+        def push_messages(self, messages: Any) -> Any:
+            messages = list(messages)
+            for message in messages:
+                order = unpack_record(message.content)
+                if message.metadata.dst_node_id == SPOILT and order.head["kind"] == "train":
+                    order.head.update(ORDERS[kind])
+                    message.content = pack_record(order)
+            return super().push_messages(messages)
+
+    config = {**DP, "rounds": 1, "make_grid": Grid}
+    (result,) = run_deployed(ragged, tmp_path, algorithm="fedavg", dp_client_where="local", **config)
+    faults = result.store.faults()
+    assert {client for _, client, _ in faults} == {1, 2, 4}
+    assert all("ConfigError" in why for _, _, why in faults)
+    assert not list(tmp_path.glob("state-1/*/*/seed-0/uploads.json"))
+    assert "expected a sorted list of different clients of this node, which are [1, 2, 4]" in capsys.readouterr().out

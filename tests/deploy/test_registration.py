@@ -169,3 +169,14 @@ def test_a_bad_node_beyond_the_minimum_is_left_out_and_named(ragged: Federation,
     assert any(note.startswith(why) for note in result.notes)
     (again,) = run_deployed(ragged, tmp_path, algorithms="fedavg", nodes=2, make_grid=grid)
     assert again.notes == result.notes
+
+
+@pytest.mark.parametrize("schema", ["x", "[]", '{"classes": 3}'])
+def test_a_first_node_without_a_schema_is_left_out(schema: str, ragged: Federation, tmp_path: Path) -> None:
+    grid = rewrite({100: {"schema": schema}})
+    config: dict[str, Any] = {"algorithms": "fedavg", "rounds": 1, "data_schema": "", "make_grid": grid}
+    (result,) = run_deployed(ragged, tmp_path, nodes=2, **config)
+    assert [client.id for client in result.clients] == ["1", "2", "4", "5"]
+    assert any(one.startswith("left out of the federation: node 'node-0': the schema") for one in read_log(tmp_path))
+    with pytest.raises(DataError, match="got answers of 2 nodes, expected 3: node 'node-0': the schema"):
+        run_deployed(ragged, tmp_path / "all", **config)

@@ -2,12 +2,14 @@
 
 import copy
 import logging
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fedattune
 from fedattune import Algorithm, ConfigError, Federation, ModelError, RunError, flower
 from fedattune.client import SGD
+from fedattune.flower.messages import EXTRA
 from fedattune.flower.strategy import list_plain_methods
 from fedattune.server import Average
 from flower.in_process import InProcessGrid
@@ -330,6 +333,71 @@ def test_a_reply_that_does_not_fit_is_left_out_and_named(kind: str, caplog: pyte
     project.spoil = lambda _, state, metrics: spoil(state, metrics)
     with pytest.raises(RunError, match=f"round 1: no reply fits: node 10. .*{text}"):
         project.start(strategy, 1)
+
+
+def put_extra(values: dict[str, Tensor]) -> Callable[[Message], None]:
+    return lambda reply: reply.content.update({EXTRA: ArrayRecord(values)})
+
+
+def put_junk(reply: Message) -> None:
+    reply.content["arrays"]["0.weight"] = Array("float32", (5, 6), "numpy.ndarray", b"junk")
+
+
+DAMAGE: dict[str, tuple[Callable[[Message], Any], str]] = {
+    "other model": (put_extra({"params/0.weight": torch.full((5, 6), torch.nan)}), "sent 'params/0.weight' beside"),
+    "other shape": (put_extra({"params/0.weight": torch.zeros(1)}), "beside its model, expected nothing"),
+    "extra": (put_extra({"extra/dc/0.weight": torch.zeros(5, 6)}), "sent 'extra/dc/0.weight' beside its model"),
+    "huge count": (lambda reply: reply.content["metrics"].update({"num-examples": 1e30}), r"sent 1e\+30 num-examples"),
+    "infinite count": (lambda reply: reply.content["metrics"].update({"num-examples": math.inf}), "from 1 to 2"),
+    "junk": (put_junk, r"sent no valid reply \("),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_reply_is_left_out(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    spoil, text = DAMAGE[kind]
+    project = Project(make_model(), make_parts())
+    strategy, grid = flower.strategy("fedavg", project.model), project.grid()
+    initial = ArrayRecord(project.model.state_dict())
+    replies = list(grid.send_and_receive(strategy.configure_train(1, initial, ConfigRecord(), grid)))
+    spoil(next(reply for reply in replies if reply.metadata.src_node_id == 101))
+    with caplog.at_level(logging.WARNING, "flwr"):
+        arrays, _ = strategy.aggregate_train(1, replies)
+    assert arrays is not None
+    assert all(value.isfinite().all() for value in arrays.to_torch_state_dict().values())
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert re.search(f"round 1: node 101 {text}" if text.startswith("sent") else text, message)
+    assert message.endswith("its reply is left out")
+
+
+@pytest.mark.parametrize("value", [torch.full((5, 6), torch.nan), torch.zeros(2)])
+def test_extras_are_those_of_a_node_that_trains(value: Tensor, caplog: pytest.LogCaptureFixture) -> None:
+    project = EngineProject(make_model(), make_parts())
+    strategy, grid = flower.strategy("scaffold", project.model), project.grid()
+    initial = ArrayRecord(project.model.state_dict())
+    replies = list(grid.send_and_receive(strategy.configure_train(1, initial, ConfigRecord(), grid)))
+    extras = next(reply for reply in replies if reply.metadata.src_node_id == 101).content.array_records[EXTRA]
+    name = next(name for name in extras if name.endswith("0.weight"))
+    extras[name] = Array(value.numpy())
+    with caplog.at_level(logging.WARNING, "flwr"):
+        strategy.aggregate_train(1, replies)
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith("round 1: node 101 sent")
+    assert f"'{name}'" in message
+
+
+def test_metrics_that_do_not_fit_each_other_have_no_mean(caplog: pytest.LogCaptureFixture) -> None:
+    project = Project(make_model(), make_parts())
+    project.spoil = lambda node, _, metrics: metrics.update(losses=[0.5] * (node + 1))
+    strategy, grid = flower.strategy("fedavg", project.model), project.grid()
+    initial = ArrayRecord(project.model.state_dict())
+    replies = grid.send_and_receive(strategy.configure_train(1, initial, ConfigRecord(), grid))
+    with caplog.at_level(logging.WARNING, "flwr"):
+        arrays, metrics = strategy.aggregate_train(1, replies)
+    assert arrays is not None
+    assert metrics is None
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith("round 1: the metrics of the replies have no mean (ValueError")
 
 
 def start_plain(name: str, **options: Any) -> None:

@@ -114,3 +114,18 @@ def test_facts_notes_and_table(ragged: Federation, tmp_path) -> None:
 def test_impossible_settings(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Settings.from_keywords(**settings)
+
+
+def test_uploads_that_are_not_finite_do_not_take_noise_away(ragged: Federation) -> None:
+    """The noise of the sum is spread over all rows; none of them is rejected with its share."""
+    run = start(Case("fedavg"), ragged, dp_client_noise=2.0, dp_client_clip=0.5, cohort=1.0)
+    sent = run.context.task.params.repeat(6)
+    upload = sent.map(lambda v: v.clone().index_fill_(0, torch.tensor([1, 4]), torch.nan))
+    ids = torch.arange(6)
+    uploads = RoundUploads(1, ids, Payload(sent), Payload(upload), Params(), run.context.n_train)
+    received = run.uploads.receive(uploads)
+    assert received.ids.tolist() == ids.tolist()
+    changes = received.upload.params - sent
+    noise = torch.cat([v.sum(0).flatten() for v in changes.values()])
+    expected = 2.0 * 0.5
+    assert noise.std().item() == pytest.approx(expected, rel=5 / (2 * len(noise)) ** 0.5)

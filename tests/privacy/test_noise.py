@@ -85,3 +85,19 @@ def test_variances_stay_positive() -> None:
     statistics = Params({"1.running_var": torch.tensor([-1.0, 2.0]), "1.running_mean": torch.tensor([-1.0, 2.0])})
     assert limit_variances(statistics)["1.running_var"].tolist() == [pytest.approx(MIN_VARIANCE), 2.0]
     assert limit_variances(statistics)["1.running_mean"].tolist() == [-1.0, 2.0]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e200])
+def test_a_change_that_is_not_finite_counts_as_zero_and_is_noised(value: float) -> None:
+    """A row without its noise would take a share of the noise on the sum away."""
+    ids, n = torch.arange(10), 20_000
+    rows = torch.zeros(10, n, dtype=torch.float64)
+    rows[:, 0], rows[6:, 1] = 3.0, value
+    uploaded = Uploaded(Payload(Params(w=rows)), Params(m=torch.zeros(10, 1, dtype=torch.float64)))
+    anchor = Uploaded(Payload(Params(w=torch.full((n,), 5.0, dtype=torch.float64))), Params(m=torch.zeros(1)))
+    clipped = clip_and_noise(uploaded, anchor, ids, 0.5, 0.0, draw_secret).upload.params["w"]
+    assert torch.equal(clipped[6:], torch.full((4, n), 5.0, dtype=torch.float64))
+    torch.testing.assert_close((clipped[:6] - 5).norm(dim=1), torch.full((6,), 0.5, dtype=torch.float64))
+    noised = clip_and_noise(uploaded, anchor, ids, 0.5, 2.0 / 10**0.5, draw_secret)
+    assert noised.statistics["m"].isfinite().all()
+    assert (noised.upload.params["w"] - clipped).sum(0).std().item() == pytest.approx(2.0, rel=0.03)

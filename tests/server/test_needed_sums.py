@@ -42,9 +42,9 @@ def draw(generator: torch.Generator, *shape: int, names: tuple[str, str] = ("0.w
 
 
 def draw_steps(generator: torch.Generator) -> Params:
-    """Draw the effective steps of four clients, with their inverses."""
+    """Draw the effective steps of four clients, with their inverses; all took the steps of their method."""
     a = 1 + torch.rand(4, generator=generator, dtype=torch.float64)
-    return Params(a=a, inverse=1 / a)
+    return Params(a=a, inverse=1 / a, are_plain=torch.zeros_like(a))
 
 
 def average(rows: Params, weighting: SumWeighting) -> Params:

@@ -1,6 +1,7 @@
 """Robust rules against hand oracles from the papers' formulas."""
 
 import numpy as np
+import pytest
 import torch
 
 from fedattune.core.params import Params
@@ -101,3 +102,13 @@ def test_a_row_caps_others_and_clips_far_and_opposite_models() -> None:
     expected[0] = 1 - expected.sum()
     torch.testing.assert_close(clipped[0], expected)
     assert clipped[0, 4] < 0.01
+
+
+@pytest.mark.parametrize("bad", [1, 3, 4])
+@pytest.mark.parametrize("size", [1e3, 1e12, 1e30])
+def test_the_geometric_median_stays_among_the_honest_uploads_whatever_others_send(bad: int, size: float) -> None:
+    updates = 0.1 * np.random.default_rng(0).normal(size=(10, 5))
+    updates[:bad] = size
+    x = torch.from_numpy(updates)
+    weights = ROBUST_RULES["geometric_median"].apply(x @ x.T, RobustInputs(torch.ones(10), 0.4, []))
+    assert float((weights @ x).norm()) < 0.5  # the honest ones have norms of about 0.2

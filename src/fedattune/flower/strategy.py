@@ -1,7 +1,6 @@
 """The server of a Flower project: a strategy whose state and arithmetic are those of a method's server rule."""
 
 import copy
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any, NamedTuple
@@ -16,18 +15,21 @@ from torch import Tensor, nn
 from ..algorithms import ALGORITHMS
 from ..algorithms.own import build_method
 from ..core.algorithm import Algorithm
-from ..core.errors import ConfigError, RunError, did_you_mean
+from ..core.errors import ConfigError, RunError, did_you_mean, summarize_error
 from ..core.hardware import seed_rng
 from ..core.params import Params, concatenate
 from ..core.payload import Payload, ServerState, concatenate_payloads
 from ..core.task import Task
+from ..deploy.server.reply_checks import fill_personal, make_stepless_upload
 from ..models.files import wrap_model
 from ..models.inputs import try_inputs
 from ..runs.rows import RowStorage
 from ..server.average import client_weights, weighted_sum
 from ..server.wrapper import ServerWrapper
+from ..training.backends.message import flatten_payload, unflatten_payload
 from ..training.setup import get_shared_parameters, init_server
 from .messages import (
+    EXTRA,
     KEY,
     Order,
     Statistics,
@@ -38,8 +40,10 @@ from .messages import (
     pack,
     pack_extras,
     pack_whole,
-    unpack,
 )
+
+MAX_SAMPLES = 2**40
+"""Largest number of training samples of a node."""
 
 
 class _Upload(NamedTuple):
@@ -170,8 +174,11 @@ class MethodStrategy(FedAvg):
             try:
                 uploads[node] = self._read(node, reply.content)
                 contents.append(reply.content)
-            except RunError as error:
-                problems.append(f"node {node} {error}")
+            except ConfigError:
+                raise
+            except Exception as error:  # data from outside can fail in any way
+                why = error if isinstance(error, RunError) else f"sent no valid reply ({summarize_error(error)})"
+                problems.append(f"node {node} {why}")
                 log(WARNING, "round %d: %s; its reply is left out", server_round, problems[-1])
         if problems and not uploads:
             raise RunError(f"round {server_round}: no reply fits: {problems[0]}")
@@ -183,7 +190,14 @@ class MethodStrategy(FedAvg):
         self._aggregate(uploads)
         model = self._fill(self._rule.newcomer_model(self._state))
         self._known[1:] = [model]
-        return model, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+        return model, self._average_metrics(server_round, contents)
+
+    def _average_metrics(self, r: int, contents: list[RecordDict]) -> MetricRecord | None:
+        try:
+            return self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+        except Exception as error:  # nodes choose their metrics, and these need not fit each other
+            log(WARNING, "round %d: the metrics of the replies have no mean (%s)", r, summarize_error(error))
+            return None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -315,12 +329,31 @@ class MethodStrategy(FedAvg):
             )
         for name, like in self._shared.items():
             _check_tensor(name, state.get(name), like)
-        buffers = state.only(k for k, v in self._buffers.items() if k in state and state[k].shape == v.shape)
+        known = {k: v for k, v in self._buffers.items() if k in state}
+        buffers = state.only(k for k, v in known.items() if (state[k].shape, state[k].dtype) == (v.shape, v.dtype))
         for name, value in buffers.items():
             _check_finite(name, value, self._buffers[name].isfinite())
         n = _read_count(content, self.weighted_by_key)
-        payload = unpack(content, state.only(self._shared))
+        payload = Payload(state.only(self._shared), self._read_extras(node, content))
         return _Upload(payload.map(lambda part: part.map(lambda v: v[None])), buffers, n, is_ours)
+
+    def _read_extras(self, node: int, content: RecordDict) -> dict[str, Params]:
+        """Read what came beside the model; it has the names and shapes of a node's that does no local step."""
+        w = self._task.params
+        personal = w.only(self._algorithm.personal.names(self._task.model))
+        sent = fill_personal(self._sent[node].rows(0), w, personal)
+        example = make_stepless_upload(self._algorithm.client, sent, w, personal)
+        expected = flatten_payload(example._replace(params=Params()))
+        record = content.array_records.get(EXTRA)
+        found = record.to_torch_state_dict() if record else {}
+        if odd := sorted(found.keys() - expected.keys()):
+            raise RunError(
+                f"sent {odd[0]!r:.80} beside its model, expected {', '.join(expected) or 'nothing'}; return "
+                "the reply of fedattune.flower.train as it is"
+            )
+        for name, like in expected.items():
+            _check_tensor(name, found.get(name), like)
+        return unflatten_payload({name: found[name] for name in expected}).extra
 
     def _explain_train(self) -> str:
         return (
@@ -394,9 +427,9 @@ def _check_finite(name: str, value: Tensor, where: Tensor) -> None:
 def _read_count(content: RecordDict, key: str) -> int:
     """Return the number of training samples in a reply."""
     found = [metrics[key] for metrics in content.metric_records.values() if key in metrics]
-    if len(found) != 1 or isinstance(found[0], list) or not math.isfinite(found[0]) or found[0] < 1:
+    if len(found) != 1 or isinstance(found[0], list) or not 1 <= found[0] <= MAX_SAMPLES:
         raise RunError(
-            f"sent {found[0] if found else 'no'} {key}, expected its number of training samples, from 1; write "
+            f"sent {found[0] if found else 'no'} {key}, expected its number of training samples, from 1 to 2^40; write "
             f"MetricRecord({{{key!r}: len(trainloader.dataset)}})"
         )
     return round(found[0])

@@ -71,7 +71,8 @@ def clip_and_noise(
 ) -> Uploaded:
     """Return anchor + clipped difference + noise for each client.
 
-    The difference of a client is one vector over all its tensors; it is scaled down to a norm of at most `clip`.
+    The difference of a client is one vector over all its tensors; it is scaled down to a norm of at most `clip`. One
+    whose norm is not finite counts as zero: a row that is rejected later takes its share of the noise on a sum along.
 
     Args:
         anchor: what the observer knows already; rows, or one for all. Names that it lacks count as zero.
@@ -91,12 +92,14 @@ def clip_and_noise(
     for v in (v for part in changes for v in part.values()):
         square += v.double().square().reshape(len(v), -1).sum(1)
     scale = (clip / square.sqrt().clamp_min(1e-300)).clamp_max(1.0)
+    is_finite = square.isfinite()
     draws = [draw(i) for i in ids.tolist()] if deviation else []
     noised = []
     for part, known in zip(changes, anchors, strict=True):
         new = Params()
         for k, v in part.items():
-            new[k] = v * scale.to(v.dtype).view(-1, *[1] * (v.dim() - 1))
+            scales, has_norm = (column.view(-1, *[1] * (v.dim() - 1)) for column in (scale.to(v.dtype), is_finite))
+            new[k] = torch.where(has_norm, v * scales, 0)
             for row, draw_one in zip(new[k], draws, strict=False):  # a tensor at a time: memory for one alone
                 row.add_(torch.from_numpy(deviation * draw_one(row.numel())).to(row).view(row.shape))
             if k in known:

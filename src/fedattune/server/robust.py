@@ -35,7 +35,7 @@ from ..core.payload import Payload
 from .products import flatten
 
 MAX_STEPS, SMOOTHING = 100, 1e-6
-"""Steps of the geometric median, and its nu as a share of the mean distance."""
+"""Steps of the geometric median, and its nu as a share of the median distance."""
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
@@ -150,13 +150,18 @@ def trimmed_mean(rows: Params, inputs: RobustInputs) -> Params:
 
 @register_robust_rule("weights")
 def geometric_median(products: Tensor, inputs: RobustInputs) -> Tensor:
-    """Return the weights of the geometric median, by Weiszfeld's steps (Pillutla et al., algorithm 2)."""
-    p = inputs.n.to(products) / inputs.n.sum()
-    weights, squares = p, products.diagonal()
+    """Return the weights of the geometric median, by Weiszfeld's steps (Pillutla et al., algorithm 2).
+
+    The paper starts at the mean. From there a few huge uploads would need more steps than there are.
+    """
+    p, squares = inputs.n.to(products) / inputs.n.sum(), products.diagonal()
+    pairs = (squares[:, None] + squares - 2 * products).clamp_min(0).sqrt()
+    weights = p / pairs.median(1).values.clamp_min(1e-30)
+    weights = weights / weights.sum()
     for _ in range(MAX_STEPS):
         to_sum = products @ weights
         distances = (squares - 2 * to_sum + weights @ to_sum).clamp_min(0).sqrt()
-        scaled = p / distances.clamp_min(SMOOTHING * float(distances.mean()) + 1e-30)
+        scaled = p / distances.clamp_min(SMOOTHING * float(distances.median()) + 1e-30)
         new = scaled / scaled.sum()
         if float((new - weights).abs().max()) < 1e-9:
             return new

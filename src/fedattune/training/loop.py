@@ -183,7 +183,7 @@ class RoundLoop:
         chunks = torch.split(request.ids, size)
         reply = TrainReply.merge([self._train_chunk(request._replace(ids=chunk)) for chunk in chunks])
         self._record_scores(*self.backend.take_late_scores())
-        if reply.diverged and not reply.n_trained:
+        if reply.diverged and not reply.n_trained and not len(reply.ids):
             self.store.commit()
             raise DivergedError(
                 f"round {request.round}: training diverged on every client that trained ({len(reply.diverged)} of "

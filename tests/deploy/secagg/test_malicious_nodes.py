@@ -19,6 +19,7 @@ from fedattune.core.payload import Payload
 from fedattune.deploy.secagg import ClipRangeError, ImpossibleSumError, keys
 from fedattune.deploy.secagg.layout import COUNTS, SCORE_NUMBERS, SCORED, check_scores, check_upload, pack_upload
 from fedattune.deploy.secagg.ring import Fixed, quantize
+from fedattune.deploy.secagg.runtime import SecureSteps
 from fedattune.deploy.secagg.session import Block, NodeSession, Parcel, Session, SessionPart, SumRules
 from fedattune.training.backends.message import WorkerMessage
 from flower.runs import read_log, run_secure
@@ -95,6 +96,25 @@ def test_a_lie_within_the_clip_passes(ragged: Federation, tmp_path: Path, monkey
     assert not run_with_malicious_node(ragged, tmp_path).store.faults()
 
 
+def test_masked_numbers_of_another_type_cost_their_node_only(
+    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = SecureSteps.answer
+
+    def answer(self: SecureSteps, message: WorkerMessage, work: Any) -> WorkerMessage:
+        reply = honest(self, message, work)
+        if "masked" in reply.tensors and self._rules.id == find_malicious(tmp_path):
+            reply.tensors["masked"] = reply.tensors["masked"].bfloat16()  # which NumPy does not know
+        return reply
+
+    monkeypatch.setattr(SecureSteps, "answer", answer)
+    result = run_with_malicious_node(ragged, tmp_path)
+    assert result.is_finished
+    faults = result.store.faults()
+    assert {client for _, client, _ in faults} == {5}
+    assert all("sent masked numbers of type torch.bfloat16, expected" in why for _, _, why in faults)
+
+
 # Shares that do not fit.
 
 
@@ -154,7 +174,7 @@ def make_session(nodes: int = 3, clip: float = 4.0) -> Session:
 def add_up(rows: list[list[float]], sizes: list[int], weighting: str) -> Fixed:
     weights = np.array(sizes if weighting == "samples" else [1] * len(sizes))
     values = weights @ quantize(np.array(rows).reshape(len(sizes), -1), 24, 4.0)
-    return np.concatenate([np.array([len(sizes), sum(sizes), 3, 9, 3 - len(sizes)]), values])
+    return np.concatenate([np.array([len(sizes), sum(sizes), len(sizes), 9, 3 - len(sizes)]), values])
 
 
 @settings(max_examples=40, deadline=None)
@@ -174,8 +194,10 @@ def test_every_sum_of_honest_nodes_passes(data: st.DataObject, weighting: Any, n
         (1, 59, "number of training samples is 59 in the sum, expected 60 to 60"),
         (1, -60, "number of training samples is -60"),
         (2, 4, "clients that trained is 4"),
+        (2, 0, "clients that trained is 0 in the sum, expected 3 to 3"),
         (3, -1, "number of steps is -1"),
         (4, -1, "clients that diverged is -1"),
+        (4, 1, "clients that diverged is 1 in the sum, expected 0 to 0"),
         (5, 60 * 4 * 2**24 + 1, r"mean of params/w over 3 clients has the absolute value 4, expected 4 at most"),
         (6, -(2**63), "absolute value 9.163e"),
         (7, 60 * round(2e7) * 2**24, r"mean of params/b over 3 clients has the absolute value 2e\+07, expected 4 at"),

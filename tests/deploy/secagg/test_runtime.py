@@ -23,7 +23,7 @@ from fedattune.deploy.secagg.ring import dequantize
 from fedattune.deploy.secagg.runtime import STATE_NAME, SecureSteps, read_rules
 from fedattune.deploy.secagg.session import ServerSession, Session
 from fedattune.training.backends.local import LocalBackend
-from fedattune.training.backends.message import WorkerMessage
+from fedattune.training.backends.message import WorkerMessage, join_messages
 from flower.certificates import write_node_keys
 
 W = torch.tensor([0.5, -1.25, 3.0])
@@ -35,6 +35,7 @@ class Federation:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.numbers = folder, 0
+        self.reply: dict[str, Any] = {}  # in place of what nodes would reply
         self.configs = write_node_keys(folder / "keys", 3)
         self.steps = []
         for i, config in enumerate(self.configs):
@@ -72,8 +73,9 @@ class Federation:
 
         def train(inner: WorkerMessage) -> tuple[LocalBackend, WorkerMessage]:
             ids = inner.head["ids"]
-            reply = WorkerMessage({"kind": "trained", "ids": ids, "n_trained": len(ids), "steps": 6, "diverged": []})
-            rows = torch.stack([W * (client + 1) / 10 for client in ids])
+            told = {"kind": "trained", "ids": ids, "n_trained": len(ids), "steps": 6, "diverged": []}
+            reply = WorkerMessage({**told, **self.reply})
+            rows = torch.stack([W * (client + 1) / 10 for client in reply.head["ids"]])
             reply.put("upload", Payload(Params(w=rows)))
             context = SimpleNamespace(n_train=torch.tensor([1, 2, 3, 4, 5, 6]))
             backend = SimpleNamespace(context=context, evaluation=SimpleNamespace(eval_ids=torch.tensor(ids)))
@@ -143,6 +145,37 @@ def test_the_same_round_is_summed_once(federation: Federation) -> None:
     federation.begin(4)
     federation.run()
     federation.server.finish()
+
+
+@pytest.mark.parametrize("what", ["parts", "blocks"])
+def test_a_session_sums_nothing_twice(what: str, federation: Federation) -> None:
+    """The second sum of a round could lack one node, whose upload would be the difference."""
+    values = federation.session.model_dump()
+    twice = {"parts": values["parts"] * 2, "blocks": values["blocks"] + plan_blocks(1, "train", 3, has_scores=False)}
+    changes = twice if what == "parts" else {"blocks": values["blocks"] * 2}
+    content = {"session": {**values, **changes}, "contributes": [True, True]}
+    with pytest.raises(SessionMismatchError, match="repeat a kind and round"):
+        federation.ask("keys", 0, content)
+    assert not federation.has_secrets(0)
+
+
+def test_a_part_of_a_session_is_done_once(federation: Federation) -> None:
+    federation.run("agree", "share")
+    twice = join_messages([federation.work(0), federation.work(0)])
+    twice.head.update(KEY)
+    with pytest.raises(SessionMismatchError, match="other parts than the session"):
+        federation.collect(0, twice)
+
+
+def test_clients_that_do_not_upload_as_was_signed(federation: Federation) -> None:
+    """Whatever makes a client add zeros, the node that signed that it contributes leaves the session."""
+    federation.run("agree", "share")
+    federation.reply = {"ids": [2], "n_trained": 1}
+    with pytest.raises(SessionMismatchError, match=r"round 3: clients \[2\] of this node uploaded, expected \[2, 3\]"):
+        federation.collect(1)
+    assert not federation.has_secrets(1)
+    federation.reply = {"ids": [4], "n_trained": 1, "diverged": [5]}
+    federation.collect(2)
 
 
 def test_a_server_that_sends_one_node_another_model(federation: Federation) -> None:

@@ -197,3 +197,12 @@ def test_a_node_without_a_key_or_with_another_roster(ragged: Federation, tmp_pat
 def test_methods_that_need_single_uploads_are_refused(name: str, ragged: Federation, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a server that knows the weights W and the mixtures W X solves for X"):
         run_secure(ragged, tmp_path, algorithms=f"local,{name}", **RUN)
+
+
+def test_with_privacy_every_client_counts_one(ragged: Federation, tmp_path: Path) -> None:
+    """Also in the means of BatchNorm statistics; the noise is too small to see."""
+    noise = {"dp_client_noise": 1e-9, "dp_client_clip": 100.0, "dp_client_where": "local", "dp_delta": 1e-3}
+    config = {**RUN, **NORMED, **noise, "rounds": 2, "bn_buffers": "average", "algorithms": "fedavg"}
+    run_secure(ragged, tmp_path / "secure", **config)
+    run_deployed(ragged, tmp_path / "plain", **UNDEFENDED, **config)
+    same_models(load_models(tmp_path / "plain", "fedavg"), load_models(tmp_path / "secure", "fedavg"))

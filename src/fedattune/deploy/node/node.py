@@ -34,13 +34,17 @@ from ..config import DeploymentPlan, Scalar
 from ..logs import open_log
 from ..operate.audit import AuditLog, AuditLogError, count_bytes
 from ..secagg import SecureAggregationRequiredError
-from ..secagg.methods import require_sums
+from ..secagg.layout import list_uploading
+from ..secagg.methods import find_weightings
 from ..secagg.runtime import KINDS, TRAINING_KIND, SecureSteps, read_rules
 from .files import LostStateError, NodeState, mark_current, report_error, retire_errors
 from .policy import OTHER_KEYS, NodePolicy
 
 TASKS = ("train", "evaluate")
 """Kinds of messages that a node handles. A worker of one's own cluster also sends its clients' states and models."""
+
+ORDER_KEYS = {"ids", "cohort", "dropouts", "resting", "pending"}
+"""Lists of clients in the head of a message."""
 
 
 class NodeRuntime:
@@ -131,7 +135,8 @@ class NodeRuntime:
         state = NodeState(self.folder / head["token"] / name / f"seed-{seed}")
         with state.lock(head["number"]):
             if is_secure:
-                sums, rules = require_sums(name, self.plan.algorithms[name]), read_rules(self.policy)
+                sums = find_weightings(name, self.plan.algorithms[name], self.plan.settings(seed))
+                rules = read_rules(self.policy)
                 steps = SecureSteps(state.folder, rules, sums, options.secure_bits, options.secure_clip)
                 reply = steps.answer(message, lambda inner: self._work(inner, state))
             else:
@@ -163,13 +168,14 @@ class NodeRuntime:
                 "draw the same numbers"
             )
         backend = self._open_backend(algorithm, module, head)
+        check_orders(parts, backend.client_ids.tolist())
         names = {number: client for client, number in head["clients"].items()}
         last = max(head["last"])
         saved, loaded = state.load(head["last"], Params(flatten_tree(export_state(backend))))
         if head.get("replies_immediately") and loaded != last and set(head.get("pending", ())) < set(names):
             raise LostStateError("the server expects a state that this node does not have")
         self._count_spending(backend, state.folder, parts)
-        uploads = sum(not set(part.head.get("cohort", ())).isdisjoint(part.head.get("ids", ())) for part in parts)
+        uploads = sum(bool(list_uploading(part)) for part in parts if part.head["kind"] == "train")
         noise = find_noise(backend.upload_steps)
         if uploads and noise and backend.context.has_shared_parameters:
             self.policy.count_uploads(state.folder, uploads, noise.accounting)
@@ -225,6 +231,22 @@ class NodeRuntime:
             folder.mkdir(parents=True, exist_ok=True)
             file = folder / f"{number:04d}-{clean_file_name(names[number][:60])}.safetensors"
             save_model(file, fill_model(backend.context.task.model, state, own_card), own_card)
+
+
+def check_orders(parts: Sequence[WorkerMessage], members: Sequence[int]) -> None:
+    """Check that messages name only clients of this node, and each of them once.
+
+    What the node counts and signs follows from these lists, and other code reads them as numbers of its clients.
+    """
+    for part in parts:
+        for key in ORDER_KEYS & part.head.keys():
+            ids = part.head[key]
+            is_list = isinstance(ids, list) and all(type(i) is int for i in ids)
+            if not is_list or ids != sorted(set(members).intersection(ids)):
+                raise ConfigError(
+                    f"round {part.head['round']}: the server's {key} is {ids!r:.80}, expected a sorted list of "
+                    f"different clients of this node, which are {list(members)!r:.80}"
+                )
 
 
 def build_initial_model(algorithm: Algorithm, card: Mapping[str, Any]) -> nn.Module:

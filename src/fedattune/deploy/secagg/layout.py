@@ -54,8 +54,6 @@ def list_tensors(upload: Payload, buffers: Params) -> dict[str, Tensor]:
 def find_weighting(name: str, sums: Mapping[str, SumWeighting]) -> SumWeighting:
     """Return the weighting of a tensor by its flat name."""
     top, _, rest = name.partition("/")
-    if top == "buffers":
-        return "samples"
     part = rest.partition("/")[0] if top == "extra" else top
     if part not in sums:
         raise SessionMismatchError(f"clients upload {part!r}, and the server rule states no sum for it")
@@ -168,8 +166,8 @@ def check_upload(
     n, ordered = counts["clients"], sorted(sizes)
     _check_range("number of clients", n, 0, len(sizes))
     _check_range("number of training samples", counts["samples"], sum(ordered[:n]), sum(ordered[len(sizes) - n :]))
-    _check_range("number of clients that trained", counts["trained"], 0, n_trained)
-    _check_range("number of clients that diverged", counts["diverged"], 0, n_trained)
+    _check_range("number of clients that trained", counts["trained"], n, n_trained)
+    _check_range("number of clients that diverged", counts["diverged"], 0, n_trained - counts["trained"])
     _check_range("number of steps", counts["steps"], 0, MAX_COUNT * session.nodes)
     largest = int(quantize(np.array([session.clip]), session.bits, session.clip)[0])
     divisors = {"samples": counts["samples"], "uniform": n, "sum": n}

@@ -42,6 +42,17 @@ def require_sums(name: str, algorithm: Algorithm) -> Mapping[str, SumWeighting]:
     return sums
 
 
+def find_weightings(name: str, algorithm: Algorithm, settings: Settings) -> dict[str, SumWeighting]:
+    """Return the weighting of each sum of a run, that of averaged BatchNorm statistics as `buffers`.
+
+    With differential privacy of clients every client counts 1: a sample count is a number about one client's data.
+    """
+    sums: dict[str, SumWeighting] = {**require_sums(name, algorithm), "buffers": "samples"}
+    if settings.privacy.client is None:
+        return sums
+    return {part: "uniform" if weighting == "samples" else weighting for part, weighting in sums.items()}
+
+
 def check_run(algorithms: Mapping[str, Algorithm], n_nodes: int, settings: Settings) -> None:
     """Check that neither a method nor a setting of a run needs single uploads, and that its nodes are neither too few
     nor too many.

@@ -132,8 +132,10 @@ class SecureSteps:
         for key in ("token", "algorithm", "seed", "model"):
             if inner.head.get(key) != getattr(session, key):
                 raise SessionMismatchError(f"the work has another {key} than the session")
-        parts: dict[int, WorkerMessage] = {part.head["part"]: part for part in split_message(inner)}
-        if not parts.keys() <= set(range(len(session.parts))) or inner.head.get("pending"):
+        orders = split_message(inner)
+        parts: dict[int, WorkerMessage] = {part.head["part"]: part for part in orders}
+        is_known = len(parts) == len(orders) and parts.keys() <= set(range(len(session.parts)))
+        if not is_known or inner.head.get("pending"):
             raise SessionMismatchError("the work has other parts than the session")
         for number, part in parts.items():
             planned = session.parts[number]
@@ -154,9 +156,10 @@ class SecureSteps:
             is_in = mine is not None and (is_evaluated if block.what == "scores" else bool(list_uploading(mine)))
             if contributes != is_in:
                 raise SessionMismatchError("the server counted the node's clients in another sum")
-            if answer is None or not contributes:
+            if mine is None or answer is None or not contributes:
                 pieces.append(np.zeros(block.length, dtype=np.int64))
             elif block.what == "upload":
+                _check_uploaded(mine, answer)
                 pieces.append(pack_upload(answer, backend.context.n_train, self._sums, session, block.length))
             else:
                 pieces.append(pack_scores(answer, session.parts[block.part].kind))
@@ -207,3 +210,13 @@ class SecureSteps:
 
     def _delete(self) -> None:
         (self._folder / STATE_NAME).unlink(missing_ok=True)
+
+
+def _check_uploaded(order: WorkerMessage, reply: WorkerMessage) -> None:
+    """Check that the clients whose numbers are in a sum are those that the node signed for."""
+    uploaded, expected = set(reply.head["ids"]), list_uploading(order) - set(reply.head["diverged"])
+    if uploaded != expected:
+        raise SessionMismatchError(
+            f"round {order.head['round']}: clients {sorted(uploaded)} of this node uploaded, expected "
+            f"{sorted(expected)}; the node adds nothing to this sum"
+        )

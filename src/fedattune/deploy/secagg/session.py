@@ -5,11 +5,11 @@ import os
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from . import (
     MAX_NODES,
@@ -61,7 +61,8 @@ class Session(_Part):
 
     `number` grows, and a node takes part in each session once. `modulus` counts the binary digits of the ring; `bits`
     and `clip` are the binary places and the largest absolute value of what is summed. The number of nodes bounds the
-    weight of each. Blocks are summed in their order.
+    weight of each. Blocks are summed in their order, and none is there twice: the difference of two sums of one round
+    over different nodes would be the numbers of one node.
     """
 
     version: Literal[1] = 1
@@ -77,6 +78,14 @@ class Session(_Part):
     nodes: Annotated[int, Field(ge=2, le=MAX_NODES)]
     parts: Annotated[list[SessionPart], Field(min_length=1)]
     blocks: list[Block]
+
+    @model_validator(mode="after")
+    def _check_repeats(self) -> Self:
+        parts = [(part.kind, part.round) for part in self.parts]
+        blocks = [(block.part, block.what) for block in self.blocks]
+        if len(set(parts)) < len(parts) or len(set(blocks)) < len(blocks):
+            raise ValueError("the parts or blocks repeat a kind and round, expected each once")
+        return self
 
     @classmethod
     def read(cls, values: object) -> "Session":

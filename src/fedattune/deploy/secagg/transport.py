@@ -18,7 +18,7 @@ from ...training.backends.remote import Group, Outcome
 from ..grid import NodeGrid
 from ..operate.audit import count_bytes
 from ..server.backend import NodeTransport, count_rounds
-from . import MIN_NODES, ImpossibleSumError
+from . import MIN_NODES, ImpossibleSumError, SessionMismatchError
 from .layout import (
     check_scores,
     check_upload,
@@ -30,7 +30,7 @@ from .layout import (
     unpack_scores,
     unpack_upload,
 )
-from .methods import require_sums
+from .methods import find_weightings
 from .ring import Fixed
 from .session import Block, ServerSession, Session, SessionPart
 
@@ -142,11 +142,14 @@ class SessionExchange:
         replies = self._ask("masked", contents, has_work=True)
         self.seconds = time.monotonic() - start
         for i, reply in replies.items():
-            masked = reply.tensors.get("masked")
-            numbers = np.zeros(0, np.int64) if masked is None else masked.numpy()
-            if numbers.dtype == np.int64:
-                numbers = numbers.view(np.uint64)
-            self._take(i, self._server.add_masked, self._ids[i], numbers, reply.head.get("unfit"))
+            self._take(i, self._add_masked, self._ids[i], reply)
+
+    def _add_masked(self, id_: str, reply: WorkerMessage) -> None:
+        masked = reply.tensors.get("masked")
+        if masked is None or masked.dtype != torch.int64:  # NumPy does not know all types of PyTorch
+            found = "no masked numbers" if masked is None else f"masked numbers of type {masked.dtype}"
+            raise SessionMismatchError(f"sent {found}, expected {self._session.length} of torch.int64")
+        self._server.add_masked(id_, masked.numpy().view(np.uint64), reply.head.get("unfit"))
 
     def _sign(self) -> None:
         content = {"survivors": self._server.survivors, "dropped": self._server.dropped}
@@ -218,7 +221,7 @@ class SecureTransport(NodeTransport):
 
     def __init__(self, context: RunContext, *others: Any) -> None:
         super().__init__(context, *others)
-        self._sums = require_sums(str(self.key["algorithm"]), context.algorithm)
+        self._sums = find_weightings(str(self.key["algorithm"]), context.algorithm, context.settings)
         self._tensors = list_tensors(self.example, context.initial_statistics)
         for name in self._tensors:
             find_weighting(name, self._sums)  # a client rule whose upload has no sum is refused here

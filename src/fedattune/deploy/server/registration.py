@@ -99,13 +99,24 @@ def sort_clients(hellos: Sequence[Hello]) -> list[HelloClient]:
 
 
 def choose_schema(hellos: Sequence[Hello], deployment: DeploymentOptions) -> Schema:
-    """Take the server's schema, or the first node's where the server has none."""
-    schema = deployment.data_schema or Schema.from_json(hellos[0].data_schema)
+    """Take the server's schema, or where it has none that of the first node whose schema can be used."""
+    if deployment.data_schema:
+        return _check_schema(deployment.data_schema, is_servers=True)
+    errors: list[FedAttuneError] = []
+    for hello in hellos:
+        try:
+            return _check_schema(Schema.from_json(hello.data_schema), is_servers=False)
+        except FedAttuneError as error:  # `find_problems` tells of this node, if another one has a schema
+            errors.append(error)
+    raise errors[0]
+
+
+def _check_schema(schema: Schema, *, is_servers: bool) -> Schema:
     if schema.positions:
         raise DataError(
             "the target is a class for each position, which is for simulations; give one class or several labels"
         )
-    if schema.kind in NUMBER_KINDS and deployment.data_schema is None:
+    if schema.kind in NUMBER_KINDS and not is_servers:
         raise DataError(
             "the target is a number, and the server has no schema: nodes would each take their own mean and "
             "deviation; give the deployment a schema with target_mean and target_deviation"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...core.algorithm import ClientUpdate
 from ...core.params import Params
 from ...core.payload import Payload
 from ...data import Federation
@@ -23,18 +24,27 @@ class RefusedReplyError(ValueError):
 
 def make_expected_upload(context: RunContext, personal: Params, make_payload: PayloadFactory) -> Payload:
     """Make the upload of a client that does no local step, as it travels. All have its names, types and shapes."""
-    rule, yes = context.algorithm.client, torch.tensor(True, device=context.device)
-    sent = make_payload(context.all_ids[:1]).rows(0)
-    whole = Params({k: personal[k] if k in personal else sent.params[k] for k in context.task.params})
-    sent, local_state = sent._replace(params=whole), rule.init_local_state(context.task.params)
-    one = torch.ones((), dtype=next(iter(whole.values())).dtype, device=context.device)
-    lr, names = context.settings.training.lr, tuple(personal)
-    training = LocalTraining(seed=0, stream=0, round=1, lr=lr, batch_size=1, cohort_size=1, personal_names=names)
+    sent = fill_personal(make_payload(context.all_ids[:1]).rows(0), context.task.params, personal)
+    upload = make_stepless_upload(context.algorithm.client, sent, context.task.params, personal)
+    return encode_example(context, sent, upload)
+
+
+def fill_personal(sent: Payload, w: Params, personal: Params) -> Payload:
+    """Return a payload with the personal tensors in its model, in the order of the model `w`."""
+    return sent._replace(params=Params({k: personal[k] if k in personal else sent.params[k] for k in w}))
+
+
+def make_stepless_upload(rule: ClientUpdate, sent: Payload, w: Params, personal: Params) -> Payload:
+    """Make the upload of a client that does no local step, in a run that began with the model `w`."""
+    example, local_state = next(iter(w.values())), rule.init_local_state(w)
+    yes, one = torch.tensor(True, device=example.device), torch.ones((), dtype=example.dtype, device=example.device)
+    names = tuple(personal)
+    training = LocalTraining(seed=0, stream=0, round=1, lr=0.1, batch_size=1, cohort_size=1, personal_names=names)
     round_context = training.make_round_context(one, yes, one)
     with torch.no_grad():
         carry = rule.begin(sent, local_state, yes, round_context)
         upload, _ = rule.finish(carry, sent, local_state, round_context)
-    return encode_example(context, sent, upload._replace(params=upload.params.without(personal)))
+    return upload._replace(params=upload.params.without(personal))
 
 
 def check_reply(

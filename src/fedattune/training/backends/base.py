@@ -214,7 +214,7 @@ class Backend(ABC):
 
 def find_rows(ids: Tensor, cohort: Tensor, n_clients: int) -> Tensor | None:
     """Return the positions in `ids` of the clients in the cohort; None if it holds them all."""
-    if len(cohort) == n_clients:
+    if torch.equal(cohort, torch.arange(n_clients, device=cohort.device)):
         return None
     is_member = torch.isin(ids, cohort, assume_unique=True)
     return None if bool(is_member.all()) else is_member.nonzero().flatten()

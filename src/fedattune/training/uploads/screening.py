@@ -406,14 +406,16 @@ def check_layers(layers: Mapping[str, LayerMeasures], is_judged: Tensor, faults:
     """Reject uploads with a layer that was reversed, erased or blown up, by the share that it keeps of the sent one."""
     if int(is_judged.sum()) < MIN_CLIENTS:
         return
+    is_usual = is_judged.clone()
+    is_usual[list(faults)] = False
     for layer, one in layers.items():
+        # A median with a share that is no number is none, and would accept everybody.
+        known = is_usual & one.shares.isfinite()
         # A layer whose norm is below its update's says nothing: no part of it need remain.
-        if bool(one.squares[is_judged].median() <= one.sent_squares[is_judged].median()):
-            known = one.shares[is_judged]
-            median = known.median()
-            gaps = (one.shares - median).abs()
-            max_gap = max(MIN_PART_GAP, MAX_DEVIATIONS * 1.4826 * float(gaps[is_judged].median()))
-            for row in (is_judged & (gaps > max_gap)).nonzero().flatten().tolist():
+        if bool(known.any()) and bool(one.squares[known].median() <= one.sent_squares[known].median()):
+            gaps = (one.shares - one.shares[known].median()).abs()
+            max_gap = max(MIN_PART_GAP, MAX_DEVIATIONS * 1.4826 * float(gaps[known].median()))
+            for row in (is_judged & ~(gaps <= max_gap)).nonzero().flatten().tolist():
                 faults.setdefault(
                     row, Fault("layer", f"uploaded a model whose part {layer} was reversed, erased or blown up")
                 )
