@@ -283,7 +283,27 @@ class PartSGD(Optimizing):
 
 
 @dataclass(frozen=True)
-class ClientWrapper(ClientUpdate, Probing, Resting, Substituting, StepMeasuring):
+class Encoding(ClientUpdate):
+    """A client rule that uploads something else than the model that it trained."""
+
+    def own_model(self, upload: Payload, local_state: LocalState) -> Params:
+        """Return the model with which the client goes on if it refuses the next one; by default the trained one."""
+        return self.trained_model(upload, local_state)
+
+    def find_base(self, sent: Payload, accepted: Payload) -> Payload:
+        """Return the payload for `finish`, if the client `accepted` another one than the server sent.
+
+        By default it is the accepted one. It is the sent one where the server compares the upload with that.
+        """
+        return accepted
+
+    def report_distrust(self, upload: Payload, distrusts: Tensor) -> Payload:
+        """Return the upload of a client that `distrusts` others or not, a scalar bool tensor: it took plain steps."""
+        return upload
+
+
+@dataclass(frozen=True)
+class ClientWrapper(Encoding, Probing, Resting, Substituting, StepMeasuring):
     """Base of rules that extend the rule `inner`; by itself, it forwards everything to `inner`.
 
     A wrapper whose carry or local state differs from that of `inner` overrides every method that reads it.
@@ -320,6 +340,15 @@ class ClientWrapper(ClientUpdate, Probing, Resting, Substituting, StepMeasuring)
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
         return self.inner.trained_model(upload, local_state)
+
+    def own_model(self, upload: Payload, local_state: LocalState) -> Params:
+        return self.inner.own_model(upload, local_state) if isinstance(self.inner, Encoding) else upload.params
+
+    def find_base(self, sent: Payload, accepted: Payload) -> Payload:
+        return self.inner.find_base(sent, accepted) if isinstance(self.inner, Encoding) else accepted
+
+    def report_distrust(self, upload: Payload, distrusts: Tensor) -> Payload:
+        return self.inner.report_distrust(upload, distrusts) if isinstance(self.inner, Encoding) else upload
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         return find_resting_model(self.inner)(sent, local_state, fresh)
@@ -374,6 +403,12 @@ def find_optimizer(rule: ClientUpdate) -> Optimizer:
     """Return the optimizer of a client rule, restarted; plain SGD if the rule has local steps of its own."""
     rule = _unwrap(rule)
     return rule.optimizer.restart() if isinstance(rule, Optimizing) else PLAIN
+
+
+def list_correction_entries(rule: ClientUpdate, w0: Params) -> tuple[str, ...]:
+    """Return the entries of the local state that corrections keep: they must fit what the server learned."""
+    rule = _unwrap(rule)
+    return tuple(k for c in rule.corrections for k in c.init_local_state(w0)) if isinstance(rule, SGD) else ()
 
 
 def find_row_weighing(rule: ClientUpdate) -> RowWeighing | None:

@@ -15,13 +15,18 @@ from conformance.table import CASES, KINDS, Case, Sizes, some_methods
 from fedattune import Algorithm, Broadcast, Federation, Params, Payload, Result, Settings
 from fedattune import engine as engines
 from fedattune.algorithms import ALGORITHMS
+from fedattune.core.io import flatten_tree
 from fedattune.core.options import build, list_options
 from fedattune.core.selectors import Head, NoParameters
 from fedattune.engine import base as engines_base
 from fedattune.engine import vectorized
 from fedattune.engine.compiler import compile as compiler
 from fedattune.engine.compiler.compile import CompiledStep, compile_step
+from fedattune.models import make_model
+from fedattune.runs.rows import RowStorage
+from fedattune.server.wrapper import ServerWrapper
 from fedattune.training.sampling import sample_cohort
+from fedattune.training.setup import build_trained_module, init_server, make_run_context
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -376,3 +381,22 @@ def test_who_has_nothing_to_adapt_on_keeps_what_it_received(engine: str, ragged:
     assert distance(plain, adapted) > 1e-6
     none = replace(some, clients=tuple(replace(c, validation=c.validation[:0]) for c in clients))
     assert fit(none, "perfedavg", options={"adapt_on": "test"}).history[-1]["validation"] is None
+
+
+JOINED = [(case.name, {}) for case in CASES] + [("igfl", {"time_form": "T1"}), ("igfl_s", {"attention": "self"})]
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 8), (20, 24)])
+@pytest.mark.parametrize(("name", "options"), JOINED)
+def test_the_state_after_clients_joined_is_like_that_of_as_many_from_the_start(
+    name: str, options: dict[str, Any], before: int, after: int, ragged: Federation
+) -> None:
+    """So a run that was joined can be resumed from its checkpoint."""
+    algorithm, model = ALGORITHMS[name](**options), make_model("dnn", ragged, options={"hidden": 6}, seed=0)
+    module = build_trained_module(algorithm, model, ragged, 0)
+    context = make_run_context(algorithm, ragged, module, Settings(accept="harmless"))
+    rule, task = context.algorithm.server, context.task
+    few, many = (RowStorage(n).allocate_server(init_server(context.algorithm, task, n, 0)) for n in (before, after))
+    joined = ServerWrapper(rule).add_clients(few, after - before)
+    shapes = [{k: v.shape for k, v in flatten_tree(state).items()} for state in (joined, many)]
+    assert shapes[0] == shapes[1]

@@ -12,6 +12,7 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from flwr.app import Message
 
+import fedattune
 from fedattune import Federation, Result
 from flower.in_process import InProcessGrid
 from flower.runs import find_models, read_log, run_deployed
@@ -104,3 +105,14 @@ def test_a_comparison_takes_no_newcomers(ragged: Federation, tmp_path: Path) -> 
     assert [len(result.clients) for result in results] == [5, 5]
     (line,) = [line for line in read_log(tmp_path) if "this run compares methods" in line]
     assert line.startswith("node 'node-2' does not belong to this federation; it takes part from the next run on")
+
+
+# What of the server's state depends on the number of clients beyond one row for each.
+@pytest.mark.parametrize("name", ["pfedhn", "fedpac", "attune", "igfl_s"])
+def test_clients_join_the_folder_of_a_run_that_was_joined(name: str, ragged: Federation, tmp_path: Path) -> None:
+    """The run started with two clients."""
+    more = {"set": "igfl_s.attention=self"} if name == "igfl_s" else {}
+    (result,) = run(ragged, tmp_path, algorithms=name, groups=([0], [1], [2, 3, 4, 5]), rounds=4, cohort=1.0, **more)
+    assert any("4 of the 6 clients joined after round" in note for note in result.notes)
+    saved = Result.load(tmp_path / "run" / name / "seed-0")
+    assert len(fedattune.personalize(saved, ragged, rounds=1).newcomers) == 6

@@ -23,6 +23,17 @@ def test_feddyn_by_hand():
     torch.testing.assert_close(clients.kept("g")[:, 0], torch.tensor([0.0975, 0.15], dtype=torch.float64))
 
 
+def test_feddyn_leaves_out_of_z_who_took_plain_steps_by_hand():
+    """Updates 1 and 3 of two of four clients: z = 3 / 4 without the first one's, and w = 2 + 0.75; else z = 1."""
+    rule, ids = ALGORITHMS["feddyn"]().server, torch.arange(2)
+    state = rule.init(params(torch.zeros(1, dtype=torch.float64)), 4)
+    sent = rule.broadcast(state, ids).payload
+    models = Params(w=torch.tensor([[1.0], [3.0]], dtype=torch.float64))
+    for extra, w in (({"steps": Params(are_plain=torch.tensor([1.0, 0.0]))}, 2.75), ({}, 3.0)):
+        new = rule.aggregate(state, ids, sent, Payload(models, extra), torch.ones(2, dtype=torch.int64))
+        assert new["w"]["w"].item() == w
+
+
 def test_feddyn_finds_the_optimum_of_all_where_fedavg_does_not():
     """Curvatures 1 and 9 at 0 and 1: the sum of the losses is least at 0.9; the mean of the optima is 0.5."""
     targets = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedattune.algorithms import ALGORITHMS
+from fedattune.core.params import Params
 from fedattune.core.payload import Payload
 from oracles.clients import Clients, push, stack
 from oracles.quadratic import params
@@ -57,3 +58,14 @@ def test_weights_by_samples_count_in_both_means() -> None:
     sent = rule.broadcast(state, ids).payload
     state = rule.aggregate(state, ids, sent, Payload(stack([params(vector(v)) for v in (1, -1)])), torch.tensor([3, 1]))
     torch.testing.assert_close(state["w"]["w"], vector(1))
+
+
+def test_a_parameter_may_be_a_single_number() -> None:
+    """Updates 1 and 3 of a number, and none of a vector: eta = max(1, (1 + 9) / (4 * 4)) = 1, and the mean is 2."""
+    rule = ALGORITHMS["fedexp"](eps=0.0).server
+    w, ids = Params(scale=torch.tensor(0.0), v=torch.zeros(2)), torch.arange(2)
+    state = rule.init(w, 2)
+    sent = rule.broadcast(state, ids).payload
+    uploads = Params({**sent.params, "scale": torch.tensor([1.0, 3.0])})
+    state = rule.aggregate(state, ids, sent, Payload(uploads), torch.ones(2, dtype=torch.int64))
+    assert state["w"]["scale"].item() == 2.0

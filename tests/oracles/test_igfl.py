@@ -86,6 +86,20 @@ def test_e2_weights_are_not_negative_and_sum_to_one_but_those_of_t2(rule: Update
         assert torch.equal(matrices.weights["model"], b.repeat(2, 1))
 
 
+@rules
+def test_a_client_that_joins_weighs_as_from_the_start(rule: UpdateAttention, updates: Params) -> None:
+    """Two rounds of five clients, of whom the last two join before the first, or are there from the start."""
+    w0 = updates.rows(0).zeros()
+    from_start, joined = rule.init(w0, N), rule.add_clients(rule.init(w0, N - 2), 2)
+    for _ in range(2):
+        from_start, joined = (aggregate(rule, updates, state) for state in (from_start, joined))
+    assert near(from_start["w"], joined["w"])
+    mixing = [rule.broadcast(state, torch.arange(N)).mixing for state in (from_start, joined)]
+    assert (mixing[0] is None) == (mixing[1] is None)
+    if mixing[0]:
+        assert mixing[0].weights.keys() == mixing[1].weights.keys()
+
+
 def test_e2_by_hand_for_two_clients_with_one_value_each() -> None:
     """Updates (1, 2) after (3, -1); psi is the product."""
     e = math.exp

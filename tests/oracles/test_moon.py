@@ -56,6 +56,20 @@ def test_gradient_by_hand():
     assert module.previous_body.weight.grad is None
 
 
+def test_frozen_copies_drop_nothing_out():
+    """Features of the trained body are dropped out in training; those of the copies, which have no gradient, are not.
+
+    BatchNorm layers of the copies go on by the batch: running statistics are those of the trained body alone.
+    """
+    body = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
+    module = MoonModule(body, nn.Linear(2, 2), mu=1.0, tau=0.5)
+    for mode in (True, False):
+        module.train(mode)
+        assert [layer.training for layer in module.body] == [mode] * 3
+        for copied in (module.global_body, module.previous_body):
+            assert [layer.training for layer in copied] == [mode, mode, False]
+
+
 def test_padding_does_not_count():
     module = make_module(3.0)
     x, y = BATCH

@@ -351,3 +351,27 @@ def test_newcomers_of_a_hypernetwork_learn_their_embedding_alone() -> None:
     assert (learned_rows - mean).abs().amax(1).min() > 1e-6
     nearer, before = rule.broadcast(after, new).payload.params - back.params, sent.params - back.params
     assert sum(v.square().sum() for v in nearer.values()) < sum(v.square().sum() for v in before.values())
+
+
+def test_an_embedding_that_grows_with_the_clients_changes_no_model() -> None:
+    """From 3 to 8 clients, the width goes from 1 to 3; the network learns as if it had stayed 1."""
+    torch.manual_seed(0)
+    state, ids = PFedHNServer(hidden=3, depth=1).init(model_of(), 3), torch.arange(8)
+    states = []
+    for embedding in (None, 1):
+        rule = PFedHNServer(embedding, hidden=3, depth=1)
+        grown = rule.add_clients(state, 5)
+        for _ in range(2):
+            sent = rule.broadcast(grown, ids).payload
+            back = Payload(sent.params.map(lambda a: a + 1))
+            grown = rule.aggregate(grown, ids, sent, back, torch.ones(8, dtype=torch.int64))
+        states.append(grown)
+    wide, narrow = states
+    assert wide["phi"]["embedding"].shape == (8, 3)
+    models = [generate_models(one["phi"], one["phi"]["embedding"]) for one in states]
+    for name in model_of():
+        torch.testing.assert_close(models[0][name], models[1][name])
+    for part in ("phi", "velocity"):
+        assert not wide[part]["embedding"][:, 1:].any()  # type: ignore[literal-required]
+        assert not wide[part]["trunk.0.weight"][:, 1:].any()  # type: ignore[literal-required]
+    torch.testing.assert_close(wide["phi"]["embedding"][:, :1], narrow["phi"]["embedding"])

@@ -9,14 +9,27 @@ import torch
 from torch import Tensor, nn
 
 from conformance.table import CASES, KINDS
-from conformance.test_conformance import fit
+from conformance.test_conformance import RUN, fit
 from fedattune import Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.pfedla import PFedLAServer
 from fedattune.core.params import Params
-from fedattune.core.payload import Payload
+from fedattune.core.payload import LocalState, Payload, RoundContext
+from fedattune.models import make_model
+from fedattune.models.files import wrap_model
 from fedattune.training.backends.local import LocalBackend
-from fedattune.training.clients.acceptance import MAX_ROWS, MEMORY, ON_TRIAL, find_policy, sample_rows, update_decision
+from fedattune.training.clients.acceptance import (
+    DECISION,
+    MAX_ROWS,
+    MEMORY,
+    ON_TRIAL,
+    OWN,
+    Accepting,
+    find_policy,
+    sample_rows,
+    update_decision,
+)
+from fedattune.training.loop import RoundLoop
 from fedattune.training.server import Server
 from fedattune.training.setup import make_run_context
 from fedattune.training.uploads.step import RoundUploads
@@ -96,6 +109,86 @@ def test_a_resumed_run_refuses_the_same(name: str, before: Any, judging: Federat
     whole, resumed = (trained(case, judging, None, **settings), trained(case, judging, None, out=out, **settings))
     same_numbers(whole, resumed)
     assert whole.facts["refusals"] == resumed.facts["refusals"]
+
+
+def test_fednova_with_equal_steps_is_fedavg_also_after_refusals(judging: Federation) -> None:
+    """Whoever trains from its own model sends its update per step from the model that the server sent."""
+    nova, average = (fit(judging, name, **ACCEPT, rounds=5, lr=0.5) for name in ("fednova", "fedavg"))
+    assert nova.facts["refusals"] == average.facts["refusals"]
+    assert len(nova.facts["refusals"]["rounds"]) >= 2
+    same_models(nova, average, 1e-9)
+
+
+def make_refusing(name: str) -> tuple[Accepting, LocalState, Params]:
+    """The client rule of a method on models of 2 features and 3 classes, its state, and a first model."""
+    data = make_federation([40] * 3, features=4)
+    algorithm = ALGORITHMS[name]()
+    assert algorithm.network
+    module = wrap_model(algorithm.network, make_model("dnn", data, options={"hidden": 2}, seed=0), torch.zeros(2, 4), 0)
+    w0 = Params({k: v.detach() for k, v in module.named_parameters()})
+    rule = Accepting(algorithm.client, "better")
+    return rule, rule.init_local_state(w0), w0
+
+
+def train_on_ones(rule: Accepting, state: LocalState, sent: Params) -> tuple[Payload, LocalState]:
+    """Train two steps of 0.1 on gradients of 1: each is of four samples, of classes 0 and 1 in equal parts."""
+    context = RoundContext(0.1, torch.tensor(2.0), torch.tensor(1.0), 1)
+
+    def grad(w: Params, batch: Any, statistics: bool = True) -> Params:
+        return Params({**w.map(torch.ones_like), "counts": torch.tensor([2.0, 2.0, 0.0])})
+
+    carry = rule.begin(Payload(sent), state, torch.tensor(True), context)
+    for _ in range(2):
+        carry = rule.step(carry, (torch.zeros(4, 4), torch.zeros(4)), grad, context)
+    return rule.finish(carry, Payload(sent), state, context)
+
+
+def test_the_own_model_of_fedproto_has_the_prototypes_that_it_was_sent() -> None:
+    """And not the uploaded ones, which are multiplied by the share of the class."""
+    rule, state, w0 = make_refusing("fedproto")
+    sent = Params({**w0, "prototypes": torch.full_like(w0["prototypes"], 5.0), "known": torch.ones(3)})
+    upload, state = train_on_ones(rule, state, sent)
+    assert upload.params["known"].tolist() == [0.5, 0.5, 0.0]
+    own = state[OWN]
+    assert own["known"].tolist() == [1.0, 1.0, 1.0]
+    assert torch.equal(own["prototypes"], sent["prototypes"])
+    torch.testing.assert_close(own["head.bias"], w0["head.bias"] - 0.2)
+
+
+def test_the_own_model_of_fedgh_has_the_trained_head_which_does_not_travel() -> None:
+    rule, state, w0 = make_refusing("fedgh")
+    _, state = train_on_ones(rule, state, w0)
+    torch.testing.assert_close(state[OWN]["head.bias"], w0["head.bias"] - 0.2)
+    state = {**state, DECISION: Params(refused=torch.tensor(1.0))}
+    attacked = Params({**w0, "head.bias": w0["head.bias"] + 9.0})
+    upload, state = train_on_ones(rule, state, attacked)
+    assert torch.equal(upload.params["head.bias"], attacked["head.bias"])
+    torch.testing.assert_close(state[OWN]["head.bias"], w0["head.bias"] - 0.4)
+
+
+def test_a_refusing_client_of_ifca_stays_in_its_cluster() -> None:
+    """Its own model takes the place of the nearest one."""
+    rule = ALGORITHMS["ifca"](clusters=3).client
+    models = Params(w=torch.tensor([[0.0, 0.0], [5.0, 5.0], [9.0, 9.0]]), b=torch.tensor([0.0, 5.0, 9.0]))
+    own = Params(w=torch.tensor([5.0, 6.0]), b=torch.tensor(4.0))
+    replaced = rule.substitute(Payload(models.rows(2), {"models": models}), own)
+    assert replaced.params == own
+    assert replaced.extra["models"]["w"].tolist() == [[0.0, 0.0], [5.0, 6.0], [9.0, 9.0]]
+    assert replaced.extra["models"]["b"].tolist() == [0.0, 4.0, 9.0]
+
+
+def test_z_of_feddyn_is_what_clients_keep_though_some_refuse(judging: Federation) -> None:
+    """z = -h / alpha, where h is the mean of all g_k; a client that distrusts others keeps its g_k."""
+    module = make_model("dnn", judging, options={"hidden": 6}, seed=0)
+    settings = Settings(**(RUN | ACCEPT | {"lr": 0.5, "rounds": 5, "cohort": 4}))
+    loop = RoundLoop(ALGORITHMS["feddyn"](alpha=0.5), judging, module, settings, {"algorithm": "feddyn"})
+    result = loop.run()
+    assert sum(result.facts["refusals"]["clients"].values()) > 0
+    kept = loop.backend.client_states.local_state["g"]  # type: ignore[attr-defined]
+    for name, z in loop.server.state["z"].items():
+        torch.testing.assert_close(z, -kept[name].mean(0) / 0.5)
+    values = sum(v[0].numel() for v in kept.values())
+    assert result.bytes_up == 4 * 5 * 8 * (values + 1)  # a flag beside each model
 
 
 def test_mocha_goes_on_with_a_tie_to_the_own_model() -> None:

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import fedattune
-from fedattune import Algorithm, Broadcast, ConfigError, Federation, Participation, Payload, Settings
+from fedattune import Algorithm, Broadcast, ConfigError, Federation, Participation, Payload, RunError, Settings
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.client import SGD
 from fedattune.models import make_model
 from fedattune.server import Average
+from fedattune.training.backends.base import TrainRequest, find_rows
 from fedattune.training.loop import RoundLoop
 
 RUN: dict[str, Any] = {"rounds": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
@@ -106,3 +107,23 @@ def test_a_server_rule_that_sends_a_payload_alone_is_told_what_to_return(ragged:
 
     with pytest.raises(ConfigError, match=r"Old.broadcast: got Payload, expected a Broadcast; return Broadcast\("):
         fedattune.fit(ragged, Algorithm(SGD(), Old()), rounds=1)
+
+
+def test_a_round_with_uploads_has_not_diverged(ragged: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count of trained clients may be a claim; an upload shows that somebody trained."""
+    loop = make_loop(Algorithm(SGD(), Average("samples")), ragged)
+    request = TrainRequest.draw(loop.context, 1, update_server=True, should_evaluate=False)
+    reply = loop._train(request)._replace(n_trained=0, diverged=[0])
+    monkeypatch.setattr(loop, "_train_chunk", lambda _: reply)
+    assert loop._train(request) is reply
+    reply = reply._replace(ids=reply.ids[:0])
+    with pytest.raises(RunError, match="round 1: training diverged on every client"):
+        loop._train(request)
+
+
+def test_a_long_list_of_others_is_no_full_cohort() -> None:
+    everybody = torch.arange(6)
+    assert find_rows(everybody, everybody, 6) is None
+    rows = find_rows(torch.tensor([1, 2, 4]), torch.zeros(6, dtype=torch.int64), 6)
+    assert rows is not None
+    assert not len(rows)

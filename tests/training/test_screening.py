@@ -15,11 +15,16 @@ import fedattune
 from fedattune import ConfigError, Federation, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.client import SGD
+from fedattune.core.faults import Fault
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload
+from fedattune.models import make_model
+from fedattune.runs.callbacks import OnRound
 from fedattune.runs.context import RunContext
 from fedattune.server import Average
-from fedattune.training.uploads.screening import CLIP, MAX_CLAIMED_WEIGHT, Screening, ScreenState
+from fedattune.training.loop import RoundLoop
+from fedattune.training.uploads.layer_measures import measure_layers
+from fedattune.training.uploads.screening import CLIP, MAX_CLAIMED_WEIGHT, Screening, ScreenState, check_layers
 from fedattune.training.uploads.step import PastRounds, RoundUploads, StepContext, dump_state, load_state
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -112,6 +117,28 @@ def test_a_lie_is_refused_in_the_first_round(lie: str) -> None:
     assert list(reply.rejected) == [3]
     assert reason in reply.rejected[3].detail
     assert len(reply.n) == len(reply.upload.params["head.weight"]) == CLIENTS - 1
+
+
+def test_an_accomplice_does_not_switch_the_rule_on_layers_off() -> None:
+    """Its values are finite, and the share that it keeps of a layer is not: no median of all shares is a number."""
+    reply = change(make_reply(), 5, lambda w, _: 3e38 * torch.randn(w.shape).sign())
+    reply = change(reply, 3, lambda w, s: -s, ("head.weight",))
+    layers = measure_layers(reply.upload, reply.sent, are_models_sent=True)
+    assert not layers["head"].shares[5].isfinite()
+    faults: dict[int, Fault] = {}
+    check_layers(layers, torch.ones(CLIENTS, dtype=torch.bool), faults)
+    assert faults.keys() == {3, 5}
+    assert "part head was reversed" in faults[3].detail
+
+
+def test_rejected_uploads_do_not_say_which_share_of_a_layer_is_usual() -> None:
+    reply = make_reply()
+    for row in range(7):
+        reply = change(reply, row, lambda w, s: -s, ("head.weight",))
+    layers = measure_layers(reply.upload, reply.sent, are_models_sent=True)
+    faults = {row: Fault("norm", "uploaded much") for row in range(6)}
+    check_layers(layers, torch.ones(CLIENTS, dtype=torch.bool), faults)
+    assert faults.keys() == set(range(7))
 
 
 def test_every_layer_is_clipped_to_the_usual_norm() -> None:
@@ -405,3 +432,28 @@ def test_rules_say_if_they_do_nothing(digits: Federation) -> None:
         Settings.from_keywords(robust="median", trusted="0")
     with pytest.raises(ConfigError, match="no client is called nobody"):
         fedattune.fit(digits, "fedavg", "mlr", rounds=1, robust="trust", trusted="nobody")
+
+
+@pytest.mark.parametrize(("name", "own", "mean", "factor"), [("feddyn", "g", "z", -10.0), ("scaffold", "c", "c", 1.0)])
+def test_who_is_rejected_forgets_its_corrections_as_the_server_does(
+    name: str, own: str, mean: str, factor: float, ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client 1 is rejected in rounds 1 and 3: the server's variate stays the mean of those that clients keep."""
+    kept: list[Params] = []
+
+    def reject(self: Screening, state: Any, uploads: RoundUploads, context: StepContext) -> tuple[Any, RoundUploads]:
+        faults = {1: Fault("rejected", "was made up")} if uploads.round != 2 else {}
+        return state, uploads.reject(faults)
+
+    monkeypatch.setattr(Screening, "on_server", reject)
+    module = make_model("dnn", ragged, options={"hidden": 6}, seed=0)
+    settings = Settings(rounds=3, steps=2, batch_size=16, cohort=6, dtype="float64")
+    loop = RoundLoop(ALGORITHMS[name](), ragged, module, settings, {"algorithm": name})
+    states = loop.backend.client_states  # type: ignore[attr-defined]
+    loop.run([OnRound(lambda _: kept.append(states.local_state[own].rows(torch.tensor([1]))))])
+    first, second, third = (one["1.weight"] for one in kept)
+    assert not first.any()
+    assert second.any()
+    assert torch.equal(second, third)
+    for key, value in loop.server.state[mean].items():
+        torch.testing.assert_close(value, factor * states.local_state[own][key].mean(0))

@@ -48,7 +48,7 @@ from ..core.algorithm import (
     ServerTraits,
     change,
 )
-from ..core.params import Params
+from ..core.params import Params, concatenate
 from ..core.payload import Batch, Broadcast, Grad, LocalState, Loss, MixingMatrices, Payload, RoundContext
 from ..core.selectors import NamedParameters
 from ..server.average import Weighting, client_weights, weighted_sum
@@ -424,10 +424,18 @@ class AttuneServer(Joinable[AttuneState], Discardable):
         return state["w"].rows(int(state["group"].mode().values))
 
     def add_clients(self, state: AttuneState, n_new: int) -> AttuneState:
-        group = state["group"]
+        group, w, velocity = state["group"], state["w"], state["velocity"]
         new = super().add_clients(state, n_new)
         largest = group.mode().values.expand(n_new)
-        return change(new, group=torch.cat([group, largest]))
+        # There is room for more groups, which are empty at first.
+        n_more = min(MAX_GROUPS, len(group) + n_new) - len(next(iter(w.values())))
+        empty = self.newcomer_model(state).repeat(n_more)
+        return change(
+            new,
+            group=torch.cat([group, largest]),
+            w=concatenate([w, empty]),
+            velocity=concatenate([velocity, empty.zeros()]),
+        )
 
 
 def _join_rows(stack: Params, kept: int, gone: int, share: float) -> Params:

@@ -26,7 +26,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from ..client import SGD, Correction, LocalContext
+from ..client import SGD, Correction, Encoding, LocalContext
 from ..core.algorithm import Algorithm, Joinable, SumsOnly, SumWeighting, change
 from ..core.effect import Mechanism
 from ..core.options import Positive
@@ -62,6 +62,18 @@ class DynamicRegularization(Correction):
         return {}, {"g": choose(local.context.is_uploaded, own - self.alpha * (w - local.sent.params), own)}
 
 
+@dataclass(frozen=True)
+class DynamicSGD(SGD, Encoding):
+    """Client rule of FedDyn: local SGD with `DynamicRegularization`.
+
+    Where clients may refuse models, a flag in the extra `steps` tells whether the client took plain steps.
+    """
+
+    def report_distrust(self, upload: Payload, distrusts: Tensor) -> Payload:
+        like = next(iter(upload.params.values()))
+        return upload._replace(extra={**upload.extra, "steps": Params(are_plain=distrusts.to(like.dtype))})
+
+
 class DynamicState(TypedDict):
     """The global model, z, and the number m of clients."""
 
@@ -72,7 +84,10 @@ class DynamicState(TypedDict):
 
 @dataclass(frozen=True)
 class DynamicAverage(Joinable[DynamicState], SumsOnly):
-    """Server rule of FedDyn: z <- z + 1/m sum_S (theta_k - w), w <- mean_S theta_k + z, with z = -h/alpha."""
+    """Server rule of FedDyn: z <- z + 1/m sum_S (theta_k - w), w <- mean_S theta_k + z, with z = -h/alpha.
+
+    z leaves out clients that took plain steps: they kept their g_k.
+    """
 
     def init(self, w0: Params, n_clients: int) -> DynamicState:
         return {"w": w0, "z": w0.zeros(), "m": torch.tensor(n_clients)}
@@ -81,14 +96,21 @@ class DynamicAverage(Joinable[DynamicState], SumsOnly):
         return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     def aggregate(self, state: DynamicState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> DynamicState:
-        mean = mean_update(client_weights(n, "uniform"), sent.params, uploads.params)
-        z = state["z"] + mean * (len(ids) / int(state["m"]))
+        p = client_weights(n, "uniform")
+        mean = moved = mean_update(p, sent.params, uploads.params)
+        if "steps" in uploads.extra:
+            are_plain = uploads.extra["steps"]["are_plain"].clamp(0, 1)  # privacy may add noise
+            moved = mean_update(p * (1 - are_plain), sent.params, uploads.params)
+        z = state["z"] + moved * (len(ids) / int(state["m"]))
         return change(state, w=state["w"] + mean + z, z=z)
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting]:
-        """The mean of the models; all clients are sent the same one."""
-        return {"params": "uniform"}
+        """The means of the models and of the flags; all clients are sent the same model.
+
+        From these sums, z leaves out the share of the mean update that is the share of clients with plain steps.
+        """
+        return {"params": "uniform", "steps": "uniform"}
 
     def add_clients(self, state: DynamicState, n_new: int) -> DynamicState:
         return change(state, m=state["m"] + n_new)
@@ -108,4 +130,4 @@ def feddyn(*, alpha: Positive = 0.1) -> Algorithm:
     Args:
         alpha: weight of the quadratic term; the paper chooses it from 0.1, 0.01 and 0.001.
     """
-    return Algorithm(SGD((DynamicRegularization(alpha),)), DynamicAverage(), evaluation_point="received")
+    return Algorithm(DynamicSGD((DynamicRegularization(alpha),)), DynamicAverage(), evaluation_point="received")

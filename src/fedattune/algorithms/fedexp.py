@@ -31,6 +31,7 @@ from ..core.options import NonNegative
 from ..core.params import Params, squared_norm
 from ..core.payload import Broadcast, MixingMatrices, Payload
 from ..server.average import Weighting, client_weights, mean_update
+from ..server.products import flatten
 from .table import Family, method
 
 EXTRAPOLATION = Mechanism("updates", "the clients' mean updates", "FedAvg")
@@ -67,7 +68,7 @@ class Extrapolation(ServerUpdate[ExtrapolationState], Measurable):
     ) -> ExtrapolationState:
         p = client_weights(n, self.weighting)
         mean = mean_update(p, sent.params, uploads.params)
-        each = uploads.params.map(lambda a, b: (a - b).flatten(1).square().sum(1).double(), sent.params)
+        each = uploads.params.map(lambda a, b: flatten(a - b).square().sum(1).double(), sent.params)
         norms = sum(each.values(), torch.zeros_like(p))
         whole = (squared_norm(mean).double() + self.eps).clamp_min(SMALLEST_SQUARE)
         eta = ((p * norms).sum() / (2 * whole)).clamp_min(1.0)

@@ -26,6 +26,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
+from ..client import Encoding
 from ..core.algorithm import Algorithm, Finished, Measurable, ServerTraits, ServerUpdate, TrafficCounting, change
 from ..core.effect import Effect, Mechanism
 from ..core.losses import LossFunction
@@ -74,7 +75,7 @@ def _select_head(w: Params) -> Params:
 
 
 @dataclass(frozen=True)
-class RepresentationClient(ReadingClient):
+class RepresentationClient(ReadingClient, Encoding):
     """Client rule of FedGH: trains its body under the received head, and the head; uploads representations.
 
     Its trained head stays with it. In the place of the head, it sends back what it received.
@@ -90,6 +91,9 @@ class RepresentationClient(ReadingClient):
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
         return Params({**upload.params, **local_state["head"]})
+
+    def find_base(self, sent: Payload, accepted: Payload) -> Payload:
+        return sent  # not the own head, which does not travel
 
 
 class HeadState(TypedDict):

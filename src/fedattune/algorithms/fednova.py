@@ -25,7 +25,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from ..client import SGD
+from ..client import SGD, Encoding
 from ..core.algorithm import Algorithm, Finished, Measurable, ServerUpdate, SumsOnly, SumWeighting
 from ..core.effect import Effect, Mechanism
 from ..core.optimizers import GradientDescent, Optimizer
@@ -47,10 +47,11 @@ def count_effective_steps(optimizer: Optimizer, steps: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class NormalizedSGD(SGD):
+class NormalizedSGD(SGD, Encoding):
     """Client rule of FedNova: local SGD that uploads its update per effective step, and the number of these steps.
 
-    The trained model itself stays on the client. The inverse of the number measures the effect.
+    The trained model itself stays on the client. The inverse of the number measures the effect. The update per step is
+    added to the model that the server sent, also where the client started from another one.
     """
 
     def init_local_state(self, w0: Params) -> LocalState:
@@ -66,6 +67,9 @@ class NormalizedSGD(SGD):
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
         return local_state["trained"]
+
+    def find_base(self, sent: Payload, accepted: Payload) -> Payload:
+        return sent
 
 
 NORMALIZATION = Mechanism("weights", "those of FedAvg", "FedAvg, unless tau_eff is set")

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ..client import Optimizing
 from ..core.algorithm import (
@@ -197,8 +198,8 @@ def _mask(g: Params, moves: Params) -> Params:
 class CombinationState(TypedDict):
     """The mean model and the centroids; each client's head; the last cohort, and its weights of heads.
 
-    The two last entries are for reports. Their size does not change: -1 is no client. Cohorts above `BLOCK_CLIENTS`
-    have no entry.
+    The two last entries are for reports. Their size changes only when clients join: -1 is no client. Cohorts above
+    `BLOCK_CLIENTS` have no entry.
     """
 
     w: Params
@@ -274,6 +275,13 @@ class HeadCombination(Joinable[CombinationState], Measurable):
                 means=torch.where((total > 0)[:, None], centroids, old["means"]),
                 has_one=torch.where(total > 0, 1.0, old["has_one"]),
             ),
+        )
+
+    def add_clients(self, state: CombinationState, n_new: int) -> CombinationState:
+        new, n = super().add_clients(state, n_new), len(state["cohort"])
+        more = min(len(new["has_head"]), BLOCK_CLIENTS) - n
+        return change(
+            new, cohort=pad(state["cohort"], (0, more), value=-1), alpha=pad(state["alpha"], (0, more, 0, more))
         )
 
     def measure_effects(self, state: CombinationState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:

@@ -30,6 +30,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..client import Encoding
 from ..core.algorithm import Algorithm, Finished, ServerTraits, StepChanges, StepMeasuring, SumWeighting, change
 from ..core.effect import Mechanism
 from ..core.losses import LossFunction
@@ -116,7 +117,7 @@ class PrototypeNetwork(Network):
 
 
 @dataclass(frozen=True)
-class PrototypeClient(ReadingClient, StepMeasuring):
+class PrototypeClient(ReadingClient, Encoding, StepMeasuring):
     """Client rule of FedProto: trains a personal model, and uploads s_j C_j and s_j of each class j.
 
     s_j is the share of samples of class j in the local steps; with `uniform`, it is 1 for all classes that occur.

@@ -55,6 +55,7 @@ from ..core.payload import (
     count_traffic,
 )
 from ..server.average import Weighting, client_weights
+from ..server.products import flatten
 from .table import Family, method
 
 
@@ -91,8 +92,15 @@ class IFCAClient(Optimizing, Probing, Substituting):
         return Payload(carry.w, {"cluster": cluster}), self.optimizer.keep(carry.optimizer)
 
     def substitute(self, sent: Payload, own: Params) -> Payload:
+        """Put the own model in the place of the nearest of the K models, so that the client stays in its cluster."""
         models = sent.extra["models"]
-        return Payload(own, {"models": models.map(lambda v, mine: mine.expand(v.shape), own.only(models))})
+        apart = models.map(lambda v, mine: flatten(v - mine).square().sum(1), own.only(models))
+        is_nearest = choose_best(sum(apart.values(), torch.zeros(())))
+
+        def put(v: Tensor, mine: Tensor) -> Tensor:
+            return torch.where(is_nearest.view(-1, *[1] * mine.dim()) > 0, mine, v)
+
+        return Payload(own, {"models": models.map(put, own.only(models))})
 
 
 def choose_best(losses: Tensor) -> Tensor:

@@ -26,9 +26,10 @@ from typing import ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..client import SGD, Correction, LocalContext
-from ..core.algorithm import Algorithm, Measurable, PerClient, ServerTraits, change
+from ..core.algorithm import Algorithm, Joinable, Measurable, PerClient, ServerTraits, change
 from ..core.dense import column_blocks
 from ..core.effect import Effect, Mechanism, total_variation
 from ..core.options import Fraction
@@ -92,7 +93,7 @@ class AttentionState(AverageState, total=False):
 
 
 @dataclass(frozen=True)
-class UpdateAttention(Average[AttentionState], Measurable):
+class UpdateAttention(Average[AttentionState], Joinable[AttentionState], Measurable):
     """Server rule of IGFL-S: w <- w + beta sum_j b_j Delta_j, Delta_j = upload_j - sent_j; b_j = sum_i p_i A[i, j].
 
     A[i, :] = softmax_j of (log p_j + <q_i, Delta_j>), with plain dot products over the whole model in float64. p_i is
@@ -191,13 +192,18 @@ class UpdateAttention(Average[AttentionState], Measurable):
         if self.attention == "time" and self.form == "T2":
             broadcast = broadcast._replace(mixing=None)
         attention = state.get("attention", p[:0])
-        # Before the first aggregation there is no matrix, and newcomers have no row of it.
-        if len(attention) < len(p) or not attention.any():
+        if not attention.any():  # before the first aggregation
             return broadcast
         cohort = attention.any(1).nonzero().flatten()
         weights = {"model": p[cohort].expand(len(ids), -1)} if broadcast.mixing else {}
         mixing = MixingMatrices(ids, cohort, {**weights, "attention": attention[ids][:, cohort]})
         return broadcast._replace(mixing=mixing)
+
+    def add_clients(self, state: AttentionState, n_new: int) -> AttentionState:
+        new = super().add_clients(state, n_new)
+        if "attention" in state:
+            new["attention"] = pad(state["attention"], (0, n_new, 0, n_new))
+        return new
 
 
 class GlobalUpdateState(TypedDict):

@@ -19,11 +19,12 @@ Algorithm 1, with the features R_w(x), which the classifier of the model w gets:
 
 import copy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
+from torch.nn.modules.dropout import _DropoutNd
 
 from ..client import Optimizing
 from ..core.algorithm import Algorithm, Finished, StepChanges, StepMeasuring
@@ -54,6 +55,17 @@ class MoonModule(MethodModule):
         super().__init__()
         self.body, self.head, self.mu, self.tau = body, head, mu, tau
         self.global_body, self.previous_body = copy.deepcopy(body), copy.deepcopy(body)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; the frozen copies never drop out features.
+
+        Their BatchNorm layers keep the mode: clients have running statistics of their body alone.
+        """
+        super().train(mode)
+        for module in (*self.global_body.modules(), *self.previous_body.modules()):
+            if isinstance(module, _DropoutNd):
+                module.eval()
+        return self
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Return logits (B, C); in training also the logits (B, 2) of the model-contrastive loss."""

@@ -26,6 +26,7 @@ from typing import Annotated, TypedDict
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..client import SGD
 from ..core.algorithm import Algorithm, Joinable, Measurable
@@ -70,7 +71,7 @@ class PFedHNServer(Joinable[PFedHNState], Measurable):
 
     def init(self, w0: Params, n_clients: int) -> PFedHNState:
         like = next(iter(w0.values()))
-        width = self.embedding or int(1 + n_clients / 4)
+        width = self._find_width(n_clients)
         v = draw_normal((n_clients, width), like)
         layers = draw_trunk((width, *[self.hidden] * (1 + self.depth)), like)
         heads = {name: draw_linear(self.hidden, w.shape, like) for name, w in w0.items()}
@@ -78,6 +79,9 @@ class PFedHNServer(Joinable[PFedHNState], Measurable):
         for key in ("weight", "bias"):
             phi |= add_prefix(f"{key}.", Params({name: head[key] for name, head in heads.items()}))
         return {"phi": Params(phi), "velocity": Params(phi).zeros()}
+
+    def _find_width(self, n_clients: int) -> int:
+        return self.embedding or int(1 + n_clients / 4)
 
     def broadcast(self, state: PFedHNState, ids: Tensor) -> Broadcast:
         phi = state["phi"]
@@ -114,13 +118,22 @@ class PFedHNServer(Joinable[PFedHNState], Measurable):
         return generate_models(phi, phi["embedding"].mean(0, keepdim=True)).rows(0)
 
     def add_clients(self, state: PFedHNState, n_new: int) -> PFedHNState:
-        def longer(params: Params, rows: Tensor) -> Params:
-            v = params["embedding"]
-            return Params({**params, "embedding": torch.cat([v, rows.expand(n_new, -1)])})
+        """Return the state with the mean embedding for each of `n_new` more clients.
+
+        The embeddings have the width for all clients, so that the state fits that of a run with as many from the start.
+        Their new values, and the weights of these, are 0: then they stay 0, and the models are those of the old width.
+        """
+        n, width = state["phi"]["embedding"].shape
+        n_more = self._find_width(n + n_new) - width
+
+        def enlarge(params: Params, rows: Tensor) -> Params:
+            v, first = torch.cat([params["embedding"], rows.expand(n_new, -1)]), params["trunk.0.weight"]
+            wider = {"embedding": pad(v, (0, n_more)), "trunk.0.weight": pad(first, (0, n_more))}
+            return Params({**params, **wider})
 
         phi, velocity = state["phi"], state["velocity"]
         mean = phi["embedding"].mean(0, keepdim=True)
-        return {"phi": longer(phi, mean), "velocity": longer(velocity, torch.zeros_like(mean))}
+        return {"phi": enlarge(phi, mean), "velocity": enlarge(velocity, torch.zeros_like(mean))}
 
     def aggregate_newcomers(
         self, state: PFedHNState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor

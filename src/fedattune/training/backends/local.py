@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...client import list_correction_entries
 from ...core.algorithm import StepMeasuring
 from ...core.effect import Effect
+from ...core.faults import Fault
 from ...core.network import MethodModule
 from ...core.own_code import get_short_name, is_reference
 from ...core.params import Params, select_prefix
@@ -124,6 +126,9 @@ class LocalBackend(Backend):
                 lambda: self.plan_training(self.round, Stream.TRAINING),
             )
         self._trained_models: list[ClientModels] = []
+        # Workers hear of no rejected uploads.
+        self._corrected = list_correction_entries(context.algorithm.client, task.params) if make_payload else ()
+        self._before: dict[int, list[tuple[Tensor, dict[str, Params]]]] = {}
         self._kept = KeptModels.start(context, storage)
         # Workers keep none: a second copy of all models would cross the network.
         n_bytes = len(self.client_ids) * (task.params.nbytes() + task.buffers.nbytes())
@@ -181,8 +186,18 @@ class LocalBackend(Backend):
         with self.storage.share_cores():
             self.client_states.receive(ids, payload)
 
+    def reject(self, r: int, faults: Mapping[int, Fault]) -> None:
+        """Let clients forget what corrections learned in round r from uploads that the server did not use."""
+        states, rejected = self.client_states, torch.tensor(sorted(faults), device=self.client_ids.device)
+        with self.storage.share_cores():
+            for ids, before in self._before.get(r, []):
+                at = torch.isin(ids, rejected).nonzero().flatten()
+                for k, v in before.items():
+                    states.local_state[k].put_rows(states.rows_of(ids[at]), v.rows(at))
+
     def train(self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory) -> TrainReply:
         self.round = request.round
+        self._before = {self.round: self._before.get(self.round, [])}
         with self.storage.share_cores():
             return self._train(request, payload)
 
@@ -200,6 +215,8 @@ class LocalBackend(Backend):
             return TrainReply(ids, payload, payload, Params())
         is_uploaded = torch.isin(ids, request.cohort) & request.update_server
         inputs = client_states.training_inputs(ids, payload, is_uploaded)
+        if self._corrected:
+            self._before[self.round].append((ids, {k: inputs.local_state[k] for k in self._corrected}))
         training = self.plan_training(request.round, Stream.TRAINING)
         trained = self.engine.train(self.context.algorithm.client, ids, inputs, training)
         is_finite, steps = trained.find_finite(), int(trained.n_steps.sum())

@@ -1,10 +1,11 @@
 """Acceptance: a client refuses a received model that harms it, and goes on with its own.
 
-`Accepting` wraps the client rule of any method, so that it works wherever the client is: it keeps the model of the
-client's last upload, and a judge decides on a new payload before the client trains with it or is evaluated with it.
-After a refusal the client goes on as if it had been sent its own model: by `Substituting.substitute`, and without
-corrections by what other clients did. The offered model is that of the payload, with the tensors that never left the
-client; or the start that the rule makes of the payload by a look at data. With losses l over rows of the client:
+`Accepting` wraps the client rule of any method, so that it works wherever the client is: it keeps the client's own
+model, that of its last upload, and a judge decides on a new payload before the client trains with it or is evaluated
+with it. After a refusal the client goes on as if it had been sent its own model: by `Substituting.substitute`, and
+without corrections by what other clients did. The offered model is that of the payload, with the tensors that never
+left the client; or the start that the rule makes of the payload by a look at data. With losses l over rows of the
+client:
 
     better     refuse if l(offered) > l(own), over validation rows
     harmless   refuse if l(offered) > RATIO l(best) + GAP, over MAX_ROWS rows for training and validation, with the best
@@ -48,7 +49,7 @@ from ...runs.context import RunContext
 ModelRule = Callable[[Payload, LocalState, Tensor], Params]
 
 OWN, DECISION = "last_upload", "decision"
-"""Entries of the local state: the model of the last upload, and `refused`: 1.0 if the last payload was."""
+"""Entries of the local state: the own model (see `Encoding`), and `refused`: 1.0 if the last payload was."""
 
 ON_TRIAL = 0.5
 """`refused` of a client that tries to train alone. It says nothing of others, so nobody is blamed for it."""
@@ -114,10 +115,11 @@ class Accepting(ClientWrapper):
         return super().measure_step(carry.inner, batch, grad, _restrict(context, carry.distrusts))
 
     def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
-        upload, new_state = self.inner.finish(
-            carry.inner, self._choose(sent, local_state), _strip(local_state), _restrict(context, carry.distrusts)
-        )
-        return upload, {**new_state, OWN: upload.params, DECISION: local_state[DECISION]}
+        base = self.find_base(sent, self._choose(sent, local_state))
+        context = _restrict(context, carry.distrusts)
+        upload, new_state = self.inner.finish(carry.inner, base, _strip(local_state), context)
+        new_state = {**new_state, OWN: self.own_model(upload, new_state), DECISION: local_state[DECISION]}
+        return self.report_distrust(upload, carry.distrusts), new_state
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         return self.inner.received_model(self._choose(sent, local_state), _strip(local_state), fresh)
