@@ -1,11 +1,16 @@
 """Losses of samples, and gradients of the mean loss."""
 
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedattune.core.params import Params
-from fedattune.core.task import Task
+from fedattune.core.task import ModelTraits, Task
 
 
 class Partly(nn.Module):
@@ -76,3 +81,39 @@ def test_gradients_work_inside_transforms(name: str) -> None:
     each = torch.func.vmap(lambda *batch: getattr(task, name)(task.params, task.buffers, batch)[0])(x, y)
     for i in range(2):
         assert_same(each.rows(i), task.eager_gradient(task.params, task.buffers, (x[i], y[i]))[0])
+
+
+def test_single_numbers_among_the_parameters_are_clipped_with_the_others() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(5, 3), nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * self.scale
+
+    task, batch = Task(Scaled().double()), (torch.randn(4, 5).double(), torch.arange(4) % 3)
+    assert task.find_gradient_error(batch, clip=1.0) is None
+    g = task.clipped_gradient(task.params, task.buffers, (*batch, torch.ones(4).double()), 1e9)
+    assert_same(g, 4.0 * task.gradient(task.params, task.buffers, batch)[0])
+
+
+def test_traits_are_found_without_a_trace() -> None:
+    """Random numbers and counters stay where they were, and noise is not taken for a look at other rows."""
+
+    class Noisy(nn.Module):
+        def __init__(self, noise: Callable[[], float]) -> None:
+            super().__init__()
+            self.layer, self.drop, self.calls, self.noise = nn.Linear(5, 3), nn.Dropout(0.5), 0, noise
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.drop(self.layer(x)) * (1.0 + self.noise() + self.calls)
+
+    for noise in (random.random, np.random.random, time.perf_counter):
+        task = Task(Noisy(noise))
+        states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        task.inspect(torch.arange(20.0).view(4, 5))
+        assert task.traits == ModelTraits()
+        assert task.model.calls == 0
+        assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states

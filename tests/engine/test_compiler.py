@@ -1,7 +1,9 @@
 """Compiled steps: the same numbers as eager steps, whatever their tensors share."""
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine_rounds import EACH, NETWORKS, make_clients, train_round
@@ -103,6 +105,31 @@ def test_a_step_that_cannot_be_compiled_runs_as_it_is() -> None:
     step = compile_step(function, [], [torch.zeros(2)], [torch.ones(2), torch.zeros(2).long()])
     assert not step.operations
     assert step.body([], [torch.zeros(2)], [-torch.ones(2)])[0].tolist() == [-1, -1]
+
+
+class Counting(nn.Module):
+    """A network with dropout, whose output also depends on Python's state."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.drop, self.kind, self.t = nn.Linear(64, 3), nn.Dropout(0.5), kind, 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        draw = {"random": random.random, "numpy": np.random.random, "counter": self._count, "nothing": lambda: 1.0}
+        return draw[self.kind]() * self.drop(self.layer(x.flatten(1)))
+
+    def _count(self) -> float:
+        self.t += 1.0
+        return self.t
+
+
+@pytest.mark.parametrize("kind", ["random", "numpy", "counter", "nothing"])
+def test_a_step_that_changes_the_state_of_python_is_not_compiled(kind: str) -> None:
+    """The random numbers of dropout keep such a step from being compared with the eager one."""
+    task, data = Task(Counting(kind)), make_clients([30, 40])
+    engine = VectorizedEngine(task, data)
+    train_round(engine, task, 2, SGD(), steps=3)
+    assert [step.operations > 0 for step in engine._compiler._steps.values()] == [kind == "nothing"]
 
 
 def test_a_recording_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,28 @@ def fit(name: str, data: Federation, model: Any = "dnn", **more: Any) -> Result:
     return fedattune.fit(data, name, model, model_options=hidden, **(RUN | more))
 
 
+class Words(nn.Module):
+    """A part that reads numbers of words, which come as floats."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary, self.embedding = vocabulary, nn.Embedding(vocabulary, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.embedding(x.long()).mean(1)
+        return out
+
+
+class TwoLanguages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Words(500), Words(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.first(x) + self.second(x)
+        return out
+
+
 def outside(file: Path) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
     """Open a file with the libraries of its format alone; return its network and card."""
     if file.suffix == ".pt2":
@@ -293,3 +315,11 @@ def test_runs_that_cannot_be_exported(ragged: Federation, here: Path, capsys: py
     fit("fedavg", ragged, Normed(5, 3), out="own")
     assert "a Normed of your own" in failed(capsys, here / "own")
     assert not list(here.glob("*.safetensors"))
+
+
+def test_inputs_are_words_of_every_vocabulary(tmp_path: Path) -> None:
+    words = torch.randint(0, 5, (40, 6)).float()
+    data = fedattune.federation_from({c: (words, torch.arange(40) % 3) for c in "ab"})
+    result = fedattune.fit(data, "fedavg", TwoLanguages(), rounds=1, steps=1)
+    result.export("a", tmp_path / "m.safetensors", module=TwoLanguages())
+    assert (tmp_path / "m.safetensors").exists()

@@ -72,12 +72,13 @@ def sum_clipped(loss: LossFunction, params: Params, buffers: Params, batch: Batc
     total = params.zeros()
     for x, y, weight in zip(*(torch.split(t, at_once) for t in batch), strict=True):
         each = vmap(differentiate_one, randomness="different")(x, y)
-        parts = torch.stack([torch.linalg.vector_norm(v.flatten(1), dim=1) for v in each.values()])
+        flat = {k: v[..., None].flatten(1) for k, v in each.items()}  # the further axis is for single numbers
+        parts = torch.stack([torch.linalg.vector_norm(v, dim=1) for v in flat.values()])
         norms = torch.linalg.vector_norm(parts, dim=0)
         is_finite = norms.isfinite()
         factors = torch.where(is_finite, weight * (clip / norms.clamp_min(1e-12)).clamp_max(1.0), 0.0)
         for k, v in each.items():
-            rows = torch.where(is_finite[:, None], v.flatten(1), 0.0)
+            rows = torch.where(is_finite[:, None], flat[k], 0.0)
             total[k] = total[k] + (factors @ rows).view(v.shape[1:])
     return total
 

@@ -1,20 +1,25 @@
 """Turn a model and its loss into pure functions of parameters and buffers."""
 
 import copy
+import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from .errors import ModelError, summarize_error
 from .gradient import differentiate, sum_clipped, take_gradient
+from .hardware import seed_rng
 from .losses import CLASS_WEIGHTS, DEFAULT_LOSS, TrainingLoss
 from .network import MethodModule
 from .params import Params
@@ -26,6 +31,9 @@ MAX_ACTIVATIONS = 1 << 27
 
 SAMPLE_GRADIENT_BYTES = 1 << 24
 """Bytes of the gradients of single samples that one client keeps at a time."""
+
+SAME_OUTPUTS = 1e-4
+"""Share of the largest output up to which outputs differ by rounding."""
 
 
 def trainable_params(model: nn.Module) -> Params:
@@ -76,6 +84,28 @@ class PlainAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class ModelTraits(NamedTuple):
+    """What a forward pass does besides its outputs; see `Task.inspect`.
+
+    Attributes:
+        mixes_rows: in training, the outputs for a row, or buffers, depend on the other rows of the batch.
+        writes_inputs: it writes over its inputs.
+        writes_values: in evaluation, it writes over parameters or buffers.
+    """
+
+    mixes_rows: bool = False
+    writes_inputs: bool = False
+    writes_values: bool = False
+
+
+class _Pass(NamedTuple):
+    """One forward pass: what depends on the first row, and whether it wrote over inputs or over other tensors."""
+
+    results: list[Tensor]
+    writes_inputs: bool
+    writes_values: bool
+
+
 @dataclass(frozen=True)
 class Task:
     """The model to train as a stateless function; buffers are passed in and out."""
@@ -85,6 +115,7 @@ class Task:
     loss: TrainingLoss = DEFAULT_LOSS  # of training; models are evaluated by `compute_loss`
     params: Params = field(init=False)
     buffers: Params = field(init=False)
+    traits: ModelTraits | None = field(init=False, default=None)  # None before `inspect`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "params", trainable_params(self.model).map(torch.clone))
@@ -103,9 +134,60 @@ class Task:
 
     @property
     def has_batch_statistics(self) -> bool:
-        """True if the model normalises over the batch; padding would then change the result."""
+        """True if the model normalises over the batch, or mixes its rows; padding would then change the result."""
         own = isinstance(self.model, MethodModule) and self.model.has_batch_loss
-        return own or any(isinstance(m, _BatchNorm) for m in self.model.modules())
+        return own or (self.traits or ModelTraits()).mixes_rows or any(map(_keeps_statistics, self.model.modules()))
+
+    @property
+    def writes_inputs(self) -> bool:
+        """True if the model writes over its inputs, so that nobody can use them after it."""
+        return self.traits is not None and self.traits.writes_inputs
+
+    def inspect(self, x: Tensor) -> None:
+        """Find out at the first call what the model does with a batch (B, ...), by a few passes of copies.
+
+        A layer is known by its type, but not what a `forward` does.
+        """
+        if self.traits is not None:
+            return
+        if len(x) == 1 or torch.equal(x, x[:1].expand_as(x)):
+            x = torch.cat([x[:1], torch.zeros_like(x[:1])])
+        training, predicting = (self._try_pass(x, is_training=is_training) for is_training in (True, False))
+        traits = ModelTraits(
+            training is not None and not self.has_batch_statistics and self._mixes_rows(training, x),
+            any(one is not None and one.writes_inputs for one in (training, predicting)),
+            predicting is not None and predicting.writes_values,
+        )
+        object.__setattr__(self, "traits", traits)
+
+    def _mixes_rows(self, first: _Pass, x: Tensor) -> bool:
+        """Tell whether the first row has other outputs, or buffers other values, with other rows beside it."""
+        alone = self._try_pass(x[:1].expand_as(x), is_training=True)
+        if alone is None or not _differ(first.results, alone.results):
+            return False
+        again = self._try_pass(x, is_training=True)
+        return again is not None and not _differ(first.results, again.results)  # else it never gives the same twice
+
+    def _try_pass(self, x: Tensor, *, is_training: bool) -> _Pass | None:
+        """Run a copy of the module once on copies of all tensors, each time with the same random numbers."""
+        given, x, n = x, x.clone(), len(x)
+        old, values = self.params | self.buffers, {k: v.clone() for k, v in (self.params | self.buffers).items()}
+        states = random.getstate(), np.random.get_state()
+        try:
+            model = self.twin().model.train(is_training)  # numbers that a module counts stay as they are
+            with torch.no_grad(), seed_rng(0, x.device), PlainAttention():
+                outputs = functional_call(model, values, (x,))
+        except Exception:  # where it matters, the checks of the model say why
+            return None
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+        rows = [t[0] for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.dim() and len(t) == n]
+        return _Pass(
+            [*rows, *(values[k] for k in self.buffers)],
+            _is_written(x, given),
+            any(_is_written(v, old[k]) for k, v in values.items()),
+        )
 
     @property
     def bn_statistics(self) -> tuple[str, ...]:
@@ -139,7 +221,7 @@ class Task:
         """Return logits (B, classes) in evaluation mode."""
         values = params | buffers
         values.pop(CLASS_WEIGHTS, None)
-        out: Tensor = self._call(self.model, values, x)
+        out: Tensor = self._call(self.model, values, x.clone() if self.writes_inputs else x)
         return out
 
     def call_with(self, params: Params, buffers: Params, function: Callable[[nn.Module], None]) -> None:
@@ -151,6 +233,8 @@ class Task:
 
     def _call(self, module: nn.Module, values: dict[str, Tensor], argument: Any) -> Any:
         self.model.eval()
+        if self.traits is not None and self.traits.writes_values:  # a prediction must not change the model
+            values = {name: v.clone() for name, v in values.items()}
         with PlainAttention() if self._has_attention else nullcontext():
             return functional_call(module, values, (argument,))
 
@@ -194,15 +278,17 @@ class Task:
         state = {**w, **changed}
         loss = self.loss.bind(state.pop(CLASS_WEIGHTS, None), is_mean=is_mean)
         device = batch[0].device.type
+        x = batch[0].clone() if self.writes_inputs else batch[0]
         with torch.autocast(device, torch.bfloat16, cache_enabled=False) if self.mixed_precision else nullcontext():
-            output = functional_call(self.model, state, (batch[0],))
+            output = functional_call(self.model, state, (x,))
             if isinstance(self.model, MethodModule):
                 return self.model.objective(output, batch, loss), changed
             return loss(output, batch), changed
 
     def find_vectorization_error(self, batch: Batch, clip: float | None = None) -> str | None:
         """Return the reason why models cannot train as one batch of models, or None; `clip` as in the next method."""
-        two = (self.params.repeat(2), self.buffers.copies(2), tuple(t.expand(2, *t.shape) for t in batch))
+        params = self.params.map(torch.clone)  # for a model may write over its weights
+        two = (params.repeat(2), self.buffers.copies(2), tuple(t.expand(2, *t.shape) for t in batch))
         each = vmap(partial(self._try_gradient, clip=clip), randomness="different")
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -223,7 +309,8 @@ class Task:
         gradient = self.eager_gradient if is_eager and clip is None else partial(self._try_gradient, clip=clip)
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                gradient(self.params, self.buffers, batch)
+                # Copies, for a model may write over its weights.
+                gradient(self.params.map(torch.clone), self.buffers, batch)
         except Exception as error:
             return summarize_error(error)
         return None
@@ -254,7 +341,7 @@ class Task:
         name = type(self.model).__name__
         try:
             with torch.no_grad():
-                out = self.predict(self.params, self.buffers, x)
+                out = self.predict(self.params.map(torch.clone), self.buffers.map(torch.clone), x)
         except Exception as error:
             raise ModelError(
                 f"the model {name} does not fit the data: it cannot take inputs of shape "
@@ -265,6 +352,26 @@ class Task:
             raise ModelError(
                 f"the model {name} does not fit the data: expected {_describe_outputs(output_shape, kind)}, got {got}"
             )
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    """Tell whether a layer computes its outputs, or running statistics, from a whole batch."""
+    return isinstance(module, _BatchNorm) or (isinstance(module, _InstanceNorm) and module.track_running_stats)
+
+
+def _is_written(tensor: Tensor, before: Tensor) -> bool:
+    """Tell whether a copy of `before` was written over; `tensor.data` leaves the version as it is."""
+    return tensor._version > 0 or not torch.equal(tensor, before)
+
+
+def _differ(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Tell whether tensors differ by more than rounding."""
+    for one, other in zip(some, others, strict=True):
+        scale = float(one.double().abs().nan_to_num(0, 0, 0).amax()) if one.numel() else 0.0
+        rounding = SAME_OUTPUTS * scale
+        if one.shape != other.shape or not torch.allclose(one.double(), other.double(), 0, rounding, equal_nan=True):
+            return True
+    return False
 
 
 def _describe_outputs(shape: tuple[int, ...], kind: TargetKind) -> str:

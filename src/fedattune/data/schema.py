@@ -1,7 +1,7 @@
 """The agreement of a federation's nodes about their data, since no node sees the data of another."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -56,6 +56,8 @@ class Schema(StrictSchema):
         flagged: columns of numbers that may lack values; a further column of 0 and 1 marks each missing value
         categories: text columns, each with all categories that a client may have; cells without a value
             have the category "missing"
+        grouped: text columns whose category "other" stands for all rare values, and for new ones; if left out, all
+            columns that have it
         dates: columns of dates, among the numbers as days since 1970, with their formats; sine and cosine of month,
             weekday and hour follow
         texts: columns of free text, each with the number of hashed inputs
@@ -84,6 +86,7 @@ class Schema(StrictSchema):
     decimals: dict[str, Literal[".", ","]] = Field(default_factory=dict)
     flagged: Names = ()
     categories: dict[str, Names] = Field(default_factory=dict)
+    grouped: Names | None = None
     dates: dict[str, str] = Field(default_factory=dict)
     texts: dict[str, Annotated[int, Field(ge=1, le=1_000_000)]] = Field(default_factory=dict)
     tokens: dict[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
@@ -156,6 +159,10 @@ class Schema(StrictSchema):
         """Columns of a table that become features; none for other data."""
         return (*self.numbers, *self.categories, *self.texts, *self.tokens)
 
+    def has_group(self, column: str) -> bool:
+        """Tell whether a text column has a category for all values that it does not list."""
+        return OTHER_CATEGORY in self.categories[column] and (self.grouped is None or column in self.grouped)
+
     def scaling(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return shift and scale as float32 tensors, None where the schema has none."""
         one, other = (None if k is None else torch.tensor(k, dtype=torch.float32) for k in (self.shift, self.scale))
@@ -171,8 +178,9 @@ class Schema(StrictSchema):
         """
         for field in type(self).model_fields:
             value, other_value = getattr(self, field), getattr(other, field)
-            if field in ("target_mean", "target_deviation", "decimals"):
-                continue  # every node takes the constants of the common schema, and may write numbers in its own way
+            if field in ("target_mean", "target_deviation", "decimals", "grouped"):
+                # Every node takes the constants and groups of the common schema, and may write numbers in its own way.
+                continue
             if field in ("shift", "scale"):
                 is_same = (other.shift is None and other.scale is None) or self._is_equal(value, other_value)
             else:
@@ -235,6 +243,16 @@ class Schema(StrictSchema):
                 raise ValueError(f"{name!r} has no categories")
             cls._check_distinct(values)
         return categories
+
+    @field_validator("grouped")
+    @classmethod
+    def _check_grouped(cls, names: Names | None, info: ValidationInfo) -> Names | None:
+        categories = info.data.get("categories")
+        if categories is None:
+            return names  # an earlier validator has found the mistake
+        if strange := [name for name in names or () if OTHER_CATEGORY not in categories.get(name, ())]:
+            raise ValueError(f"{strange[0]!r} has no category {OTHER_CATEGORY!r}")
+        return names
 
     @field_validator("tokens")
     @classmethod
@@ -318,6 +336,12 @@ def _abbreviate(value: object) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
+def describe_groups(categories: Mapping[str, Collection[str]], grouped: Collection[str]) -> Names | None:
+    """Return the field `grouped` of a schema: None if the columns with the category `other` are all grouped."""
+    is_all = all(OTHER_CATEGORY not in names or column in grouped for column, names in categories.items())
+    return None if is_all else tuple(grouped)
+
+
 def make_schema(values: Mapping[str, Any], where: str) -> Schema:
     """Check the values of a schema; `where` says in messages where the values are from."""
     try:
@@ -356,6 +380,7 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
     for name in lacking & set(texts):
         texts[name].add(MISSING_CATEGORY)
     lacking.update(name for schema in schemas for name in schema.flagged)
+    grouped = [name for name in texts if any(name in one.categories and one.has_group(name) for one in schemas)]
     return Schema(
         classes=_sort_classes({name for schema in schemas for name in schema.classes}),
         labels=schemas[0].labels,
@@ -363,6 +388,7 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
         numbers=tuple(numbers),
         flagged=tuple(name for name in numbers if name in lacking),
         categories={name: tuple(sorted(categories)) for name, categories in texts.items()},
+        grouped=describe_groups(texts, grouped),
         units=_merge_units(schemas),
         decimals={name: one for schema in schemas for name, one in schema.decimals.items()},
         dates={name: one for schema in schemas for name, one in schema.dates.items()},

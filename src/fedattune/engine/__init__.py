@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 
+from ..core.errors import ModelError
 from ..core.payload import Batch
 from ..core.task import Task
 from ..data import Federation
@@ -36,11 +37,21 @@ def make_engine(
     for `torch.func.vmap`. Steps are compiled if a client takes MIN_COMPILED_STEPS of them until the process ends.
     Models without a gradient inside `torch.func`, such as those with checkpointed layers, run in the sequential engine.
     `clip` is the norm of the gradients of single rows, with differential privacy of rows.
+
+    Raises:
+        ModelError: the vectorized engine cannot train the model with mixed precision.
     """
+    batch = _take_batch(task, federation)
+    task.inspect(batch[0])
     if name == "sequential":
         return SequentialEngine(task, federation)
+    # `check_model` has tried the usual precision; what the coarser one can do depends on the device.
+    if name == "vectorized" and task.mixed_precision and (reason := task.find_vectorization_error(batch, clip)):
+        raise ModelError(
+            f"the model {type(task.model).__name__} cannot be trained by the vectorized engine with mixed precision "
+            f"({reason}); use --engine auto"
+        )
     slow = task.is_fastest_alone and federation.y.device.type == "cpu"
-    batch = _take_batch(task, federation)
     is_serial = name != "vectorized" and (slow or _find_obstacle(task, batch, clip) is not None)
     if is_serial and task.find_gradient_error(batch, clip) is not None:
         return SequentialEngine(task, federation)

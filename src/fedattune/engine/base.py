@@ -51,21 +51,35 @@ class ClientInputs(NamedTuple):
 
 
 class ClientOutputs(NamedTuple):
-    """The result of local training, one row per client: upload, local state, buffers, and number of steps (C,)."""
+    """The result of local training, one row per client: upload, local state, buffers, and number of steps (C,).
+
+    `old_buffers` are the buffers before training.
+    """
 
     upload: Payload
     local_state: LocalState
     buffers: Params
     n_steps: Tensor
+    old_buffers: Params = Params()
 
     def rows(self, ids: Tensor) -> "ClientOutputs":
         selected: ClientOutputs = tree_map(partial(take, ids=ids), self)
         return selected
 
     def find_finite(self) -> Tensor:
-        # The sum is finite if all values are; to test each value takes 50 times as long.
-        sums = [v.reshape(len(v), -1).sum(1).isfinite() for v in tree_leaves(self)]
-        return torch.stack(sums).all(0)
+        """Tell which clients (C,) have finite numbers only; a buffer that training left alone may hold others."""
+        found = [_has_finite_sum(v) for v in tree_leaves((self.upload, self.local_state, self.n_steps))]
+        for name, v in self.buffers.items():
+            is_finite = _has_finite_sum(v)
+            if name in self.old_buffers and not is_finite.all():  # such as a mask of -inf
+                is_finite |= (v == self.old_buffers[name]).reshape(len(v), -1).all(1)
+            found.append(is_finite)
+        return torch.stack(found).all(0)
+
+
+def _has_finite_sum(stack: Tensor) -> Tensor:
+    """Tell where a stack (C, ...) has a finite sum, as finite values do; to test each takes 50 times as long."""
+    return stack.reshape(len(stack), -1).sum(1).isfinite()
 
 
 class Scores(NamedTuple):
@@ -114,11 +128,11 @@ class Engine(ABC):
 
     def train(self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining) -> ClientOutputs:
         """Train clients `ids` (C,) for one round; return one row per client, in this order."""
-        if self._class_weights is None:
-            return self._train(rule, ids, inputs, training)
-        buffers = Params({**inputs.buffers, CLASS_WEIGHTS: self._class_weights[ids]})
+        buffers = inputs.buffers
+        if self._class_weights is not None:
+            buffers = Params({**buffers, CLASS_WEIGHTS: self._class_weights[ids]})
         outputs = self._train(rule, ids, inputs._replace(buffers=buffers), training)
-        return outputs._replace(buffers=outputs.buffers.without({CLASS_WEIGHTS}))
+        return outputs._replace(buffers=outputs.buffers.without({CLASS_WEIGHTS}), old_buffers=inputs.buffers)
 
     @cached_property
     def _class_weights(self) -> Tensor | None:

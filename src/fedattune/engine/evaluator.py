@@ -187,7 +187,8 @@ class Evaluator:
 
     def _load(self, ids: list[int], samples: list[Index], large: list[int], blocks: list[list[int]]) -> "_EvalSamples":
         sizes = torch.tensor([len(some) for some in samples], device=self.device)
-        keep = keeps_inputs(self.federation, int(sizes.sum()), self.dtype)
+        # Inputs that the model writes over are gathered anew.
+        keep = keeps_inputs(self.federation, int(sizes.sum()), self.dtype) and not self._tasks[0].writes_inputs
         large_parts = [self._load_part(row, row % len(ids), samples[row], keep) for row in large]
         loaded = [self._load_block(rows, len(ids), samples, keep) for rows in blocks]
         return _EvalSamples(ids, sizes, large_parts, loaded, self._cores, is_plain=False)

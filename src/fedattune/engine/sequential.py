@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 
 from ..core.algorithm import ClientUpdate, Probing
 from ..core.hardware import seed_rng
@@ -48,7 +48,8 @@ class SequentialEngine(Engine):
         batches, probed = training.choose_batches(rule, client, samples, held_out, local_state)
         n_steps = torch.tensor(float(len(batches)), dtype=self.dtype, device=self.device)
         context = training.make_round_context(n_steps, is_uploaded, training.round_tensor(n_steps))
-        carry = rule.begin(sent, local_state, fresh, context)
+        # Copies, for a model may write over its weights, and all clients share what was sent.
+        carry = tree_map_only(Tensor, torch.clone, rule.begin(sent, local_state, fresh, context))
         noise = training.make_noise(client, len(samples), self.task.params.numel())
         gradient = self._gradient(buffer_cell, training)
         probe_gradient = partial(gradient, statistics=False)

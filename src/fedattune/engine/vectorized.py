@@ -42,7 +42,7 @@ class VectorizedEngine(Engine):
     ) -> None:
         super().__init__(task, federation)
         self.is_serial = is_serial
-        self._compiler = Compiler(should_compile)
+        self._compiler = Compiler(should_compile, task.model)
         # Batches of models with batch statistics are not padded: their probes have too many widths to be compiled.
         self._probe_compiler = Compiler(False) if task.has_batch_statistics else self._compiler
         self._cores, self._undivided = count_parallel_groups(self.device), set[Hashable]()

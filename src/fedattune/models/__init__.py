@@ -39,7 +39,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 MAX_LISTED = 5
-"""Clients that a message names."""
+"""Clients or tensors that a message names."""
 
 
 _COMPUTING_HOOKS = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}
@@ -154,6 +154,11 @@ def check_model(
     name = type(model).__name__
     if any(is_lazy(p) for p in [*model.parameters(), *model.buffers()]):
         raise ModelError(f"the model {name} has lazy layers without a size; give them one")
+    if names := [key for key, t in (*model.named_parameters(), *model.named_buffers()) if t.is_complex()]:
+        raise ModelError(
+            f"the model {name} has complex tensors: {list_some(names, MAX_LISTED)}; expected real ones; keep "
+            "torch.view_as_real(tensor) in it, and call torch.view_as_complex in its forward"
+        )
     task = Task(model)
     if not task.params:
         raise ModelError(f"the model {name} has no parameters to train")

@@ -139,7 +139,7 @@ def draw_inputs(model: nn.Module, card: ModelCard, n: int, generator: torch.Gene
     if integer is not None:  # 0 is a token of every vocabulary
         return torch.randint(0, min(vocabularies, default=1), shape, generator=generator, dtype=integer)
     if vocabularies:
-        return torch.randint(0, vocabularies[0], shape, generator=generator).to(get_dtype(model))
+        return torch.randint(0, min(vocabularies), shape, generator=generator).to(get_dtype(model))
     return torch.randn(*shape, generator=generator, dtype=get_dtype(model))
 
 

@@ -85,6 +85,19 @@ def test_every_kind_of_column_becomes_features(table: Path) -> None:
         assert words in said, words
 
 
+def test_a_real_category_other_joins_the_rare_ones(tmp_path: Path) -> None:
+    """It may be among the most frequent ones, or among the rare ones."""
+    for often in (True, False):
+        lines = rows()
+        for line in lines[: N // 2 if often else 1]:
+            line["code"] = OTHER_CATEGORY
+        schema = load(write(tmp_path / "t.csv", lines, quote='"'), max_categories=20).schema
+        assert schema is not None
+        assert len(schema.categories["code"]) == (19 if often else 20)
+        assert schema.categories["code"].count(OTHER_CATEGORY) == 1
+        assert schema.grouped is None  # every column with this category
+
+
 def test_dates_are_days_and_waves(tmp_path: Path) -> None:
     """1 January 1970 was a Thursday: day 0, weekday 3; noon is half a turn of the hours."""
     times = ["1970-01-01 12:00:00", "1970-07-03 00:00:00", "1971-01-04 18:00:00"] * 10

@@ -78,7 +78,7 @@ def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: boo
     A prediction takes what training did not have, with a note: missing numbers in columns that the schema does not
     flag, and unknown categories.
     """
-    columns = FeatureColumns()
+    columns = FeatureColumns(grouped=tuple(filter(schema.has_group, schema.categories)))
     for name in schema.numbers:
         format_ = schema.dates.get(name)
         values = read_schema_numbers(table, schema, name) if format_ is None else read_dates(table, name, format_)
@@ -100,11 +100,11 @@ def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: boo
         if respelt:
             listed = list_some([f"{one!r} as {known!r}" for one, known in sorted(respelt.items())], 3)
             columns.notes.append(f"column {name!r}: {listed} taken, which differ only in case or blanks")
-        if OTHER_CATEGORY in categories:
+        if schema.has_group(name):
             known = {*categories, *([None] if MISSING_CATEGORY in categories else [])}
             texts = np.array([one if one in known else OTHER_CATEGORY for one in texts.tolist()], dtype=object)
         if is_prediction:
-            texts, notes = _take_unknown(name, raw, texts, categories)
+            texts, notes = _take_unknown(name, raw, texts, categories, has_group=schema.has_group(name))
             columns.notes += notes
         columns.add_text(name, texts, categories)
         if not is_prediction:
@@ -190,17 +190,19 @@ def _check_values(path: Path, where: str, values: Array, allowed: Names, kind: s
     )
 
 
-def _take_unknown(name: str, raw: Array, texts: Array, categories: Names) -> tuple[Array, list[str]]:
+def _take_unknown(
+    name: str, raw: Array, texts: Array, categories: Names, *, has_group: bool
+) -> tuple[Array, list[str]]:
     """Give unknown categories the place that training gave them, and say so.
 
-    They count as `other` if training grouped its rare categories (`texts` has that already, and `raw` has the cells),
-    or else as `missing` if training had that. In any other column they stay as they are, and all inputs of the column
-    become 0.
+    They count as `other` if training grouped its rare categories (`has_group`; `texts` has that already, and `raw` has
+    the cells), or else as `missing` if training had that. In any other column they stay as they are, and all inputs of
+    the column become 0.
     """
     is_gap = find_missing(raw)
     strange = sorted(set(raw[~is_gap].tolist()) - set(categories))
     has_missing = MISSING_CATEGORY in categories
-    if OTHER_CATEGORY in categories:
+    if has_group:
         fate = f"count as {OTHER_CATEGORY!r}, as in training"
     elif has_missing:
         fate = f"count as {MISSING_CATEGORY!r}"

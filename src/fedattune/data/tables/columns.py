@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...core.errors import list_some
-from ..schema import MISSING_CATEGORY, OTHER_CATEGORY, Names, Schema
+from ..schema import MISSING_CATEGORY, OTHER_CATEGORY, Names, Schema, describe_groups
 from ..several_targets import Encoded
 from ..types import Array
 from .checks import find_missing
@@ -24,6 +24,7 @@ class FeatureColumns:
     flagged: list[str] = field(default_factory=list)  # numbers with a further column that marks the missing
     texts: dict[str, Array] = field(default_factory=dict)  # (n,), the category of each row
     categories: dict[str, Names] = field(default_factory=dict)
+    grouped: Names = ()  # columns whose rare categories became one
     dates: dict[str, str] = field(default_factory=dict)  # formats of the numbers that are days
     free_texts: dict[str, Array] = field(default_factory=dict)  # (n,), None where missing
     hashed: dict[str, int] = field(default_factory=dict)  # number of inputs of each free text
@@ -53,12 +54,13 @@ class FeatureColumns:
     def group_rare(self, name: str, max_categories: int) -> None:
         """Group the rare categories of a column into one, so that at most `max_categories` are left."""
         values, counts = np.unique(self.texts[name].astype(str), return_counts=True)
-        kept = set(values[np.argsort(-counts, kind="stable")][: max_categories - 1].tolist())
+        kept = set(values[np.argsort(-counts, kind="stable")][: max_categories - 1].tolist()) - {OTHER_CATEGORY}
         is_rare = np.array([value not in kept for value in self.texts[name].tolist()])
         self.texts[name] = np.where(is_rare, OTHER_CATEGORY, self.texts[name])
         self.categories[name] = (*sorted(kept), OTHER_CATEGORY)
+        self.grouped = (*self.grouped, name)
         self.notes.append(
-            f"Column {name!r} has {len(values)} categories; the {len(values) - max_categories + 1} rarest, "
+            f"Column {name!r} has {len(values)} categories; the {len(values) - len(kept)} rarest, "
             f"{is_rare.sum()} rows, are one category {OTHER_CATEGORY!r}."
         )
 
@@ -133,6 +135,7 @@ class FeatureColumns:
             decimals={name: one.decimal for name, one in formats.items() if one.decimal != "."},
             flagged=tuple(self.flagged),
             categories=self.categories,
+            grouped=describe_groups(self.categories, self.grouped),
             dates=self.dates,
             texts=self.hashed,
             tokens=dict.fromkeys(self.tokens, self.tokenizer),

@@ -6,12 +6,14 @@ graph then runs many steps in one call. `compile_call` does the first two for wh
 """
 
 import math
+import random
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from itertools import takewhile
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functionalize
@@ -98,13 +100,14 @@ CompiledCall = Callable[..., tuple[list[Tensor], TreeSpec]]
 class Compiler:
     """Compile the steps and calls of a run, and keep them by everything they depend on.
 
-    With `should_compile=False`, everything runs eagerly.
+    With `should_compile=False`, everything runs eagerly. What changes numbers of Python's that the modules of `model`
+    keep runs eagerly, too.
     """
 
-    def __init__(self, should_compile: bool = True) -> None:
+    def __init__(self, should_compile: bool = True, model: nn.Module | None = None) -> None:
         self._steps: dict[Hashable, CompiledStep] = {}
         self._calls: dict[Hashable, CompiledCall] = {}
-        self.should_compile = should_compile
+        self.should_compile, self._model = should_compile, model
 
     def call(self, key: Hashable, function: Callable[..., Any], tensors: Tensors) -> tuple[list[Tensor], TreeSpec]:
         """Call a function that draws no random numbers; compile it at the first call with tensors like these.
@@ -114,7 +117,7 @@ class Compiler:
         full_key = key, tensor_layouts(tensors)
         if full_key not in self._calls:
             _make_room(self._calls)
-            self._calls[full_key] = compile_call(function, tensors, self.should_compile)
+            self._calls[full_key] = compile_call(function, tensors, self.should_compile, self._model)
         return self._calls[full_key](*tensors)
 
     def step(
@@ -126,7 +129,7 @@ class Compiler:
             _make_room(self._steps)
             # Compiling draws random numbers; the random numbers of the round must not shift.
             with torch.random.fork_rng(enabled=True):
-                self._steps[full_key] = compile_step(function, fixed, leaves, batch, self.should_compile)
+                self._steps[full_key] = compile_step(function, fixed, leaves, batch, self.should_compile, self._model)
         return self._steps[full_key]
 
 
@@ -135,7 +138,21 @@ def _make_room(compiled: dict[Hashable, Any]) -> None:
         del compiled[next(iter(compiled))]
 
 
-def compile_call(function: Callable[..., Any], tensors: Tensors, should_compile: bool = True) -> CompiledCall:
+def _read_python_state(model: nn.Module | None) -> Hashable:
+    """Return what a trace would freeze without a sign of it: Python's random numbers, and the numbers in modules."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    numbers = (
+        (module, key, value)
+        for module in (() if model is None else model.modules())
+        for key, value in vars(module).items()
+        if isinstance(value, int | float) and key != "training"
+    )
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest, *numbers
+
+
+def compile_call(
+    function: Callable[..., Any], tensors: Tensors, should_compile: bool = True, model: nn.Module | None = None
+) -> CompiledCall:
     """Compile a function for tensors like the given ones; return it eager if it cannot be compiled."""
 
     def eager(*tensors: Tensor) -> tuple[list[Tensor], TreeSpec]:
@@ -149,8 +166,9 @@ def compile_call(function: Callable[..., Any], tensors: Tensors, should_compile:
                 replay = GraphModule(traced, traced.graph).forward
                 # A value that the trace froze shows with other tensors only.
                 others = [t * 1.01 + 0.01 if t.is_floating_point() else t for t in tensors]
+                before = _read_python_state(model)
                 want, structure = eager(*others)
-                if _agree(replay(*others), want, want):
+                if _read_python_state(model) == before and _agree(replay(*others), want, want):
                     return lambda *tensors: (list(replay(*tensors)), structure)
         except Exception:  # noqa: S110 (as of a step, below)
             pass
@@ -158,14 +176,20 @@ def compile_call(function: Callable[..., Any], tensors: Tensors, should_compile:
 
 
 def compile_step(
-    function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors, should_compile: bool = True
+    function: StepFunction,
+    fixed: Tensors,
+    leaves: Tensors,
+    batch: Tensors,
+    should_compile: bool = True,
+    model: nn.Module | None = None,
 ) -> CompiledStep:
     """Compile `function` for tensors like the given ones; return it eager if it cannot be compiled."""
     # Clone every leaf: a tensor that came twice would seem unchanged where it takes the value of the other leaf.
     apart = [leaf.clone() for leaf in leaves]
+    before = _read_python_state(model)
     eager = function(fixed, apart, batch)
     moving = tuple(i for i, (old, new) in enumerate(zip(apart, eager, strict=True)) if not _shares_memory(old, new))
-    if should_compile:
+    if should_compile and _read_python_state(model) == before:
         try:
             step = _trace_step(function, fixed, leaves, batch, moving)
             # A wrong rewriting rule must not change results: use the step only if it agrees with the eager one.
