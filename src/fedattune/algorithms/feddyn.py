@@ -26,8 +26,8 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from ..client import SGD, Correction, Encoding, LocalContext
-from ..core.algorithm import Algorithm, Joinable, SumsOnly, SumWeighting, change
+from ..client import SGD, Correction, LocalContext
+from ..core.algorithm import Algorithm, Encoding, Joinable, SumsOnly, SumWeighting, change
 from ..core.effect import Mechanism
 from ..core.options import Positive
 from ..core.params import Params, choose

@@ -26,8 +26,16 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
-from ..client import Encoding
-from ..core.algorithm import Algorithm, Finished, Measurable, ServerTraits, ServerUpdate, TrafficCounting, change
+from ..core.algorithm import (
+    Algorithm,
+    Encoding,
+    Finished,
+    Measurable,
+    ServerTraits,
+    ServerUpdate,
+    TrafficCounting,
+    change,
+)
 from ..core.effect import Effect, Mechanism
 from ..core.losses import LossFunction
 from ..core.network import MethodModule, Network, split_head

@@ -25,8 +25,8 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from ..client import SGD, Encoding
-from ..core.algorithm import Algorithm, Finished, Measurable, ServerUpdate, SumsOnly, SumWeighting
+from ..client import SGD
+from ..core.algorithm import Algorithm, Encoding, Finished, Measurable, ServerUpdate, SumsOnly, SumWeighting
 from ..core.effect import Effect, Mechanism
 from ..core.optimizers import GradientDescent, Optimizer
 from ..core.options import Positive

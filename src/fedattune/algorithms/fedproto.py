@@ -30,8 +30,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..client import Encoding
-from ..core.algorithm import Algorithm, Finished, ServerTraits, StepChanges, StepMeasuring, SumWeighting, change
+from ..core.algorithm import (
+    Algorithm,
+    Encoding,
+    Finished,
+    ServerTraits,
+    StepChanges,
+    StepMeasuring,
+    SumWeighting,
+    change,
+)
 from ..core.effect import Mechanism
 from ..core.losses import LossFunction
 from ..core.network import MethodModule, Network, split_head

@@ -160,6 +160,25 @@ class Substituting(ABC):
         """Return the payload as if it had offered the client's own last upload."""
 
 
+class Encoding(ClientUpdate):
+    """A client rule that uploads something else than the model that it trained."""
+
+    def own_model(self, upload: Payload, local_state: LocalState) -> Params:
+        """Return the model with which the client goes on if it refuses the next one; by default the trained one."""
+        return self.trained_model(upload, local_state)
+
+    def find_base(self, sent: Payload, accepted: Payload) -> Payload:
+        """Return the payload for `finish`, if the client `accepted` another one than the server sent.
+
+        By default it is the accepted one. It is the sent one where the server compares the upload with that.
+        """
+        return accepted
+
+    def report_distrust(self, upload: Payload, distrusts: Tensor) -> Payload:
+        """Return the upload of a client that `distrusts` others or not, a scalar bool tensor: it took plain steps."""
+        return upload
+
+
 class StepMeasuring(ABC):
     """A client rule that measures the effect of its mechanisms on the local steps."""
 
