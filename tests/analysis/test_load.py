@@ -1,7 +1,9 @@
 """Runs from their folders: one, a comparison, several, unfinished ones, and what is refused."""
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,20 @@ def test_the_verdict_knows_of_failed_and_unfinished_runs(tmp_path: Path) -> None
     assert runs.verdict.method == "fedavg"
 
 
+def test_a_failed_run_counts_for_the_method_of_its_folder(tmp_path: Path) -> None:
+    """Both folders have fedavg, with other options: the run failed in the second one."""
+    for name, options in (("first", {}), ("second", {"options": {"weighting": "uniform"}})):
+        out = tmp_path / name
+        for seed in (0, 1):
+            craft(out, "local", SCORES, seed=seed, moved=seed)
+            if (name, seed) != ("second", 1):
+                craft(out, "fedavg", SCORES, seed=seed, moved=seed + 2, **options)
+    finish_comparison(out, [{"algorithm": "fedavg", "seed": 1, "error": "it diverged"}])
+    runs = read_runs([tmp_path / "first", out])
+    assert runs.failed == ["fedavg failed with seed 1: it diverged"]
+    assert runs.failed_methods == ["fedavg (second)"]
+
+
 def test_a_comparison_with_a_budget_is_not_finished_before_its_end(tmp_path: Path) -> None:
     """Its plan has one split, and it adds others while there is time."""
     out = experiment(tmp_path / "out", "local, fedavg", budget="5m")
@@ -125,3 +141,6 @@ def test_a_comparison_with_a_budget_is_not_finished_before_its_end(tmp_path: Pat
     RunFolder(out / "local" / "seed-0-split-1").finish({"facts": {}})
     finish_comparison(out)
     assert not is_growing(out)
+    (out / "budget.json").write_text("{}")  # it was stopped, and goes on
+    os.utime(out / "budget.json", (time.time() + 9,) * 2)
+    assert is_growing(out)

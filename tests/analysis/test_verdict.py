@@ -181,6 +181,15 @@ def test_a_method_that_failed_in_some_runs_is_not_ranked() -> None:
     assert decide(*local, a, is_tuned=False).text.startswith("Undecided: one split without tuning cannot decide")
 
 
+def test_a_failed_run_of_local_makes_no_yes_easier() -> None:
+    """`a` is worse than `local`, and better than a constant: without `local`, it would win."""
+    local, a = splits("local", [EIGHT] * 5, 0.5), splits("a", [[x - 0.05 for x in EIGHT]] * 5, 0.45)
+    constant = [baseline("majority", [0.4] * 8, 0.4, split=k) for k in range(5)]
+    whole = decide(*local, *a, baselines=constant)
+    failed = decide(*local[1:], *a, baselines=constant, failed=["local"])
+    assert (whole.answer, whole.reference) == (failed.answer, failed.reference) == ("no", "local")
+
+
 def test_equal_gains_of_few_clients_are_not_sure() -> None:
     """Each of two clients has one right row of 25 more."""
     local, a = Fake("local", [0.5, 0.6], 0.5), Fake("a", [0.54, 0.64], 0.6)

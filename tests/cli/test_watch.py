@@ -49,6 +49,16 @@ MANY = [
 ]
 
 
+def test_splits_are_told_apart_and_a_line_is_printed_once() -> None:
+    lines = [RunStatus("local", 0, "finished", 9, 9, 0.9, split=0), RunStatus("local", 0, "running", 3, 9, split=1)]
+    console = Console(file=StringIO(), width=200)
+    print_changes(lines, [], console)
+    print_changes(lines, lines, console)
+    assert isinstance(console.file, StringIO)
+    said = console.file.getvalue().splitlines()
+    assert [line.partition(",")[0] for line in said] == ["local (split 0): finished", "local (split 1): running"]
+
+
 @pytest.mark.parametrize(("width", "height"), [(120, 50), (100, 24), (60, 24), (45, 12)])
 def test_the_live_table_fits_the_terminal_and_shows_who_trains(width: int, height: int) -> None:
     rows = frame(MANY, width, height)

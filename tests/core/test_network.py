@@ -35,6 +35,9 @@ def test_the_head_is_the_linear_layer_that_makes_the_output() -> None:
     assert head.weight is not model.classifier.weight
     assert torch.equal(body.eval()(x), model.features(x))
     assert isinstance(split_head(nn.Linear(5, 3), x)[0], nn.Identity)
+    writing = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 6), nn.Sigmoid(), nn.Linear(6, 3))
+    assert split_head(writing, x)[1].weight.shape == (3, 6)
+    assert (x < 0).any()
 
 
 @pytest.mark.parametrize("name", SPLIT)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from fedattune.core.params import Params
 from fedattune.core.task import ModelTraits, Task
@@ -96,6 +97,26 @@ def test_single_numbers_among_the_parameters_are_clipped_with_the_others() -> No
     assert task.find_gradient_error(batch, clip=1.0) is None
     g = task.clipped_gradient(task.params, task.buffers, (*batch, torch.ones(4).double()), 1e9)
     assert_same(g, 4.0 * task.gradient(task.params, task.buffers, batch)[0])
+
+
+def test_dropout_in_packed_sequences_is_no_look_at_other_rows() -> None:
+    """How many numbers it draws depends on the lengths of all rows of the batch."""
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(1, 4, num_layers=2, dropout=0.5, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            lengths = (x != 0).sum(1).clamp_min(1).cpu()
+            packed = pack_padded_sequence(x[..., None], lengths, batch_first=True, enforce_sorted=False)
+            out: Tensor = self.head(self.lstm(packed)[1][0][-1])
+            return out
+
+    task = Task(Packed())
+    task.inspect(torch.tensor([[1.0, 2, 0, 0], [1, 2, 3, 4], [1, 0, 0, 0], [4, 3, 2, 0]]))
+    assert task.traits == ModelTraits()
+    assert not task.has_batch_statistics
 
 
 def test_traits_are_found_without_a_trace() -> None:

@@ -167,11 +167,11 @@ def test_the_own_model_of_fedgh_has_the_trained_head_which_does_not_travel() -> 
 
 
 def test_a_refusing_client_of_ifca_stays_in_its_cluster() -> None:
-    """Its own model takes the place of the nearest one."""
+    """Its own model takes the place of the one that it chose last, though this was attacked and another is nearer."""
     rule = ALGORITHMS["ifca"](clusters=3).client
-    models = Params(w=torch.tensor([[0.0, 0.0], [5.0, 5.0], [9.0, 9.0]]), b=torch.tensor([0.0, 5.0, 9.0]))
+    models = Params(w=torch.tensor([[0.0, 0.0], [-50.0, -50.0], [9.0, 9.0]]), b=torch.tensor([0.0, -50.0, 9.0]))
     own = Params(w=torch.tensor([5.0, 6.0]), b=torch.tensor(4.0))
-    replaced = rule.substitute(Payload(models.rows(2), {"models": models}), own)
+    replaced = rule.substitute(Payload(models.rows(1), {"models": models}), own)
     assert replaced.params == own
     assert replaced.extra["models"]["w"].tolist() == [[0.0, 0.0], [5.0, 6.0], [9.0, 9.0]]
     assert replaced.extra["models"]["b"].tolist() == [0.0, 4.0, 9.0]

@@ -92,13 +92,13 @@ class IFCAClient(Optimizing, Probing, Substituting):
         return Payload(carry.w, {"cluster": cluster}), self.optimizer.keep(carry.optimizer)
 
     def substitute(self, sent: Payload, own: Params) -> Payload:
-        """Put the own model in the place of the nearest of the K models, so that the client stays in its cluster."""
+        """Put the own model in the place of the model of the client's cluster, so that the client stays in it."""
         models = sent.extra["models"]
-        apart = models.map(lambda v, mine: flatten(v - mine).square().sum(1), own.only(models))
-        is_nearest = choose_best(sum(apart.values(), torch.zeros(())))
+        same = models.map(lambda v, chosen: flatten(v == chosen).all(1), sent.params.only(models))
+        is_own = torch.stack(list(same.values())).all(0) if same else torch.ones(1, dtype=torch.bool)
 
         def put(v: Tensor, mine: Tensor) -> Tensor:
-            return torch.where(is_nearest.view(-1, *[1] * mine.dim()) > 0, mine, v)
+            return torch.where(is_own.view(-1, *[1] * mine.dim()), mine, v)
 
         return Payload(own, {"models": models.map(put, own.only(models))})
 

@@ -69,12 +69,12 @@ class MoonModule(MethodModule):
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Return logits (B, C); in training also the logits (B, 2) of the model-contrastive loss."""
-        z = self.body(x)
+        z = self.body(x.clone() if self.training else x)  # a body may write over its inputs
         logits: Tensor = self.head(z)
         if not self.training:
             return logits
         with torch.no_grad():
-            z_glob, z_prev = self.global_body(x), self.previous_body(x)
+            z_glob, z_prev = self.global_body(x.clone()), self.previous_body(x)
         return logits, contrast(z, z_glob, z_prev, self.tau)
 
     def objective(self, output: tuple[Tensor, Tensor], batch: Batch, loss: LossFunction) -> Tensor:

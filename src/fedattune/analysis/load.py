@@ -174,12 +174,13 @@ def read_runs(
     """
     runs: dict[tuple[str, int, int], tuple[RunMetrics, Path]] = {}
     config_of: dict[str, dict[str, Any]] = {}  # name -> configuration of its runs
+    name_of: dict[tuple[Path, str], str] = {}  # folder, method -> name
     identities, read_folders = list[tuple[object, ...]](), set[Path]()
-    failed, waiting = dict[Path, tuple[str, str]](), list[Path]()
+    failed, waiting = dict[Path, tuple[Path, str, str]](), list[Path]()
     folders = [Path(path) for path in paths]
     for path in folders:
         failures, is_tuned = read_failures(path), (path / BUDGET_FILE).exists()
-        failed |= failures
+        failed |= {folder.resolve(): (path, *one) for folder, one in failures.items()}
         planned = [folder for folder, *_ in list_planned_runs(path)]
         waiting += [folder for folder in planned if not folder.exists() and folder not in failures]
         for folder in find_run_folders(path):
@@ -199,6 +200,7 @@ def read_runs(
             names = (own, *(f"{own} ({suffix})" for suffix in (label, path, folder, len(identities))))
             free = (name for name in names if (name, *key) not in runs)
             name = next(name for name in free if config == config_of.setdefault(name, config))
+            name_of[path, own] = name
             runs[name, *key] = run if name == own else replace(run, config={**run.config, "algorithm": name}), folder
     if not runs and not running:
         raise RunError(
@@ -216,8 +218,9 @@ def read_runs(
         )
         metric = get_default_metric(results)
     waiting = list(dict.fromkeys(waiting))
-    sentences = list(dict.fromkeys(sentence for _, sentence in failed.values()))
-    methods, growing = [name for name, _ in failed.values()], any(is_growing(path) for path in folders)
+    sentences = list(dict.fromkeys(sentence for *_, sentence in failed.values()))
+    methods = [name_of.get((path, own), own) for path, own, _ in failed.values()]
+    growing = any(is_growing(path) for path in folders)
     rounds_to, baselines = experiment.get("rounds_to"), read_baselines(folders)
     is_tuned = bool(experiment.get("tune") or experiment.get("budget") not in (None, "off"))
     places = [folder for _, folder in ordered]
@@ -279,19 +282,25 @@ def _list_methods(experiment: Mapping[str, Any]) -> list[str]:
     return [get_short_name(name) for name in (names.split(",") if isinstance(names, str) else names)]
 
 
-def list_planned_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
-    """Yield folder, method, seed and rounds of the runs of the experiment in a folder, begun or not."""
+def list_planned_runs(path: Path) -> Iterator[tuple[Path, str, int, int, int]]:
+    """Yield folder, method, seed, split and rounds of the runs of the experiment in a folder, begun or not."""
     experiment = read_experiment(path)
     first, rounds = int(experiment.get("seed", 0)), int(experiment.get("rounds", 0))
     for name in _list_methods(experiment):
         for split in range(int(experiment.get("splits", 1))):
             for seed in range(first, first + int(experiment.get("seeds", 1))):
-                yield path / make_run_name(name, split, seed), name, seed, rounds
+                yield path / make_run_name(name, split, seed), name, seed, split, rounds
 
 
 def is_growing(path: Path) -> bool:
-    """Return True for the folder of a comparison with a budget that has not ended, so that splits may be added."""
-    return read_experiment(path).get("budget") not in (None, "off") and not (path / RESULT_FILE).exists()
+    """Return True for the folder of a comparison with a budget that has not ended, so that splits may be added.
+
+    A comparison that was stopped has a result; one that goes on has written its budget since.
+    """
+    if read_experiment(path).get("budget") in (None, "off"):
+        return False
+    begun, ended = (path / name for name in (BUDGET_FILE, RESULT_FILE))
+    return not ended.exists() or (begun.exists() and begun.stat().st_mtime > ended.stat().st_mtime)
 
 
 def read_failures(path: Path) -> dict[Path, tuple[str, str]]:

@@ -64,6 +64,7 @@ class RunStatus:
     quiet: float = 0.0
     failure: str = ""
     metric: MetricName = "accuracy"
+    split: int = 0
 
     @property
     def seconds_left(self) -> float | None:
@@ -88,13 +89,14 @@ def read_statuses(path: Path) -> list[RunStatus]:
     # The server of a deployment removes the file when it ends, as for a pause.
     has_server = not is_deployment(path) or (path / NODES_FILE).exists()
     statuses = []
-    for folder, method, seed, rounds in _list_runs(path):
+    for folder, method, seed, split, rounds in _list_runs(path):
         changed = max(map(_read_time, (RunFolder(folder).metrics, RunFolder(folder).config)))
         # A failed run that goes on is of a comparison that was resumed.
         failure = failures[folder][1] if folder in failures and changed <= failed_at else ""
         progress, means[method, folder.name] = _read_progress(folder)
         quiet = max(0.0, time.time() - changed) if changed else 0.0
-        status = RunStatus(method, seed, "running", **{"rounds": rounds, **progress}, quiet=quiet, failure=failure)
+        progress = {"rounds": rounds, "split": split, **progress}
+        status = RunStatus(method, seed, "running", **progress, quiet=quiet, failure=failure)
         limit = max(QUIET_S, QUIET_ROUNDS * status.seconds / status.round) if status.round else FIRST_ROUND_S
         state: RunState = "running"
         if RunFolder(folder).is_finished:
@@ -126,7 +128,7 @@ def read_nodes(path: Path) -> list[NodeStatus]:
         raise RunError(f"{file} is damaged; remove it, the server writes it again") from error
 
 
-def _list_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
+def _list_runs(path: Path) -> Iterator[tuple[Path, str, int, int, int]]:
     planned = list(list_planned_runs(path))
     yield from planned
     known = {folder for folder, *_ in planned}
@@ -134,7 +136,8 @@ def _list_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
         if folder in known or not RunFolder(folder).config.is_file():
             continue
         config = RunFolder(folder).read_config()
-        yield folder, str(config["algorithm"]), int(config["seed"]), int(config["rounds"])
+        split = int(config.get("partition", {}).get("split", 0))
+        yield folder, str(config["algorithm"]), int(config["seed"]), split, int(config["rounds"])
 
 
 def _read_progress(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:

@@ -35,7 +35,7 @@ def watch(space: Namespace, problems: Sequence[str]) -> int:
 
     from ..analysis.compare import group_by_algorithm
     from ..analysis.load import is_growing, read_runs
-    from ..analysis.monitor import read_statuses
+    from ..analysis.monitor import FIRST_ROUND_S, read_statuses
     from ..analysis.output.tables import print_methods
     from ..experiments.output import check_output_files
 
@@ -56,7 +56,8 @@ def watch(space: Namespace, problems: Sequence[str]) -> int:
                     print_status(statuses, run, console)
                 else:
                     print_changes(statuses, before, console)
-                has_ended = all(status.has_ended for status in statuses) and not is_growing(run)
+                is_quiet = all(status.quiet > FIRST_ROUND_S for status in statuses)  # a comparison that was killed
+                has_ended = all(status.has_ended for status in statuses) and (is_quiet or not is_growing(run))
                 if not has_ended:
                     report.renew(statuses)
                 if has_ended or options.once:
@@ -116,6 +117,7 @@ StatusColumns = Mapping[str, Callable[["RunStatus"], str]]
 STATUS_COLUMNS: StatusColumns = {
     "method": lambda status: status.method,
     "seed": lambda status: str(status.seed),
+    "split": lambda status: str(status.split),
     "state": lambda status: status.state,
     "round": lambda status: f"{status.round} of {status.rounds}" if status.rounds else "-",
     "mean": lambda status: _format_mean(status, status.mean),
@@ -164,8 +166,7 @@ def _format_duration(seconds: float | None) -> str:
 
 def _choose_columns(statuses: "Sequence[RunStatus]") -> dict[str, Callable[["RunStatus"], str]]:
     silent = {title for title in OPTIONAL_COLUMNS if {STATUS_COLUMNS[title](one) for one in statuses} <= {"-", "0"}}
-    if len({status.seed for status in statuses}) == 1:
-        silent.add("seed")
+    silent |= {title for title in ("seed", "split") if len({getattr(status, title) for status in statuses}) == 1}
     return {title: cell for title, cell in STATUS_COLUMNS.items() if title not in silent}
 
 
@@ -256,14 +257,16 @@ def print_status(statuses: "Sequence[RunStatus]", run: Path, console: "Console")
 
 def print_changes(statuses: "Sequence[RunStatus]", before: "Sequence[RunStatus]", console: "Console") -> None:
     """Print a plain line for every run that has changed."""
-    last_seen = {(status.method, status.seed): (status.state, status.round) for status in before}
+    last_seen = {(status.method, status.seed, status.split): (status.state, status.round) for status in before}
     has_seeds = len({status.seed for status in statuses}) > 1
+    has_splits = len({status.split for status in statuses}) > 1
     for status in statuses:
-        is_known = last_seen.get((status.method, status.seed)) == (status.state, status.round)
+        is_known = last_seen.get((status.method, status.seed, status.split)) == (status.state, status.round)
         if not is_known and (status.state != "waiting" or not before):
-            seed = f" (seed {status.seed})" if has_seeds else ""
+            which = [f"seed {status.seed}"] * has_seeds + [f"split {status.split}"] * has_splits
+            run = f" ({', '.join(which)})" if which else ""
             failure = f"; {status.failure}" if status.failure else ""
-            console.print(f"{status.method}{seed}: {_describe_status(status)}{failure}")
+            console.print(f"{status.method}{run}: {_describe_status(status)}{failure}")
 
 
 def _describe_status(status: "RunStatus") -> str:

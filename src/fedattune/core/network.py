@@ -98,13 +98,13 @@ def split_head(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn
     x = to_input(x, model)
     whole = copy.deepcopy(model).eval()
     with torch.no_grad():
-        output = whole(x)
+        output = whole(x.clone())  # a model may write over its inputs
     problems = []
     for candidate in reversed(linear) if head is None else [head]:
         body, last = _cut(model, candidate)
         try:
             with torch.no_grad():
-                same = torch.allclose(last(body.eval()(x)), output, rtol=1e-4, atol=1e-5)
+                same = torch.allclose(last(body.eval()(x.clone())), output, rtol=1e-4, atol=1e-5)
             if same and last.weight.requires_grad:
                 return body.train(), last
             reason = "is frozen (requires_grad=False)" if same else "does not make its output"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -154,27 +155,36 @@ class Task:
             x = torch.cat([x[:1], torch.zeros_like(x[:1])])
         training, predicting = (self._try_pass(x, is_training=is_training) for is_training in (True, False))
         traits = ModelTraits(
-            training is not None and not self.has_batch_statistics and self._mixes_rows(training, x),
+            training is not None and not self.has_batch_statistics and self._mixes_rows(x),
             any(one is not None and one.writes_inputs for one in (training, predicting)),
             predicting is not None and predicting.writes_values,
         )
         object.__setattr__(self, "traits", traits)
 
-    def _mixes_rows(self, first: _Pass, x: Tensor) -> bool:
+    def _mixes_rows(self, x: Tensor) -> bool:
         """Tell whether the first row has other outputs, or buffers other values, with other rows beside it."""
-        alone = self._try_pass(x[:1].expand_as(x), is_training=True)
-        if alone is None or not _differ(first.results, alone.results):
+        batches = (x, x[:1].expand_as(x), x)
+        passes = [self._try_pass(batch, is_training=True, drops_out=False) for batch in batches]
+        first, alone, again = (None if one is None else one.results for one in passes)
+        if first is None or alone is None or again is None:
             return False
-        again = self._try_pass(x, is_training=True)
-        return again is not None and not _differ(first.results, again.results)  # else it never gives the same twice
+        return _differ(first, alone) and not _differ(first, again)  # else it never gives the same twice
 
-    def _try_pass(self, x: Tensor, *, is_training: bool) -> _Pass | None:
-        """Run a copy of the module once on copies of all tensors, each time with the same random numbers."""
+    def _try_pass(self, x: Tensor, *, is_training: bool, drops_out: bool = True) -> _Pass | None:
+        """Run a copy of the module once on copies of all tensors, each time with the same random numbers.
+
+        Without dropout: how many numbers its layers draw may depend on other rows, as in packed sequences.
+        """
         given, x, n = x, x.clone(), len(x)
         old, values = self.params | self.buffers, {k: v.clone() for k, v in (self.params | self.buffers).items()}
         states = random.getstate(), np.random.get_state()
         try:
             model = self.twin().model.train(is_training)  # numbers that a module counts stay as they are
+            for layer in () if drops_out else model.modules():
+                if isinstance(layer, _DropoutNd):
+                    layer.eval()
+                elif isinstance(layer, nn.RNNBase):
+                    layer.dropout = 0.0
             with torch.no_grad(), seed_rng(0, x.device), PlainAttention():
                 outputs = functional_call(model, values, (x,))
         except Exception:  # where it matters, the checks of the model say why

@@ -494,8 +494,9 @@ class _Trainer:
     def _reach_verdict(self) -> "Verdict":
         from ..analysis.verdict import reach_verdict
 
-        outcome = self.outcome
-        return reach_verdict(outcome.results, baselines=outcome.baselines, metric=self.plan.metric, is_tuned=True)
+        outcome, metric = self.outcome, self.plan.metric
+        failed = [one.algorithm for one in outcome.failed]
+        return reach_verdict(outcome.results, baselines=outcome.baselines, metric=metric, failed=failed, is_tuned=True)
 
     def _discard_unfinished(self) -> None:
         """Remove what belongs to a split that is not whole, so that all readers of the folder see the same splits."""

@@ -402,7 +402,7 @@ def choose_method(
     if verdict.answer == "no":
         return BASELINE, "the verdict is that collaborating does not help here"
     groups = group_by_algorithm(results)
-    unfit = {*find_excluded(groups), *verdict.diverged, *verdict.untrained, *failed}
+    unfit = {*find_excluded(groups), *verdict.diverged, *verdict.untrained, *failed} - {BASELINE}
     choice = score_methods(groups, results, metric or get_default_metric(results))
     # Of equally good methods the first is taken, and training alone is the first.
     best = choice.find_best([name for name in groups if name not in unfit] or [*groups])
@@ -461,7 +461,8 @@ class Comparison:
         self.pooled = [name for name, kind in kinds.items() if kind == "pooled"]
         self.constants = [name for name in kinds if name in CONSTANT_BASELINES]
         self.diverged = find_diverged(self.groups)
-        self.failed = Counter(name for name in failed if name in self.groups)
+        # Not `local`: without it, a method would be compared with something weaker.
+        self.failed = Counter(name for name in failed if name in self.groups and name != BASELINE)
         self.untrained = self._find_untrained()
         self.alone = [BASELINE, *(name for name, kind in kinds.items() if kind == "alone")]
         self.reference = self.choice.find_best(self._rank(self.alone) or [BASELINE])

@@ -186,14 +186,16 @@ def compile_step(
     """Compile `function` for tensors like the given ones; return it eager if it cannot be compiled."""
     # Clone every leaf: a tensor that came twice would seem unchanged where it takes the value of the other leaf.
     apart = [leaf.clone() for leaf in leaves]
-    before = _read_python_state(model)
     eager = function(fixed, apart, batch)
     moving = tuple(i for i, (old, new) in enumerate(zip(apart, eager, strict=True)) if not _shares_memory(old, new))
-    if should_compile and _read_python_state(model) == before:
+    if should_compile:
         try:
             step = _trace_step(function, fixed, leaves, batch, moving)
             # A wrong rewriting rule must not change results: use the step only if it agrees with the eager one.
+            before = _read_python_state(model)  # after the first call, at which a module may note shapes
             again = function(fixed, eager, batch)
+            if _read_python_state(model) != before:
+                return _eager_step(function, len(fixed), len(leaves), moving, batch[0].dtype)
             old, new = [leaves[i] for i in moving], [again[i] for i in moving]
             for one in (_script(step, fixed, leaves, batch), step):
                 result = one.run_twice(fixed, leaves, batch)
