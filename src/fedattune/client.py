@@ -254,6 +254,13 @@ class SGD(Optimizing, Probing, StepMeasuring):
         return pick_newest(sent.params, local_state["own"], fresh) if self.start == "newest" else sent.params
 
 
+class PartTraining:
+    """Marks client rules that train the tensors that the method keeps on clients apart from the others.
+
+    `personal_names` of their context are these tensors alone, without BatchNorm layers that `bn_affine` keeps too.
+    """
+
+
 class PartCarry(NamedTuple):
     """The carry of `PartSGD`: the model, and the state of the optimizer."""
 
@@ -262,7 +269,7 @@ class PartCarry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PartSGD(Optimizing):
+class PartSGD(Optimizing, PartTraining):
     """Local SGD of one part of the model: of the tensors that are `personal`, or of those that are `shared`."""
 
     part: Literal["personal", "shared"] = "shared"
@@ -396,6 +403,11 @@ def find_row_weighing(rule: ClientUpdate) -> RowWeighing | None:
     """Return the rule, or what it wraps, if it sets parameters by validation rows."""
     rule = _unwrap(rule)
     return rule if isinstance(rule, RowWeighing) else None
+
+
+def trains_parts(rule: ClientUpdate) -> bool:
+    """Tell whether a client rule, or what it wraps, is a `PartTraining`."""
+    return isinstance(_unwrap(rule), PartTraining)
 
 
 def find_resting_model(rule: ClientUpdate) -> Callable[[Payload, LocalState, Tensor], Params]:

@@ -383,6 +383,16 @@ def test_who_has_nothing_to_adapt_on_keeps_what_it_received(engine: str, ragged:
     assert fit(none, "perfedavg", options={"adapt_on": "test"}).history[-1]["validation"] is None
 
 
+def test_models_that_saw_test_rows_choose_nothing(ragged: Federation) -> None:
+    """Scores of validation rows are those of models that adapted to these, and not what the judged models predict."""
+    options = {"adapt_on": "test", "adapt_steps": 9, "alpha": 0.3}
+    result = fit(ragged, "perfedavg", options=options, early_stopping="off")
+    assert result.predictions.keys() == {"test"}
+    ((n, correct, _),) = (s for _, point, s in result.store.scores("validation", result.rounds) if point == "trained")
+    for values in (result.measure_clients("accuracy", "validation"), result.measure_for_choice("accuracy")):
+        assert values.tolist() == (correct / n).tolist()
+
+
 JOINED = [(case.name, {}) for case in CASES] + [("igfl", {"time_form": "T1"}), ("igfl_s", {"attention": "self"})]
 
 

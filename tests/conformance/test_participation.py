@@ -157,6 +157,25 @@ def test_one_client_alone_can_join(name: str, ragged: Federation) -> None:
     assert all(v.isfinite().all() for v in joined.model("mine").parameters())
 
 
+@pytest.mark.parametrize("options", [{"omega": "mean"}, {"omega": "learned"}])
+def test_newcomers_of_mocha_do_not_change_each_other(options: dict[str, Any], ragged: Federation) -> None:
+    run, both = fit(ragged, "mocha", options=options), make_federation([30, 44])
+    first, _ = both.clients
+    one, two = (fedattune.personalize(run, data, rounds=3) for data in (replace(both, clients=[first]), both))
+    assert all(torch.allclose(v[0], two.models[k][0], rtol=0, atol=1e-12) for k, v in one.models.items())
+
+
+def test_clients_join_a_run_that_was_attacked(ragged: Federation, tmp_path: Any) -> None:
+    """The attackers are gone: there may be fewer newcomers than the run had attackers."""
+    result = fit(ragged, "fedmcsa", attack="negated_model", attackers=2, out=tmp_path / "run")
+    new = make_federation([30, 44])
+    joined, again = (
+        fedattune.personalize(one, new, rounds=1) for one in (result, fedattune.Result.load(tmp_path / "run"))
+    )
+    assert len(joined.newcomers) == 2
+    assert joined.newcomers == again.newcomers
+
+
 def test_a_newcomers_model_is_saved_and_loaded(ragged: Federation, tmp_path: Any) -> None:
     for name in ("fedavg", "fedam"):
         joined = fedattune.personalize(fit(ragged, name, rounds=1), make_federation([30, 44]), rounds=1)

@@ -95,6 +95,17 @@ def test_what_is_broken_is_named_with_its_cure(
     assert text in message
 
 
+def test_a_method_of_ones_own_is_a_note(kit: Path) -> None:
+    replace('"fedavg"', '"local,mine"')(kit)
+    assert found(kit)["configuration"][0] == "broken"
+    replace("fedattune.deploy.server.server_app:app", "yours:server")(kit)
+    replace("[tool.flwr.app.config]", "[tool.flwr.app.config]\nnodes = 3")(kit)
+    state, message = found(kit)["configuration"]
+    assert state == "note"
+    assert "was not checked with yours:server, and FedAttune alone says: unknown algorithm 'mine'" in message
+    assert "2 public keys for 3 nodes" in found(kit)["keys"][1]  # the number of nodes is known all the same
+
+
 @pytest.mark.parametrize("text", ["tool = 3", "project = 3\n[tool.flwr.app]\nconfig = 3", "[tool]\nflwr = [1]"])
 def test_an_app_that_is_no_table(text: str, kit: Path) -> None:
     (kit / "app/pyproject.toml").write_text(text)

@@ -135,6 +135,23 @@ def test_scripts_say_what_is_missing(tmp_path: Path) -> None:
         assert message in said.stderr
 
 
+@pytest.mark.parametrize("name", ["St Mary", "b&c"])
+def test_a_key_whose_name_cannot_be_removed_again_is_not_registered(name: str, tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    (folder / "keys").mkdir()
+    (folder / "flwr.sh").write_text('#!/bin/sh\necho "$@" >> called\n')
+    (folder / "keys/node-0.pub").touch()
+    said = run_script(folder, "register.sh")
+    assert (said.returncode, said.stdout) == (0, "node-0 is registered\n"), said.stderr
+    (folder / "called").unlink()
+    (folder / "keys/node-0.pub").rename(folder / f"keys/{name}.pub")
+    said = run_script(folder, "register.sh")
+    assert said.returncode == 1
+    assert f"the name '{name}' has other characters than" in said.stderr
+    assert f"rename keys/{name}.pub" in said.stderr
+    assert not (folder / "called").exists()
+
+
 # Processes.
 
 

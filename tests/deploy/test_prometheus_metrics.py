@@ -152,5 +152,6 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_exist(tmp_path: Path) -> 
     for query in [*queries, *(rule["expr"] for rule in rules)]:
         assert used_names(query), query
         assert used_names(query) <= known, query
+        assert len(re.findall(r"\boffset\b", query)) == len(re.findall(r"[\w}\]] offset \d+[smhdwy]", query)), query
     assert used_names(" ".join(queries)) == known  # the dashboard leaves nothing out
     assert len(rules) == 4

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 
-from fedattune import DataError, Federation, RunError
+from fedattune import DataError, Federation, RunError, load_federation
 from fedattune.data import export_clients, infer_schema
 from fedattune.deploy.server.registration import Hello
 from federations import make_federation
@@ -36,6 +36,104 @@ def test_data_that_changed_since_the_run_began_are_refused(ragged: Federation, t
     (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg")
     assert {client for _, client, _ in result.store.faults()} == {1, 2, 4}
     assert any("its clients differ from the clients at the start" in sentence for sentence in read_log(tmp_path))
+
+
+def test_the_same_rows_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Parts are drawn by position, so test rows would become training rows; all counts stay equal."""
+    table = Path(__file__).parents[2] / "examples" / "hospitals.csv"
+    header, *lines = table.read_text(encoding="utf-8").splitlines()
+    clinics = sorted({line.split(",")[header.split(",").index("hospital")] for line in lines})
+    wards = [tmp_path / "north.csv", tmp_path / "south.csv"]
+    mine = [
+        [line for line in lines if any(name in line.split(",") for name in names)]
+        for names in (clinics[:2], clinics[2:4])
+    ]
+    for ward, rows in zip(wards, mine, strict=True):
+        ward.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    whole = tmp_path / "all.csv"
+    whole.write_text("\n".join([header, *mine[0], *mine[1]]) + "\n", encoding="utf-8")
+    data = load_federation(whole, client_column="hospital", target="outcome")
+
+    def run(**changes: Any) -> set[int]:
+        own = [{"data": str(ward), "client-column": "hospital"} for ward in wards]
+        config = {"algorithms": "fedavg", "rounds": 1, "cohort": 1.0, "round_timeout": 20, **changes}
+        (result,) = run_deployed(data, tmp_path, groups=[[0, 1], [2, 3]], own=own, **config)
+        return {client for _, client, _ in result.store.faults()}
+
+    assert run() == set()
+    shutil.rmtree(tmp_path / "run/fedavg")
+    wards[1] = wards[1].rename(tmp_path / "moved.csv")
+    assert run() == set()
+    wards[1].write_text("\n".join([header, *sorted(mine[1], reverse=True)]) + "\n", encoding="utf-8")
+    shutil.rmtree(tmp_path / "run/fedavg")
+    assert run() == {2, 3}
+    assert (
+        "the data changed since the run began; bring the same rows back" in (tmp_path / "state-1/error.log").read_text()
+    )
+    assert run(run_folder=str(tmp_path / "new")) == set()
+
+
+class Restarted(InProcessGrid):
+    """Node 101 is offline at one look after the first round, and comes back with the same key."""
+
+    is_back = False
+
+    def get_node_ids(self) -> Any:
+        """All nodes."""
+        numbers = list(super().get_node_ids())
+        run_folder = Path(self.contexts[SPOILT].run_config["run-folder"])
+        if self.is_back or not any(run_folder.rglob("000001.safetensors")):
+            return numbers
+        self.is_back = True
+        return [number for number in numbers if number != SPOILT]
+
+
+class WithLess(Restarted):
+    """One of its clients is gone then."""
+
+    def get_node_ids(self) -> Any:
+        """All nodes."""
+        numbers = super().get_node_ids()
+        if self.is_back:
+            files = sorted(Path(str(self.contexts[SPOILT].node_config["data"])).glob("*.safetensors"))
+            for file in files[2:]:
+                file.unlink()
+        return numbers
+
+
+class Upgraded(Restarted):
+    """It has another version of FedAttune then."""
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        """The answers."""
+        replies = list(super().pull_messages(message_ids))
+        for reply in replies:
+            is_hello = '"kind": "hello"' in str(reply.content["head"]["json"])
+            if self.is_back and is_hello and reply.metadata.src_node_id == SPOILT:
+                changed(head(fedattune="7.0.0"))(reply)
+        return replies
+
+
+@pytest.mark.parametrize(
+    ("grid", "without", "said"),
+    [
+        (Restarted, {2}, ""),
+        (WithLess, {2, 3, 4}, "node 'node-1' does not belong to this federation: its clients differ"),
+        (Upgraded, {2, 3, 4}, "node 'node-1' has FedAttune 7.0.0 and the server has"),
+    ],
+)
+def test_a_node_that_comes_back_is_asked_who_it_is(
+    grid: type[InProcessGrid], without: set[int], said: str, ragged: Federation, tmp_path: Path
+) -> None:
+    config = {"algorithms": "fedavg", "rounds": 4, "cohort": 1.0, "round_timeout": 20}
+    (result,) = run_deployed(ragged, tmp_path, make_grid=grid, **config)
+    faults = result.store.faults()
+    assert {client for _, client, _ in faults} == {1, 2, 4}
+    assert {round_ for round_, _, _ in faults} == without
+    assert {reason for _, _, reason in faults} == {"node 'node-1' was offline"}
+    log = read_log(tmp_path)
+    assert not said or sum(line.startswith(said) for line in log) == 1
+    assert not any("another key" in line for line in log)
 
 
 def test_a_hello_that_is_none_is_told(ragged: Federation, tmp_path: Path) -> None:

@@ -136,6 +136,17 @@ def test_messages_are_few(
     same_numbers(run_simulated(name, ragged, **work), result)
 
 
+def test_a_refused_restart_leaves_the_experiment_as_it_is(ragged: Federation, tmp_path: Path) -> None:
+    run_deployed(ragged, tmp_path, algorithms="fedavg", rounds=1)
+    files = [tmp_path / "run" / name for name in ("experiment.yaml", "SHA256SUMS")]
+    before = [file.read_bytes() for file in files]
+    with pytest.raises(RunError, match=r"is of another run: lr was .* and is 0\.0123; take another folder"):
+        run_deployed(ragged, tmp_path, algorithms="local,fedavg", rounds=1, lr=0.0123)
+    assert [file.read_bytes() for file in files] == before
+    run_deployed(ragged, tmp_path, algorithms="local,fedavg", rounds=1)  # one more method with the same settings
+    assert "local" in files[0].read_text()
+
+
 class Killed(BaseException):
     """The server's process ends."""
 

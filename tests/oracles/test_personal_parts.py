@@ -94,6 +94,22 @@ def test_c12_momentum_does_not_carry_a_frozen_part_on() -> None:
     assert torch.allclose(path[4]["base"] - M["base"], 0.76 * (W0["base"] - M["base"]), atol=1e-14)
 
 
+@pytest.mark.parametrize("name", ["fedrep", "fedbabu"])
+def test_c12_norms_that_stay_on_the_client_train_with_the_base(name: str, ragged: Federation) -> None:
+    """After one round of all, the shared norm is the mean of what the clients trained; all else is the same.
+
+    The fine-tuned head of FedBABU depends on the norm, which fine-tuning leaves alone.
+    """
+    own, shared = (fit(name, ragged, with_norm(), rounds=1, cohort=6, bn_affine=how) for how in ("local", "average"))
+    n = ragged.sizes("train").double()
+    for k, w in shared.models.items():
+        if name == "fedbabu" and k.startswith("3."):
+            continue
+        mean = (n[:, None] * own.models[k]).sum(0) / n.sum() if k in BN else own.models[k]
+        assert torch.allclose(mean.expand_as(w), w, rtol=0, atol=1e-14)
+        assert k not in BN or (own.models[k] - w).abs().max() > 1e-3
+
+
 def two_weights(*values: float) -> Params:
     return Params({"w": torch.tensor(values, dtype=torch.float64)[:, None]})
 

@@ -173,6 +173,23 @@ def test_e14_mocha_matrices() -> None:
     assert torch.allclose(zero, 2 * torch.eye(2, dtype=torch.float64))  # the authors' start: Sigma = I / m
 
 
+@pytest.mark.parametrize("omega", ["mean", "learned"])
+def test_e14_mocha_relates_a_newcomer_to_the_trained_clients_alone(omega: Any) -> None:
+    """Clients 3 and 4 join three that trained: each is sent what it would be sent as their only newcomer."""
+    server, x = TaskRelationship(omega), models(5)
+
+    def send(rows: list[int], ids: list[int]) -> Payload:
+        seen = torch.ones(len(rows), dtype=torch.bool)
+        state: Any = {"theta": x.rows(torch.tensor(rows)), "has_uploaded": seen, "n_trained": torch.tensor(3)}
+        return server.broadcast(state, torch.tensor(ids)).payload
+
+    both = send([0, 1, 2, 3, 4], [3, 4])
+    for row, alone in enumerate((send([0, 1, 2, 3], [3]), send([0, 1, 2, 4], [3]))):
+        assert torch.allclose(both.params["w"][row], alone.params["w"][0])
+        assert torch.allclose(both.extra["omega"]["own"][row], alone.extra["omega"]["own"][0])
+    assert omega == "learned" or torch.allclose(both.params["w"][0], -x["w"][:3].sum(0) / 4)
+
+
 def test_e14_mocha_leaves_personal_tensors_out_of_the_relation() -> None:
     w = Params(head=W0, body=W0)
     sent = Payload(Params(head=W0, body=A), {"omega": Params(own=torch.tensor(0.5).double())})

@@ -10,7 +10,7 @@ import pytest
 
 import fedattune
 from cli_helpers import Done, numbers
-from fedattune import RunError, read_runs
+from fedattune import Federation, RunError, read_runs
 from fedattune.runs.folder import CHECKSUM_FILE, RunFolder, read_checksums
 from fedattune.runs.result import Result
 
@@ -70,6 +70,44 @@ def test_what_a_run_can_write_again_is_the_same_again(finished: Path, run: Path)
     assert numbers(run / "result.json") == numbers(finished / "result.json")
     for name in ("models.safetensors", "predictions.safetensors", "facts.json"):
         assert (run / name).read_bytes() == (finished / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"), [("fedmcsa", None), ("fedavg", None), ("fedavg", b""), ("perfedavg", b""), ("fedavg", b"swap")]
+)
+def test_models_that_no_checkpoint_holds_are_the_same_again(
+    name: str, damage: bytes | None, ragged: Federation, tmp_path: Path
+) -> None:
+    """Without early stopping, none are kept: they come from their file, or from another evaluation."""
+    out = tmp_path / "run"
+    given = RUN | {"early_stopping": "off", "out": out}
+    whole = fedattune.fit(ragged, name, **given)
+    files = {file: (out / file).read_bytes() for file in ("models.safetensors", "predictions.safetensors")}
+    before = numbers(out / "result.json")
+    if damage is not None:
+        content = bytearray(files["models.safetensors"])
+        content[-1] ^= 64  # a file that can be read, with another model
+        (out / "models.safetensors").write_bytes(content if damage else damage)
+    (out / "result.json").unlink()
+    (out / "predictions.safetensors").unlink()
+    again = fedattune.fit(ragged, name, resume=True, **given)
+    assert {file: (out / file).read_bytes() for file in files} == files
+    assert numbers(out / "result.json") == before
+    assert again.predictions.keys() == whole.predictions.keys()
+
+
+def test_models_that_nothing_can_make_again_are_said_to_be_lost(ragged: Federation, tmp_path: Path) -> None:
+    """The models of `fedmcsa` after local training are in no checkpoint: the clients hold mixtures already."""
+    given = RUN | {"early_stopping": "off", "out": tmp_path}
+    whole = fedattune.fit(ragged, "fedmcsa", **given)
+    (tmp_path / "models.safetensors").write_bytes(b"")
+    (tmp_path / "result.json").unlink()
+    (tmp_path / "predictions.safetensors").unlink()
+    again = fedattune.fit(ragged, "fedmcsa", resume=True, **given)
+    assert again.metrics == whole.metrics
+    assert not again.predictions
+    assert any("fedmcsa: the models of the last round are lost" in note for note in again.notes)
+    assert not (tmp_path / "models.safetensors").exists()
 
 
 def test_edited_numbers_are_not_signed_again(run: Path) -> None:

@@ -40,6 +40,16 @@ def test_newcomers_have_room() -> None:
     assert (len(state["own"]["w"]), state["counts"].tolist()) == (5, [1.0] * 5)
 
 
+def test_clients_that_join_count_in_the_mean() -> None:
+    """By hand: c = (1 + 3) / 2, then (1 + 3 + 0 + 0) / 4, and (1 + 3 + 8 + 0) / 4 after the third client's upload."""
+    for rule in (RULE, RULE.prepare_discards()):
+        state = send(rule, rule.init(Params(w=torch.zeros(1)), 2), [0, 1], [1.0, 3.0])
+        assert state["c"]["w"].item() == 2.0
+        state = rule.add_clients(state, 2)
+        assert state["c"]["w"].item() == 1.0
+        assert send(rule, state, [2], [8.0])["c"]["w"].item() == 3.0
+
+
 def test_without_a_defence_nothing_is_kept() -> None:
     state = RULE.init(Params(w=torch.zeros(1)), 4)
     assert not {"own", "counts"} & state.keys()

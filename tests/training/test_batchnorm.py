@@ -70,6 +70,8 @@ def test_the_global_model_is_evaluated_on_all_test_parts(ragged: Federation) -> 
     assert fit(ragged, "local").global_accuracy is None
     assert fit(ragged, "fedmcsa").global_accuracy is None
     assert fit(ragged, bn_affine="local").global_accuracy is None
+    assert fit(ragged, "fedrod").global_accuracy is not None
+    assert fit(ragged, "fedrod", bn_affine="local").global_accuracy is None
     moreau = fedattune.fit(ragged, "pfedme", "mlr", **RUN)
     assert moreau.final["received"]
     assert moreau.global_accuracy == moreau.final["received"]["acc_pooled"]

@@ -88,6 +88,18 @@ def test_clients_without_training_samples_are_not_measured(name: str) -> None:
     assert [effect.value for effect in beside] == pytest.approx([effect.value for effect in alone])
 
 
+@pytest.mark.parametrize("name", ["fedprox", "vrl_sgd", "igfl_c", "perfedavg"])
+def test_the_measured_round_has_the_rate_of_the_last_round(name: str, ragged: Federation) -> None:
+    """A rate that would fall after the last round changes nothing; a cosine would be zero there."""
+    constant, falling, cosine = (
+        fedattune.fit(ragged, name, "mlr", **RUN, **schedule)
+        for schedule in ({}, {"lr_schedule": "step", "lr_step_size": 3}, {"lr_schedule": "cosine"})
+    )
+    assert falling.effects == constant.effects
+    assert [effect.mechanism for effect in cosine.effects] == [effect.mechanism for effect in constant.effects]
+    assert all(effect.value > 0.001 for effect in cosine.effects)
+
+
 def test_clients_are_averaged_by_mechanism() -> None:
     a, b = Mechanism("steps", "a", "x"), Mechanism("models", "b", "y")
     assert average_effects([[Effect(a, 1.0), Effect(b, 0.5)], [Effect(a, 2.0)], [Effect(a, float("nan"))]]) == [

@@ -2,8 +2,10 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 import fedattune
 from fedattune import Federation
@@ -24,13 +26,22 @@ def test_a_target_that_is_a_number_is_in_the_unit_of_the_run() -> None:
         assert max(one.received for one in joined.newcomers) < 0.5  # of a deviation of 15
 
 
-def table(path: Path, random: np.random.Generator, shift: float, sites: str) -> Federation:
+@pytest.mark.parametrize("schedule", [{"lr_warmup": 1000}, {"lr_schedule": "step", "lr_step_size": 1}])
+def test_newcomers_train_at_the_full_rate(schedule: dict[str, Any], ragged: Federation) -> None:
+    """With `local`, they have nothing of the run: the schedule of its rounds changes nothing."""
+    run = {"rounds": 3, "held_out": 2, "join_rounds": 3, "lr": 0.1}
+    plain, scheduled = (fedattune.fit(ragged, "local", "mlr", **run, **more) for more in ({}, schedule))
+    assert scheduled.newcomers == plain.newcomers
+    assert any(one.received != one.trained for one in plain.newcomers)
+
+
+def table(path: Path, random: np.random.Generator, shift: float, sites: str, columns: str = "ab") -> Federation:
     with path.open("w", newline="") as file:
         write = csv.writer(file).writerow
-        write(["site", "a", "b", "ill"])
+        write(["site", *columns, "ill"])
         for site in sites * 60:
-            a = random.normal(shift)
-            write([site, a, random.normal(), "yes" if a > 1 else "no"])
+            row = {"a": random.normal(shift), "b": random.normal()}
+            write([site, *(row[name] for name in columns), "yes" if row["a"] > 1 else "no"])
     return fedattune.load_federation(path, client_column="site", target="ill")
 
 
@@ -39,3 +50,7 @@ def test_columns_of_a_table_are_scaled_as_those_of_the_run(tmp_path: Path) -> No
     run = fedattune.fit(table(tmp_path / "old.csv", random, 1, "abcd"), "fedavg", "mlr", rounds=40, lr=0.5)
     joined = fedattune.personalize(run, table(tmp_path / "new.csv", random, 2, "ef"), rounds=1)
     assert min(one.received for one in joined.newcomers) > 0.85
+    swapped = table(tmp_path / "swapped.csv", random, 2, "ef", columns="ba")
+    message = r"expected numbers \('a', 'b'\), got \('b', 'a'\); .* give the columns in the order of the run's table"
+    with pytest.raises(fedattune.DataError, match=message):
+        fedattune.personalize(run, swapped, rounds=1)

@@ -23,6 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ..client import PartTraining
 from ..core.algorithm import Algorithm, ClientUpdate, Finished, LocalPlan
 from ..core.options import Count, NonNegative
 from ..core.params import Params
@@ -40,7 +41,7 @@ class _Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedRepClient(ClientUpdate):
+class FedRepClient(ClientUpdate, PartTraining):
     """Client rule of FedRep: trains the personal part, then the shared part; the other part stays exactly the same.
 
     `personal` and `shared` are repetitions of the round's local work on each; momentum starts from zero in every round.

@@ -18,7 +18,7 @@ Rules:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NotRequired
 
 import torch
 from torch import Tensor
@@ -85,43 +85,65 @@ DEFAULT_LAM1 = {"mean": 0.5, "learned": 1e-3}
 """Default weight of the tie: the entries of the learned Omega are larger by hundreds."""
 
 
+class TaskState(StoreState):
+    """A store; after training also the number of clients that trained, as only newcomers are served then."""
+
+    n_trained: NotRequired[Tensor]
+
+
 @dataclass(frozen=True)
-class TaskRelationship(UploadStore[StoreState]):
+class TaskRelationship(UploadStore[TaskState]):
     """Server rule of MOCHA: sends sum_{s != t} Omega_st w_s and Omega_tt to client t, from the last uploads w_s.
 
     `omega` is `mean` (I - 11^T/m), or `learned`, for every broadcast: the inverse of a covariance of trace 1.
+    A newcomer t after training has an Omega of its own, of the trained clients and t.
     """
 
     omega: Literal["mean", "learned"] = "mean"
 
-    traits = ServerTraits(StoreState, sends_models=False)  # a payload is a sum of others' models
+    traits = ServerTraits(TaskState, sends_models=False)  # a payload is a sum of others' models
 
-    def broadcast(self, state: StoreState, ids: Tensor) -> Broadcast:
+    def broadcast(self, state: TaskState, ids: Tensor) -> Broadcast:
         W = state["theta"]
-        rows = self.matrix(state)[ids]
+        rows = self._relate_newcomers(state, ids) if "n_trained" in state else self.matrix(state)[ids]
         own = rows.gather(1, ids[:, None])
         others = rows.scatter(1, ids[:, None], 0.0)
         relation = Params({name: mix(others, W.only([name]).rows(slice(None))[name]) for name in W})
         like = next(iter(relation.values()), own)
         return Broadcast(Payload(relation, {"omega": Params(own=own[:, 0].to(like.dtype))}))
 
-    def discard_uploads(self, state: StoreState, ids: Tensor) -> StoreState:
+    def discard_uploads(self, state: TaskState, ids: Tensor) -> TaskState:
         return self.forget(state, ids)
 
-    def matrix(self, state: StoreState) -> Tensor:
+    def matrix(self, state: TaskState) -> Tensor:
         """Return Omega (N, N)."""
-        seen = state["has_uploaded"]
-        m = len(seen)
-        identity = torch.eye(m, dtype=torch.float64, device=seen.device)
-        if self.omega == "mean":
-            return identity - 1 / m
-        gram = torch.zeros_like(identity)
-        W = state["theta"]
-        for name in W:
+        return self._make_omega(self._products(state))
+
+    def _relate_newcomers(self, state: TaskState, ids: Tensor) -> Tensor:
+        """Return the rows (R, N) of newcomers `ids`, each of the Omega of the trained clients and the newcomer."""
+        products = self._products(state)
+        trained = torch.arange(int(state["n_trained"]), device=ids.device)
+        rows = products.new_zeros(len(ids), len(products))
+        for row, t in zip(rows, ids, strict=True):
+            members = torch.cat([trained, t[None]])
+            row[members] = self._make_omega(products[members][:, members])[-1]
+        return rows
+
+    def _products(self, state: TaskState) -> Tensor:
+        """Return W^T W (N, N), float64; zeros for `mean`, which is the same for all models."""
+        seen, W = state["has_uploaded"], state["theta"]
+        gram = torch.zeros(len(seen), len(seen), dtype=torch.float64, device=seen.device)
+        for name in W if self.omega == "learned" else ():
             models = flatten(W.only([name]).rows(slice(None))[name])
-            for c in column_blocks(2 * m, models.shape[1], models.device):
+            for c in column_blocks(2 * len(seen), models.shape[1], models.device):
                 part = models[:, c].double()
                 gram.addmm_(part, part.T)
+        return gram
+
+    def _make_omega(self, gram: Tensor) -> Tensor:
+        """Return Omega (m, m) of m clients, from W^T W."""
+        if self.omega == "mean":
+            return torch.eye(len(gram), dtype=gram.dtype, device=gram.device) - 1 / len(gram)
         values, vectors = torch.linalg.eigh(gram)
         values = values.clamp_min(0) + SMOOTHING * values.mean().clamp_min(1e-12)
         norms = values.sqrt()  # the eigenvalues of (W^T W)^(1/2)

@@ -127,7 +127,10 @@ class ControlVariateWrapper(ServerWrapper[ControlState]):
         return change(state, c=state["c"] + dc.map(_sum) / int(state["N"]))
 
     def add_clients(self, state: ControlState, n_new: int) -> ControlState:
+        """Let clients join whose c_i are 0: c is the mean over more clients."""
+        before = int(state["N"])
         state = super().add_clients(state, n_new)
+        state = change(state, c=state["c"] * (before / (before + n_new)), N=state["N"] + n_new)
         if not self.keeps_own:
             return state
         own = state["own"].map(lambda a: torch.cat([a, a.new_zeros(n_new, *a.shape[1:])]))

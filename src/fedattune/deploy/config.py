@@ -1,5 +1,7 @@
 """Options of a deployment, and the configuration of its runs, which Flower carries as flat values."""
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,9 @@ class DeploymentPlan:
     Args:
         run_config: flat values, by keys with hyphens; the message of an error names all that are wrong.
         custom_algorithms: your own methods by name, in addition to FedAttune's.
+
+    Attributes:
+        digest: SHA-256 of the values; server and nodes have the same, as Flower sends all of them the same values.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class DeploymentPlan:
     ) -> None:
         custom = dict(custom_algorithms or {})
         self.experiment, self.deployment = _parse(run_config)
+        self.digest = hashlib.sha256(json.dumps(dict(run_config), sort_keys=True).encode()).hexdigest()
         names = expand_names(self.experiment.algorithms, ALGORITHMS | custom)
         model = self.experiment.model
         # Custom code that nodes cannot find is refused.

@@ -105,13 +105,21 @@ class NodeGrid:
         self._grid, self._options, self.log, self._watch = grid, options, log, watch
         self._list_removed, self._removed, self._asked = list_removed, frozenset[int](), -math.inf
         self._looked = 0.0
+        self._online, self._left = set[int](), set[int]()
 
     def online(self) -> set[int]:
         """Return the numbers of the nodes that are online, and let the observer know them."""
         numbers = set(self._call(self._grid.get_node_ids))
         self._watch(numbers)
         self._looked = time.monotonic()
+        self._left |= self._online - numbers
+        self._online = numbers
         return numbers
+
+    def take_left(self) -> set[int]:
+        """Return the numbers that went offline since the last call, those that are back too."""
+        left, self._left = self._left, set()
+        return left
 
     def is_removed(self, number: int) -> bool:
         """Tell whether a node's key was removed, as far as the SuperLink says; it is asked every few seconds only."""

@@ -149,8 +149,17 @@ class RunFolder:
         if not folder.environment.exists():
             write_json(folder.environment, describe_environment())
         if not folder.is_finished:  # the other files will change
+            folder.drop_damaged(folder.models, folder.predictions)
             folder.seal_start()
         return folder
+
+    def drop_damaged(self, *files: Path) -> None:
+        """Remove files that are not as the run wrote them, before their checksums are forgotten."""
+        for file in files:
+            try:
+                self.verify(file)
+            except RunError:
+                file.unlink(missing_ok=True)
 
     def seal_start(self) -> None:
         """List the checksums of the files that stay as they are from the start."""

@@ -108,8 +108,15 @@ def predict_parts(context: RunContext, models: RowStack, buffers: RowStack) -> d
     task, federation, ids = context.task, context.federation, context.eval_ids.tolist()
     if not isinstance(federation, Federation) or not models:
         return {}
-    parts = {part: predict_rows(task, federation, part, ids, models, buffers) for part in EVALUATED_PARTS}
+    judged_on: tuple[EvalPart, ...] = ("test",) if _have_seen_tests(context) else EVALUATED_PARTS
+    parts = {part: predict_rows(task, federation, part, ids, models, buffers) for part in judged_on}
     return {part: one for part, one in parts.items() if one is not None}
+
+
+def _have_seen_tests(context: RunContext) -> bool:
+    """Tell whether models adapted to test rows: what these predict for validation rows must choose nothing."""
+    fine_tune = context.algorithm.fine_tune
+    return fine_tune is not None and fine_tune.part == "test"
 
 
 def predict_for_choice(
@@ -123,7 +130,7 @@ def predict_for_choice(
     task, federation, ids = context.task, context.federation, context.eval_ids.tolist()
     rule = find_row_weighing(context.algorithm.client)
     models, buffers = judged if rule and context.early_stopping == "off" else kept
-    if not isinstance(federation, Federation) or not models:
+    if not isinstance(federation, Federation) or not models or _have_seen_tests(context):
         return {}
     for_rows = weigh_held_out_rows(task, federation, ids, models, buffers, rule) if rule else None
     rows = predict_rows(task, federation, "validation", ids, models, buffers, for_rows)

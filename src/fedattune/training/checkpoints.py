@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.io import copy_tensors, flatten_tree, save_tensors
-from ..core.params import Params
+from ..core.io import copy_tensors, flatten_tree, load_tensors, save_tensors
+from ..core.params import Params, select_prefix
 from ..core.payload import Traffic
 from ..runs.checkpoint import Checkpoint, restore_tree
 from ..runs.context import RunContext
@@ -127,3 +127,13 @@ def save_models(path: Path, models: RowStack, buffers: RowStack) -> None:
         models = models.rows(slice(0, 1))
     tree = flatten_tree({"params": load_rows(models), "buffers": load_rows(buffers)})
     save_tensors(path, copy_tensors(tree), {})
+
+
+def load_models(path: Path) -> tuple[Params, Params]:
+    """Read the models and buffers that `save_models` wrote; one model if all are the same.
+
+    Raises:
+        RunError: the file cannot be read.
+    """
+    flat = load_tensors(path)[0]
+    return select_prefix(flat, "params/"), select_prefix(flat, "buffers/")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..core.algorithm import Algorithm
 from ..core.effect import Effect
-from ..core.errors import DivergedError, summarize_error
+from ..core.errors import DivergedError, RunError, summarize_error
 from ..core.params import Params, copy_dense
 from ..core.payload import MixingMatrices, Payload, count_traffic
 from ..core.settings import Settings
@@ -26,12 +26,13 @@ from ..runs.folder import RunFolder
 from ..runs.metrics import score_clients, summarize_scores
 from ..runs.predictions import predict_for_choice, predict_parts
 from ..runs.result import Result
+from ..runs.rows import RowStack
 from ..runs.stopping import StoppingRule, compute_criterion_of_others
 from ..runs.store import RoundRecord, RunStore
 from ..server.average import client_weights, weighted_sum
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
-from .checkpoints import RunCheckpoints, RunStatus, save_models
+from .checkpoints import RunCheckpoints, RunStatus, load_models, save_models
 from .clients.evaluation import PointScores
 from .clients.options import ClientLedger
 from .clients.state import PayloadFactory, to_cpu
@@ -76,6 +77,7 @@ class RoundLoop:
         self.server = Server(self.context, folder.rows if folder else None)
         self.store = RunStore(folder.metrics if folder else None)
         self.status = RunStatus()
+        self._restored_models: tuple[Params, Params] | None = None
         self.stopping = StoppingRule(self.context.early_stopping)
         self.choice = StoppingRule(self.context.early_stopping, compute_criterion_of_others)
         self._new_scores: dict[int, dict[str, Columns]] = {}  # round -> scores of which callbacks do not know yet
@@ -120,6 +122,7 @@ class RoundLoop:
             self.folder.write_start(self._facts, self._inputs)
             if self.record.round == rounds:
                 # The result alone is missing; other files may have been damaged since.
+                self._restore_models()
                 self._save_models()
                 self._commit()
             # Before others see a model of the next round, its cost is on the disk.
@@ -319,9 +322,50 @@ class RoundLoop:
         if self.checkpoints:
             self.checkpoints.save(self.status)
 
+    @property
+    def _models(self) -> tuple[RowStack, RowStack]:
+        """Models and buffers (E, ...) of the evaluated clients; empty if they stay with the clients."""
+        return self._restored_models or self.backend.evaluated_models
+
+    def _restore_models(self) -> None:
+        """Restore the models of the last round if the checkpoint has none: from their file, or by evaluating again."""
+        if self.backend.evaluated_models[0] or self.backend.traits.is_deployed:
+            return
+        self._restored_models = self._load_models()
+        if not self._restored_models and not self._evaluate_again():
+            self._restored_models = Params(), Params()
+            self.status.notes.append(
+                f"{self.config['algorithm']}: the models of the last round are lost, because their file was lost or "
+                "damaged, and no checkpoint holds them; for models and predictions, train the run again"
+            )
+
+    def _load_models(self) -> tuple[Params, Params] | None:
+        """Read the models and buffers (E, ...) that the run wrote; None if their file is missing or damaged."""
+        assert self.folder
+        n, device = len(self.context.eval_ids), self.context.device
+        try:
+            params, buffers = load_models(self.folder.models)
+        except RunError:
+            return None
+        return params.map(lambda v: v.to(device).expand(n, *v.shape[1:])), buffers.map(lambda v: v.to(device))
+
+    def _evaluate_again(self) -> bool:
+        """Evaluate the last round again, which makes its models; tell whether they have the scores of before."""
+        r, algorithm, server = self.record.round, self.context.algorithm, self.server
+        if algorithm.evaluation_point == "trained" and not algorithm.fine_tune:
+            scores = self.backend.evaluate_trained(server.make_payload)
+        else:
+            scores = self.backend.evaluate_received(r, server.make_eval_payload, server.global_model)
+        key = algorithm.evaluation_point, "test"
+        again = next((one.scores.loss for one in scores if (one.point, one.part) == key), None)
+        before = next((s[2] for _, point, s in self.store.scores("test", since=r) if point == key[0]), None)
+        if again is None or before is None:
+            return False
+        return np.allclose(again.cpu().numpy(), before, rtol=1e-4, equal_nan=True)
+
     def _save_models(self) -> None:
         """Write every client's model; before the last checkpoint, which says that this is done."""
-        models, buffers = self.backend.evaluated_models
+        models, buffers = self._models
         if self.folder and models:
             save_models(self.folder.models, models, buffers)
 
@@ -357,7 +401,7 @@ class RoundLoop:
             except Exception as error:  # a fault in a custom rule must not lose the run
                 notes.append(f"{name}: the effect of the mechanism could not be measured: {summarize_error(error)}")
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
-        models, buffers = self.backend.evaluated_models
+        models, buffers = self._models
         if is_finished:
             measured, more = self.uploads.measure(models, buffers)
             reports |= {step: {**reports.get(step, {}), **facts} for step, facts in measured.items()}

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithms.local import local
-from ..core.algorithm import Algorithm, ServerTraits, ServerUpdate, Storing
+from ..core.algorithm import Algorithm, ServerTraits, ServerUpdate, Storing, change
 from ..core.errors import DataError, RunError
 from ..core.own_code import is_reference, make_portable
 from ..core.params import Params
 from ..core.payload import Broadcast, Payload, ServerState
 from ..core.settings import RAY_DEFAULTS, UNDISTURBED, Settings
-from ..data import Federation, federation_from
+from ..data import Federation, federation_from, infer_schema
 from ..data.federated import rescale_target
 from ..data.tables.checks import TargetType
 from ..data.types import TargetScale
@@ -47,7 +47,8 @@ class NewcomerServer(ServerUpdate[Any], Storing):
         return replace(self.rule.traits, should_update=False)
 
     def init(self, w0: Params, n_clients: int) -> Any:
-        return self.rule.add_clients(self.trained_state, n_clients)
+        state = self.rule.add_clients(self.trained_state, n_clients)
+        return change(state, n_trained=torch.tensor(self.n_before))  # for rules that relate all clients
 
     def broadcast(self, state: Any, ids: Tensor) -> Broadcast:
         """Return the payload of `rule` for newcomers, without matrices, which would be about all clients."""
@@ -107,12 +108,24 @@ def personalize(
         raise DataError(
             f"the new clients' data do not fit the run: got the targets {', '.join(got)}, expected {', '.join(targets)}"
         )
+    _check_columns(clients, result)
     clients = _prepare_like_run(clients, result)
     if result.trained_server:
         return train_newcomers(result.trained_server, clients, result.config, rounds)
     wants_gpu = result.settings.execution.device != "cpu"
     config = {**result.config, "device": "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"}
     return train_newcomers(_load_trained_server(result, config, clients, algorithm, module), clients, config, rounds)
+
+
+def _check_columns(clients: Federation, result: Result) -> None:
+    """Refuse a table with other columns than those of the run, or in another order: inputs have no names."""
+    expected = None if result.inputs is None else result.inputs.schema
+    if expected is None or not expected.columns or clients.schema is None or not clients.schema.columns:
+        return
+    try:
+        expected.check(infer_schema(clients), "the new clients' table")
+    except DataError as error:
+        raise DataError(f"{error}; give the columns in the order of the run's table, with the same values") from error
 
 
 def _prepare_like_run(clients: Federation, result: Result) -> Federation:
@@ -132,13 +145,16 @@ def train_newcomers(
     A newcomer first receives the server's model for newcomers, then it trains like any other client. The server uses
     its uploads for this newcomer alone: payloads of other clients never change.
     """
-    before = {k: v for k, v in config.items() if k in Settings.flat_fields()}
+    fields = Settings.flat_fields()
+    before = {k: v for k, v in config.items() if k in fields}
     changed = {
         **UNDISTURBED,
         "rounds": rounds,
         "eval_every": rounds,
         "early_stopping": "off",
         "client_state": "memory",
+        # A schedule of the run's rounds has ended.
+        **{name: fields[name].default for name in ("lr_schedule", "lr_warmup", "lr_step_size", "lr_gamma")},
         # The few clients that join are trained in this process.
         **({"engine": "auto", **RAY_DEFAULTS} if before.get("engine") == "ray" else {}),
     }
@@ -198,7 +214,8 @@ def _load_trained_server(
             )
     method, module = algorithm or build_algorithm(config), module or rebuild_model({**config, **result.facts})
     trained_module = build_trained_module(method, module, clients, settings.seed)
-    context = make_run_context(method, clients, trained_module, settings)
+    # The newcomers are only an example of the data; there may be fewer of them than the run had attackers.
+    context = make_run_context(method, clients, trained_module, settings, excluded=())
     folder, n = RunFolder(result.folder), result.n_clients
     state = init_server(context.algorithm, context.task, n, settings.seed)
     size = count_row_bytes(context.algorithm, context.task, state)

@@ -1,8 +1,8 @@
 """The preparation of a run before its first round: method, model and server are made to fit each other."""
 
 import copy
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..core.losses import make_loss
 from ..core.optimizers import PLAIN, Adam, GradientDescent, Optimizer, Schedule
 from ..core.params import Params
 from ..core.payload import Broadcast, ServerState
-from ..core.selectors import AnyOf, BatchNorms
+from ..core.selectors import AnyOf, BatchNorms, Selector
 from ..core.settings import Settings
 from ..core.targets import KIND_WORDS
 from ..core.task import Task, trainable_params
@@ -44,13 +44,29 @@ PRETRAINED_RATES = {"lora": 1e-3, "head": 1e-3, "all": 5e-5}
 AnySettings = TypeVar("AnySettings", bound=FlatSchema)
 
 
+@dataclass(frozen=True)
+class WithNorms(Selector):
+    """The tensors that the method itself keeps on clients, and the BatchNorm layers that the user keeps there."""
+
+    own: Selector
+
+    def names(self, model: nn.Module) -> tuple[str, ...]:
+        return AnyOf((self.own, BatchNorms())).names(model)
+
+
+def find_own_names(algorithm: Algorithm, model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the tensors that the method itself keeps on clients, whatever the user keeps there."""
+    personal = algorithm.personal
+    return (personal.own if isinstance(personal, WithNorms) else personal).names(model)
+
+
 def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
     """Apply the user's settings for all methods alike: who trains, BatchNorm policies, limits of mixtures."""
     personal, server, optimizer = algorithm.personal, algorithm.server, make_optimizer(algorithm, settings)
     if find_policy(settings) == "harmless" and isinstance(server, Discardable):
         server = server.prepare_discards()
-    if settings.training.bn_affine == "local" and personal != BatchNorms():
-        personal = AnyOf((personal, BatchNorms()))
+    if settings.training.bn_affine == "local" and personal != BatchNorms() and not isinstance(personal, WithNorms):
+        personal = WithNorms(personal)
     return replace(
         algorithm,
         client=algorithm.client if optimizer == PLAIN else set_optimizer(algorithm.client, optimizer),
@@ -68,10 +84,20 @@ def _limit_mixtures(rule: ServerUpdate[Any], limits: MixtureLimits) -> ServerUpd
 
 
 def make_run_context(
-    algorithm: Algorithm, federation: Federation | FederationInfo, model: nn.Module, settings: Settings
+    algorithm: Algorithm,
+    federation: Federation | FederationInfo,
+    model: nn.Module,
+    settings: Settings,
+    *,
+    excluded: Sequence[int] | None = None,
 ) -> RunContext:
-    """Settle everything that all rounds of a run share."""
-    device, excluded = resolve_device(settings), find_excluded(settings, federation)
+    """Settle everything that all rounds of a run share.
+
+    `excluded` are the clients that are never evaluated, sorted; by default those that the settings exclude.
+    """
+    device = resolve_device(settings)
+    if excluded is None:
+        excluded = find_excluded(settings, federation)
     check_augmentation(federation, settings)
     algorithm = apply_settings(algorithm, settings)
     if isinstance(federation, Federation):

@@ -165,7 +165,8 @@ def test_a_node_with_bad_encrypted_shares_is_left_out(
 
 def make_session(nodes: int = 3, clip: float = 4.0) -> Session:
     return Session(
-        token="00", algorithm="fedavg", seed=0, model="m", round=1, number=[1, 1], bits=24, clip=clip, nodes=nodes,
+        token="00", algorithm="fedavg", seed=0, model="m", configuration="c" * 64, round=1, number=[1, 1], bits=24,
+        clip=clip, nodes=nodes,
         parts=[SessionPart(kind="train", round=1, digest="0" * 64)],
         blocks=[Block(part=0, what="upload", length=len(COUNTS) + 3)],
     )  # fmt: skip

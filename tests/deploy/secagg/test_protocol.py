@@ -52,7 +52,8 @@ MEMBERS = {
 
 def make_session(length: int = 40, **changes: Any) -> Session:
     values: dict[str, Any] = {
-        "token": "00", "algorithm": "fedavg", "seed": 0, "model": "m", "round": 3, "number": [1, 7],
+        "token": "00", "algorithm": "fedavg", "seed": 0, "model": "m", "configuration": "c" * 64,
+        "round": 3, "number": [1, 7],
         "bits": 24, "clip": 16.0, "nodes": 5,
         "parts": [SessionPart(kind="train", round=3, digest="0" * 64)],
         "blocks": [Block(part=0, what="upload", length=length)],

@@ -27,7 +27,7 @@ from fedattune.training.backends.message import WorkerMessage, join_messages
 from flower.certificates import write_node_keys
 
 W = torch.tensor([0.5, -1.25, 3.0])
-KEY = {"token": "00000000", "algorithm": "fedavg", "seed": 0, "model": "m"}
+KEY = {"token": "00000000", "algorithm": "fedavg", "seed": 0, "model": "m", "configuration": "c" * 64}
 
 
 class Federation:
@@ -41,7 +41,7 @@ class Federation:
         for i, config in enumerate(self.configs):
             (folder / f"state-{i}").mkdir()
             rules = read_rules(NodePolicy.read(config))
-            self.steps.append(SecureSteps(folder / f"state-{i}", rules, {"params": "samples"}, 24, 16.0))
+            self.steps.append(SecureSteps(folder / f"state-{i}", rules, {"params": "samples"}, 24, 16.0, "c" * 64))
         self.ids = [read_rules(NodePolicy.read(config)).id for config in self.configs]
         self.begin(3)
 
@@ -213,6 +213,14 @@ def test_work_that_is_not_the_session_s(change: dict[str, Any], text: str, feder
     work.head.update(change)
     with pytest.raises(SessionMismatchError, match=text):
         federation.collect(0, work)
+
+
+def test_a_session_of_another_run_configuration(federation: Federation) -> None:
+    """With a tiny learning rate for the others, a sum would be the upload of the one that got the real rate."""
+    federation.begin(4, configuration="d" * 64)
+    content = {"session": federation.session.model_dump(), "contributes": [True], "configuration": "d" * 64}
+    with pytest.raises(SessionMismatchError, match="of a run configuration that this node did not get"):
+        federation.ask("keys", 0, content)
 
 
 def test_messages_of_another_session(federation: Federation) -> None:

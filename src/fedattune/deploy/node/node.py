@@ -18,12 +18,13 @@ from torch import nn
 from ..._version import __version__
 from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError, RunError
-from ...core.io import clean_file_name, flatten_tree
+from ...core.io import clean_file_name, flatten_tree, write_text
 from ...core.params import Params
 from ...data import infer_schema, load_node
-from ...data.client_index import PARTS
+from ...data.client_index import PARTS, hash_clients
 from ...data.federated import renumber_clients
 from ...data.input_spec import make_input_card
+from ...data.on_disk import hash_samples
 from ...models.files import fill_model, get_kind, make_zero_inputs, rebuild_model, save_model, wrap_model
 from ...runs.rows import load_rows
 from ...training.backends.local import LocalBackend
@@ -45,6 +46,9 @@ TASKS = ("train", "evaluate")
 
 ORDER_KEYS = {"ids", "cohort", "dropouts", "resting", "pending"}
 """Lists of clients in the head of a message."""
+
+
+CHANGED = "the data changed since the run began"
 
 
 class NodeRuntime:
@@ -137,7 +141,8 @@ class NodeRuntime:
             if is_secure:
                 sums = find_weightings(name, self.plan.algorithms[name], self.plan.settings(seed))
                 rules = read_rules(self.policy)
-                steps = SecureSteps(state.folder, rules, sums, options.secure_bits, options.secure_clip)
+                bits, clip = options.secure_bits, options.secure_clip
+                steps = SecureSteps(state.folder, rules, sums, bits, clip, self.plan.digest)
                 reply = steps.answer(message, lambda inner: self._work(inner, state))
             else:
                 _, reply = self._work(message, state)
@@ -168,6 +173,7 @@ class NodeRuntime:
                 "draw the same numbers"
             )
         backend = self._open_backend(algorithm, module, head)
+        self._check_rows(state.folder.parents[1])  # the run's folder, for all of its methods and seeds
         check_orders(parts, backend.client_ids.tolist())
         names = {number: client for client, number in head["clients"].items()}
         last = max(head["last"])
@@ -194,7 +200,7 @@ class NodeRuntime:
         if missing or len(numbers) != self.federation.n_clients:
             raise RunError(
                 f"the node's clients are {', '.join(self.federation.names)}, and the server expects "
-                f"{', '.join(numbers)}: the data changed since the run began"
+                f"{', '.join(numbers)}: {CHANGED}"
             )
         members = np.array([numbers[name] for name in self.federation.names])
         order = members.argsort()
@@ -204,6 +210,26 @@ class NodeRuntime:
         data = renumber_clients(mine, members[order], int(head["n_clients"]))
         settings = self.plan.settings(head["seed"]).replace(client_state="memory")
         return open_backend(algorithm, data, module, settings, members.tolist(), is_one_message=True)
+
+    def _check_rows(self, folder: Path) -> None:
+        """Check that rows and parts are those of the run's first message: a test row must never become a training row.
+
+        Parts are drawn by the positions of rows, so the same rows in another order have other parts of equal sizes.
+        """
+        data = self.federation
+        # Of one table, the rows before each client scaled its numbers: rounding may differ on another machine.
+        rows = data.source or hash_samples(data.x, data.y.cpu().numpy())
+        digest = hash_clients({"rows": rows}, {}, data.index)
+        file = folder / "data.sha256"
+        if not file.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(file, f"{digest}\n")
+        elif file.read_text(encoding="utf-8").strip() != digest:
+            raise RunError(
+                f"the rows in {self.config['data']}, or their split into train, validation and test, are not those of "
+                f"the run's first message, whose SHA-256 is in {file}: {CHANGED}; bring the same rows back in the same "
+                "order, or ask the server's operators for a run in a new run-folder"
+            )
 
     def _count_spending(self, backend: LocalBackend, folder: Path, parts: Sequence[WorkerMessage]) -> None:
         """Count trainings, and fine-tunings where rows are private: each of them spends epsilon of the node's rows.

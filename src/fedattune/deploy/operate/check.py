@@ -9,6 +9,7 @@ import ssl
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -32,10 +33,20 @@ from ...data import Schema
 from ...data.node import find_node_problems
 from ...experiments.config import Experiment
 from .. import FLOWER_VERSIONS, check_flower_version
-from ..config import DeploymentPlan
+from ..config import DeploymentOptions, DeploymentPlan
 from ..node.files import find_base, find_state, read_node_file
 from ..node.policy import OTHER_KEYS, NodePolicy
-from .kit import APP_FILE, CONFIG_KEYS, find_run_config, list_nodes, read_app, read_port
+from .kit import (
+    APP_FILE,
+    CONFIG_KEYS,
+    SERVER_APP,
+    find_run_config,
+    find_server_app,
+    keep_loopback_direct,
+    list_nodes,
+    read_app,
+    read_port,
+)
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -128,12 +139,20 @@ def check_node(
 def _check_run(app: dict[str, Any]) -> Iterator[Finding]:
     try:
         config = find_run_config(app, Path(APP_FILE))
-        if not config:
-            yield broken("configuration", f"no table [{'.'.join(CONFIG_KEYS)}] in {APP_FILE}", "write the folder anew")
-            return
-        plan = DeploymentPlan(config)
     except FedAttuneError as error:
         yield broken("configuration", str(error), f"fix {APP_FILE}")
+        return
+    if not config:
+        yield broken("configuration", f"no table [{'.'.join(CONFIG_KEYS)}] in {APP_FILE}", "write the folder anew")
+        return
+    try:
+        plan = DeploymentPlan(config)
+    except FedAttuneError as error:
+        if (server := find_server_app(app)) in ("", SERVER_APP):
+            yield broken("configuration", str(error), f"fix {APP_FILE}")
+        else:  # such as a custom method, which only the operators' app knows
+            found = f"was not checked with {server}, and FedAttune alone says: {error}"
+            yield note("configuration", found, f"see that {server} has what is missing, or fix {APP_FILE}")
     else:
         yield from plan.describe()
 
@@ -249,10 +268,10 @@ def _check_keys(folder: Path, app: dict[str, Any], n_registered: int) -> Iterato
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-    try:
-        n_nodes = DeploymentPlan(find_run_config(app, Path(APP_FILE))).deployment.nodes
-    except FedAttuneError:  # another finding
-        n_nodes = None
+    n_nodes: int | None = None
+    with suppress(FedAttuneError):  # another finding, as is a number that is none
+        found = find_run_config(app, Path(APP_FILE)).get("nodes", DeploymentOptions.model_fields["nodes"].default)
+        n_nodes = found if isinstance(found, int) else None
     files = sorted(folder.glob("*.pub"))
     n_known = max(n_registered, sum(file.is_file() for file in files))
     if files and n_nodes is not None and n_known < n_nodes:
@@ -451,7 +470,7 @@ def _check_authority(file: Path) -> Iterator[Finding]:
 
 
 def _ask_server(superlink: str, authority: Path) -> tuple[datetime | None, datetime, float, float]:
-    """Connect as the node does: TCP, and TLS that trusts the authority alone.
+    """Connect as the node does: TCP, by the company's proxy if there is one, and TLS that trusts the authority alone.
 
     Returns:
         The server's clock in whole seconds, if it tells it; the end of its certificate; and this machine's clock when
@@ -461,10 +480,9 @@ def _ask_server(superlink: str, authority: Path) -> tuple[datetime | None, datet
 
     context = ssl.create_default_context(cafile=str(authority))
     sent = time.time()
-    with (
-        httpx.Client(verify=context, timeout=TIMEOUT_S, trust_env=False) as client,
-        client.stream("GET", f"https://{superlink}/") as answer,
-    ):
+    with keep_loopback_direct():
+        client = httpx.Client(verify=context, timeout=TIMEOUT_S)
+    with client, client.stream("GET", f"https://{superlink}/") as answer:
         received = time.time()
         certificate = answer.extensions["network_stream"].get_extra_info("ssl_object").getpeercert()
         date = parsedate_to_datetime(answer.headers["date"]) if "date" in answer.headers else None

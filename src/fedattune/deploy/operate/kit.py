@@ -28,6 +28,9 @@ APP_FILE = "app/pyproject.toml"
 CONFIG_KEYS = ("tool", "flwr", "app", "config")
 """Keys on the way to the configuration of the run in the Flower app."""
 
+SERVER_APP = "fedattune.deploy.server.server_app:app"
+"""The server's component of a Flower app without methods of one's own."""
+
 SCRIPTS = ("common", "certificates", "superlink", "register", "node", "run", "flwr", "nodes")
 SERVICES = ("superlink", "superexec", "proxy", "node@")
 TEMPLATES = {
@@ -52,7 +55,7 @@ def write_kit(
     node_port: int = 9100,
     name: str = "fedattune-app",
     results: str = "runs",
-    server_app: str = "fedattune.deploy.server.server_app:app",
+    server_app: str = SERVER_APP,
     client_app: str = "fedattune.deploy.node.client_app:app",
 ) -> list[Path]:
     """Write a deployment into a folder; return its files, which are never overwritten.
@@ -191,6 +194,14 @@ def find_run_config(app: Mapping[str, Any], file: Path) -> dict[str, Any]:
     return dict(found)
 
 
+def find_server_app(app: Mapping[str, Any]) -> str:
+    """Find the server's component of a Flower app, such as `yours:server`; empty if there is none."""
+    found: Any = app
+    for key in (*CONFIG_KEYS[:-1], "components", "serverapp"):
+        found = found.get(key, "") if isinstance(found, dict) else ""
+    return str(found)
+
+
 class KnownNode(NamedTuple):
     """A node of the SuperLink: Flower's number, its name if it has one, and its status since a time, if that is known.
 
@@ -215,6 +226,23 @@ def read_port(folder: Path) -> int:
 
 
 @contextmanager
+def keep_loopback_direct() -> Iterator[None]:
+    """Let HTTP clients that are made meanwhile call loopback without the company's proxy, as `common.sh` does."""
+    before = {name: os.environ.get(name) for name in ("no_proxy", "NO_PROXY")}
+    company = before["no_proxy"] or before["NO_PROXY"]
+    hosts = ",".join(filter(None, ("127.0.0.1", "localhost", company)))
+    os.environ.update(dict.fromkeys(before, hosts))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
 def _open_control(folder: Path) -> Iterator[Any]:
     """Open Flower's client for the SuperLink of a deployment; raise `RunError` if it does not answer."""
     import httpx
@@ -222,9 +250,10 @@ def _open_control(folder: Path) -> Iterator[Any]:
 
     address, authority = f"127.0.0.1:{read_port(folder)}", folder / "certificates" / "ca.crt"
     try:
-        client = ControlHttpClient.from_server_address(
-            server_address=address, insecure=False, root_certificates=authority.read_bytes(), interceptors=[]
-        )
+        with keep_loopback_direct():
+            client = ControlHttpClient.from_server_address(
+                server_address=address, insecure=False, root_certificates=authority.read_bytes(), interceptors=[]
+            )
     except OSError as error:
         raise RunError(f"{authority}: {error.strerror or error}; run ./certificates.sh first") from error
     try:

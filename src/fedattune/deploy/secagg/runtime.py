@@ -64,11 +64,24 @@ def read_rules(policy: NodePolicy) -> SumRules:
 
 
 class SecureSteps:
-    """The steps of the sessions of one method and seed, at one node."""
+    """The steps of the sessions of one method and seed, at one node.
 
-    def __init__(self, folder: Path, rules: SumRules, sums: Mapping[str, SumWeighting], bits: int, clip: float) -> None:
+    Args:
+        configuration: digest of the run configuration that the node got. With another learning rate, for instance, the
+            others could be made to add nothing to a sum.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rules: SumRules,
+        sums: Mapping[str, SumWeighting],
+        bits: int,
+        clip: float,
+        configuration: str,
+    ) -> None:
         self._folder, self._rules, self._sums = folder, rules, sums
-        self._bits, self._clip = bits, clip
+        self._bits, self._clip, self._configuration = bits, clip, configuration
 
     def answer(self, message: WorkerMessage, work: Work) -> WorkerMessage:
         """Answer one step. Any error ends the session at this node, and its secrets are deleted."""
@@ -108,9 +121,14 @@ class SecureSteps:
 
     def _begin(self, head: Mapping[str, Any]) -> dict[str, Any]:
         session = Session.read(head.get("session"))
-        for key in ("token", "algorithm", "seed", "round", "model", "number"):
+        for key in ("token", "algorithm", "seed", "round", "model", "configuration", "number"):
             if getattr(session, key) != head.get(key):
                 raise SessionMismatchError(f"the session has another {key} than its message")
+        if session.configuration != self._configuration:
+            raise SessionMismatchError(
+                "the session is of a run configuration that this node did not get; the server must give all nodes the "
+                "same"
+            )
         if (session.bits, session.clip) != (self._bits, self._clip):
             raise SessionMismatchError("the session rounds otherwise than the run's configuration says")
         if session.nodes > len(self._rules.roster):
@@ -129,7 +147,7 @@ class SecureSteps:
         """Train and evaluate, and sum the numbers of the node's own clients."""
         session = state.session
         inner = WorkerMessage(dict(message.head["inner"]), message.tensors)
-        for key in ("token", "algorithm", "seed", "model"):
+        for key in ("token", "algorithm", "seed", "model", "configuration"):
             if inner.head.get(key) != getattr(session, key):
                 raise SessionMismatchError(f"the work has another {key} than the session")
         orders = split_message(inner)

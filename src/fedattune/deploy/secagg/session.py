@@ -70,6 +70,7 @@ class Session(_Part):
     algorithm: Text
     seed: int
     model: Text
+    configuration: Digest
     round: int
     number: list[int]
     modulus: Literal[64] = 64

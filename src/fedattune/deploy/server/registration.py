@@ -182,8 +182,8 @@ def _describe_improper(name: object, error: ValidationError | TypeError) -> str:
 HELLO_TIMEOUT_S = 60.0
 """Seconds that an unknown node has to introduce itself."""
 
-SILENCE_S = 600.0
-"""Seconds after which the server asks a silent node again."""
+SILENCE_S, RETURN_SILENCE_S = 600.0, 120.0
+"""Seconds after which the server asks a silent node again; the second for a node of the federation that came back."""
 
 
 class RegisteredNode(NamedTuple):
@@ -226,9 +226,10 @@ class NodeRegistry:
         # Flower's number of a node that waits to join -> its introduction.
         self._newcomers: dict[int, Hello] = {}
         self._index: dict[int, int] = {}  # Flower's number of a node -> its index in `nodes`
+        self._away: set[int] = set()  # numbers in `_index` that went offline, and have not introduced themselves again
         # Numbers of nodes that are not asked, and for each the nodes that have its place.
         self._foreign: dict[int, set[int]] = {}
-        self._silent: dict[int, float] = {}  # number -> when the node failed to introduce itself
+        self._silent: dict[int, float] = {}  # number of a node that failed to introduce itself -> when to ask it again
 
     def _number_clients(self) -> None:
         """Number the clients: first those of the founders, then those of each node that joined."""
@@ -281,6 +282,7 @@ class NodeRegistry:
         newcomers, self._newcomers = self._newcomers, {}
         for number, hello in newcomers.items():
             self._index[number] = len(self.hellos)
+            self._away.discard(number)
             self.hellos.append(hello)
         self._number_clients()
         self.attempt += 1
@@ -342,25 +344,29 @@ class NodeRegistry:
         return numbers
 
     def _locate(self, grid: NodeGrid, online: set[int]) -> dict[int, int]:
-        # A node that comes back may have other data, and the node in its place may have left.
+        # A node that comes back may have other data or another version, and the node in its place may have left.
+        stayed = online - grid.take_left()
+        self._away |= self._index.keys() - stayed
         self._foreign = {
             number: rivals
             for number, rivals in self._foreign.items()
-            if number in online and (not rivals or rivals & online)
+            if number in stayed and (not rivals or rivals & online)
         }
-        self._newcomers = {number: hello for number, hello in self._newcomers.items() if number in online}
-        resting = {number for number, since in self._silent.items() if time.monotonic() - since < SILENCE_S}
-        new = online - self._index.keys() - self._foreign.keys() - self._newcomers.keys() - resting
+        self._newcomers = {number: hello for number, hello in self._newcomers.items() if number in stayed}
+        resting = {number for number, end in self._silent.items() if time.monotonic() < end}
+        known = self._index.keys() - self._away
+        new = online - known - self._foreign.keys() - self._newcomers.keys() - resting
         timeout = min(HELLO_TIMEOUT_S, self.deployment.round_timeout)
         for number, hello in (ask_hello(grid, new, timeout) if new else {}).items():
             if not isinstance(hello, Hello):
-                self._silent[number] = time.monotonic()
-                grid.log(f"{hello}; the server does not ask this node for {SILENCE_S / 60:g} minutes")
+                silence = RETURN_SILENCE_S if number in self._index else SILENCE_S
+                self._silent[number] = time.monotonic() + silence
+                grid.log(f"{hello}; the server does not ask this node for {silence / 60:g} minutes")
                 continue
             try:
                 note = check_versions(__version__, hello.fedattune, hello.label)
             except RunError as error:
-                self._silent[number] = time.monotonic()
+                self._silent[number] = time.monotonic() + SILENCE_S
                 grid.log(f"{error}; the server does not ask this node")
                 continue
             if note:
@@ -368,14 +374,15 @@ class NodeRegistry:
             names = {one.name for one in hello.clients}
             index = next((i for i, node in enumerate(self.nodes) if node.clients.keys() == names), None)
             places = [other for other, its in self._index.items() if its == index]
-            rivals = online.intersection(places)
+            rivals = online.intersection(places) - {number}
             if index is not None and not rivals:
-                if places and places[0] != number:
+                if places and number not in places:
                     grid.log(
                         f"{hello.label} came back with another key (Flower's number {places[0]} before, {number} now); "
                         "if its operator did not change the key, another node has its name: ./nodes.sh lists the nodes"
                     )
                 self._index = {other: its for other, its in self._index.items() if its != index} | {number: index}
+                self._away.discard(number)
                 # Another version may be there now.
                 self.hellos[index] = self.hellos[index].model_copy(update={"fedattune": hello.fedattune})
                 continue
@@ -387,7 +394,7 @@ class NodeRegistry:
                 continue
             self._foreign[number] = rivals
             grid.log(obstacle)
-        return {self._index[number]: number for number in sorted(online & self._index.keys())}
+        return {self._index[number]: number for number in sorted(online & self._index.keys() - self._away)}
 
     def _find_obstacle(self, hello: Hello) -> str:
         """Return why a node that is not of this federation cannot join it; an empty text if it can."""

@@ -122,6 +122,11 @@ class _Server:
         registry.takes_newcomers = len(self.plan.algorithms) * len(self.plan.seeds) == 1
         self.registry = registry
         self._begin_federation()
+        # Runs of another configuration refuse this one here, before it takes the place of theirs in experiment.yaml.
+        for name, algorithm in self.plan.algorithms.items():
+            for seed in self.plan.seeds:
+                if RunFolder(self._find_run(name, seed)).config.exists():
+                    self._open_folder(name, algorithm, seed)
         # From this file, `fedattune watch` knows the methods that have not begun.
         write_text(self.folder / EXPERIMENT_FILE, self.plan.experiment.to_yaml())
         seal_experiment(self.folder)
@@ -194,12 +199,15 @@ class _Server:
             return False
         return True
 
+    def _find_run(self, name: str, seed: int) -> Path:
+        return self.folder / name / f"seed-{seed}"
+
     def _open_folder(self, name: str, algorithm: Algorithm, seed: int) -> tuple[RunFolder, dict[str, Any]]:
         """Open the folder of a method with a seed, and return it with the run's config.
 
         Nodes may have joined the federation since the folder was made.
         """
-        settings, path, splits = self.plan.settings(seed), self.folder / name / f"seed-{seed}", self.registry.splits
+        settings, path, splits = self.plan.settings(seed), self._find_run(name, seed), self.registry.splits
         settings.participation.cohort_size(self.registry.info.n_clients)
         check_device(settings)
         check_clients(settings, self.registry.info)
@@ -229,7 +237,8 @@ class _Server:
     ) -> tuple[RoundLoop, NodeTransport]:
         """Prepare the first round, or the round after the last checkpoint."""
         module = build_initial_model(algorithm, self._make_card(name, seed))
-        key = {"token": self.token, "algorithm": name, "seed": seed, "model": hash_model(module)}
+        about = {"model": hash_model(module), "configuration": self.plan.digest}
+        key = {"token": self.token, "algorithm": name, "seed": seed, **about}
         transports: list[NodeTransport] = []
 
         def make_backend(context: RunContext, make_payload: PayloadFactory) -> NodeBackend:

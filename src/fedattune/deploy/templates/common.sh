@@ -15,11 +15,23 @@
 flower="python3 -m fedattune.deploy.operate.programs"
 
 export FEDATTUNE_POLL FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+# A company's proxy must not get the calls on loopback. Programs read no_proxy before NO_PROXY, or only one of the two.
+no_proxy=${no_proxy:-${NO_PROXY-}}
+no_proxy="127.0.0.1,localhost${no_proxy:+,$no_proxy}"
+NO_PROXY=$no_proxy
+export NO_PROXY no_proxy
 umask 077
 
 fail() {
     echo "$0: $*" >&2
     exit 1
+}
+
+# Refuse a node's name that ./nodes.sh could not find in its list, whose columns are words: check_name NAME ADVICE
+check_name() {
+    case $1 in
+        *[!A-Za-z0-9._-]* | "") fail "the name '$1' has other characters than letters, digits, ., _ and -; $2" ;;
+    esac
 }
 
 # The status of the public key in a file, such as online or removed, in the list of `fedattune deploy nodes`; empty if it

@@ -19,9 +19,7 @@ status_of() {
 }
 
 register() {
-    case $2 in
-        *[!A-Za-z0-9._-]* | "") fail "the name $2 has other characters than letters, digits, ., _ and -" ;;
-    esac
+    check_name "$2" "choose another name"
     test -e "$1" || fail "no file $1; the node's operator makes it by ./certificates.sh key N"
     answer=$(./flwr.sh supernode register "$1" --name "$2" 2>&1) && return
     case $answer in

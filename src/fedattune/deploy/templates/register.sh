@@ -10,6 +10,7 @@ nodes=
 for key in keys/*.pub; do
     test -e "$key" || fail "no public key in keys/"
     name=$(basename "$key" .pub)
+    check_name "$name" "rename $key"
     status=registered
     while ! answer=$(./flwr.sh supernode register "$key" --name "$name" 2>&1); do
         case $answer in

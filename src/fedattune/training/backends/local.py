@@ -1,13 +1,14 @@
 """The backend of clients in this process: their data, their state, and the engine that trains and evaluates them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...client import list_correction_entries
+from ...client import list_correction_entries, trains_parts
 from ...core.algorithm import StepMeasuring
 from ...core.effect import Effect
 from ...core.faults import Fault
@@ -28,7 +29,7 @@ from ..clients.evaluation import MODEL_CHUNK_BYTES, ClientModels, LocalEvaluatio
 from ..clients.record_privacy import RecordPlan
 from ..clients.state import ClientStates, KeptModels, PayloadFactory
 from ..effects import MEASURED_SAMPLES, measure_module, measure_training
-from ..setup import make_schedule, resolve_weight_decay
+from ..setup import find_own_names, make_schedule, resolve_weight_decay
 from ..uploads.pipeline import make_client_steps
 from ..uploads.step import RoundUploads, StepContext
 from .base import CHOICE_KEY, Backend, BackendTraits, TrainReply, TrainRequest, find_rows
@@ -284,7 +285,8 @@ class LocalBackend(Backend):
             kept, every = states.sent, torch.ones_like(ids, dtype=torch.bool)
             payload = make_payload(ids) if kept is None else kept.rows(states.rows_of(ids))
             inputs = states.training_inputs(ids, payload, every, every if kept is None else None)
-            training = self.plan_training(r + 1, Stream.TRAINING)
+            # At the rate of the last round: a schedule may have ended at a rate of zero.
+            training = _stay_at_rate(self.plan_training(r + 1, Stream.TRAINING), r)
             engine = self._make_engine(steps=self._steps_per_round, cohort_size=len(ids))  # for one round
             effects = measure_training(rule, engine, ids, inputs, training)
         if isinstance(module := self.engine.task.model, MethodModule):
@@ -306,6 +308,9 @@ class LocalBackend(Backend):
         privacy = None
         if plan:
             privacy = plan.fine_tuning() if stream == Stream.FINE_TUNING else plan.training()
+        personal = tuple(self.client_states.personal)
+        if stream == Stream.FINE_TUNING or trains_parts(self.context.algorithm.client):
+            personal = find_own_names(self.context.algorithm, self.context.task.model)
         return LocalTraining(
             seed=settings.seed,
             stream=stream,
@@ -315,12 +320,12 @@ class LocalBackend(Backend):
             steps=settings.training.local_steps,
             epochs=settings.training.epochs,
             weight_decay=resolve_weight_decay(self.context.algorithm, settings),
-            # Fine-tuning and joining come after training, when a schedule may have ended at a rate of zero.
+            # Fine-tuning comes after training, when a schedule may have ended at a rate of zero.
             schedule=make_schedule(settings) if stream == Stream.TRAINING else None,
             max_grad_norm=settings.training.max_grad_norm,
             drop_last=self.context.task.has_batch_statistics,
             cohort_size=settings.participation.cohort_size(self.context.n_clients),
-            personal_names=tuple(self.client_states.personal),
+            personal_names=personal,
             augment=settings.training.augmentations,
             privacy=privacy,
         )
@@ -345,3 +350,11 @@ class LocalBackend(Backend):
             self._kept_for_choice.load_state_tree(tree[CHOICE_KEY])
         elif self._kept_for_choice.params:  # rounds before the checkpoint are not known
             self._kept_for_choice = KeptModels(Params(), Params(), self._kept_for_choice.is_kept)
+
+
+def _stay_at_rate(training: LocalTraining, r: int) -> LocalTraining:
+    """Return the training with the constant rate that the schedule gives for round r."""
+    if training.schedule is None:
+        return training
+    factor = training.schedule.factor(torch.tensor(float(r), dtype=torch.float64))
+    return replace(training, lr=training.lr * float(factor), schedule=None)

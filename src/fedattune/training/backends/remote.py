@@ -144,6 +144,7 @@ class RemoteBackend(Backend):
         return self._trained_scores
 
     def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
+        self._evaluated_models = None
         (outcome,) = self.send(self.make_evaluation(r, make_payload, w))
         return self.merge_scores(outcome.replies)
 

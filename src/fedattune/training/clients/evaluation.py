@@ -12,6 +12,7 @@ from ...client import SGD, PartSGD, find_optimizer, find_resting_model
 from ...core.algorithm import Algorithm, FineTune
 from ...core.params import Params, concatenate
 from ...core.payload import Payload
+from ...core.selectors import BatchNorms
 from ...data import Federation
 from ...engine.base import EVALUATED_PARTS, ClientInputs, ClientOutputs, Engine, EvalPart, Scores
 from ...engine.batches import LocalTraining
@@ -175,6 +176,8 @@ class LocalEvaluation:
         scores = next((one.scores for one in received_scores if one.part == "test"), None)
         if w is None or scores is None or (personal and not (network and network.generic)):
             return []
+        if not set(personal).isdisjoint(BatchNorms().names(self.engine.task.model)):
+            return []  # what is personal would be zero, and a BatchNorm layer of zeros gives nothing on
         first = personal.rows(0)
         whole = Params({k: w[k] if k in w else torch.zeros_like(first[k]) for k in self.client_states.names})
         # If all clients received one model, and there are no buffers, `received_scores` has its scores already.
