@@ -2,15 +2,19 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from crafted import ALL, EARLY, LABELS, LATE, SAME, compared, craft
 from fedattune import read_runs
-from fedattune.analysis.mixing.explain import RunExplanation
+from fedattune.analysis.mixing.explain import ClientGain, ClientSummary, RunExplanation
+from fedattune.analysis.output.tables import make_console
 from fedattune.cli import main
+from fedattune.cli.explain import print_clients
 from fedattune.core.effect import ONE_MIXTURE, OWN_MODEL
+from fedattune.core.metrics import METRICS
 
 Said = pytest.CaptureFixture[str]
 
@@ -179,3 +183,35 @@ def test_files_of_the_run_are_not_written_over(tmp_path: Path, capsys: Said) -> 
     explained(capsys, tmp_path, "--json", tmp_path / "said.json")
     explained(capsys, tmp_path, "--json", tmp_path / "said.json")  # its own it may
     assert "holds no run" in refused(capsys, tmp_path / "local")
+
+
+def summarize(k: int, *, points: float | None) -> ClientSummary:
+    gain = None if points is None else ClientGain(points, 0.0021, 0.0021 - points, 5, None, {}, 0.5 * abs(points))
+    return ClientSummary(f"c{k}", 10, 5, 0.0021 - (points or 0.0), gain, None, None)
+
+
+def explain_clients(clients: list[ClientSummary], capsys: Said) -> str:
+    mixing = SimpleNamespace(has_mixtures=False, components=[], clusters=None)
+    explanation = SimpleNamespace(
+        clients=clients, gain_note=None, method="m", metric=METRICS["rmse"], mixing=mixing, decisions=None
+    )
+    print_clients(explanation, make_console())  # type: ignore[arg-type]
+    return capsys.readouterr().out
+
+
+def test_numbers_of_a_small_target_are_shown(capsys: Said) -> None:
+    text = explain_clients([summarize(0, points=0.0004), summarize(1, points=None)], capsys)
+    assert cells(text, "c0") == ["c0", "10", "5", "0.0021", "0.0017", "+0.0004 ±0.0002"]
+    assert cells(text, "c1") == ["c1", "10", "5", "-", "0.0021", "-"]
+
+
+@pytest.mark.parametrize(
+    ("n_gains", "said"),
+    [
+        (59, "The table shows the first 60 clients, of 70 in all"),
+        (60, "shows the 30 clients that lose most or gain least, and the 30 clients that gain most, of 70 in all"),
+    ],
+)
+def test_it_says_which_clients_the_table_shows(n_gains: int, said: str, capsys: Said) -> None:
+    text = explain_clients([summarize(k, points=0.001 * k if k < n_gains else None) for k in range(70)], capsys)
+    assert said in " ".join(text.split())

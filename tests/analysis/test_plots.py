@@ -17,6 +17,7 @@ from fedattune.analysis.output.plots import (
     plot_curves,
     plot_heatmap,
     plot_traffic,
+    save_figure,
     use_style,
 )
 from fedattune.cli import main
@@ -194,3 +195,14 @@ def test_one_outlier_does_not_wash_out_the_heat_map() -> None:
     colours = norm(np.ma.masked_invalid([0.0, 0.0025, 0.005, 0.95, np.nan]))
     assert colours[:4].tolist() == pytest.approx([0, 0.375, 0.75, 1])
     assert colours.mask.tolist() == [False] * 4 + [True]
+
+
+def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
+    names = ["$under_5_{$", "$5 to $10", r"$\frac$", "d"]
+    clients = [{"id": name, "n_train": 9, "n_validation": 0, "n_test": 10} for name in names]
+    craft(tmp_path, "m", {1: (1, 1, 1, 1)}, mixing={1: (ALL, ALL, {"fc": LATE})}, facts={"clients": clients})
+    with use_style():
+        figure = plot_heatmap(MixingAnalysis(read_runs([tmp_path]).results[0])).figure
+    save_figure(figure, tmp_path / "f.svg")
+    text = (tmp_path / "f.svg").read_text()
+    assert all(f">{name}</text>" in text for name in names)

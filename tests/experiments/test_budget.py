@@ -65,6 +65,9 @@ def test_times_are_read_and_written() -> None:
     [
         ({}, "300s"),
         ({"seed": 3, "device": "cpu", "model": "dnn", "metric": "auc"}, "300s"),
+        ({"eval_clients": 3}, "300s"),
+        ({"eval_every": 1}, "300s"),
+        ({"held_out": 1, "join_rounds": 3}, "300s"),
         ({"rounds": 5}, "off"),
         ({"tune": 2}, "off"),
         ({"dp_client": 3.0}, "off"),
@@ -357,6 +360,17 @@ def test_a_federation_made_in_python_has_one_split() -> None:
     found = fedattune.compare(fedattune.federation_from(clients), ["fedavg"], rounds=3, budget="2s")
     assert {run.split for run in found.results} == {0}
     assert {row.algorithm for row in found.rows} >= {"local", "fedavg", "majority", "logistic alone"}
+
+
+def test_what_is_evaluated_may_be_told(cli: Cli, work: Path, few_splits: None) -> None:
+    """The pilot of 3 rounds, too, runs with an interval above its rounds."""
+    write_wards(work / "t.csv")
+    words = ("--eval-every", "4", "--eval-clients", "5", "--held-out", "1", "--join-rounds", "2")
+    done = cli(*TABLE, "--algorithms", "local,fedavg", "--budget", "3s", "--model", "mlr", *words)
+    assert done.code == 0, done.err
+    for run in read_runs([work / "run"]).results:
+        assert [run.config[name] for name in ("eval_every", "eval_clients", "held_out", "join_rounds")] == [4, 5, 1, 2]
+        assert run.rounds >= budgets.MIN_ROUNDS
 
 
 def test_a_method_that_always_diverges_is_a_finding(cli: Cli, work: Path, few_splits: None) -> None:

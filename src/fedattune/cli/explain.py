@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..analysis.mixing import ComponentSummary, ComponentTrace, LabelAgreement, MixtureShares
     from ..analysis.mixing.explain import ClientGain, ClientSummary, RunExplanation
+    from ..core.metrics import Metric
 
 MAX_SHOWN_CLIENTS = 60
 """Clients in the table; of more, those at both ends."""
@@ -187,19 +188,24 @@ def print_clients(explanation: "RunExplanation", console: "Console") -> dict[str
 
 def _print_clients_table(explanation: "RunExplanation", console: "Console") -> None:
     has_gains = explanation.gain_note is None and explanation.method != "local"
-    unit = " %" if explanation.metric.is_percent else f" {explanation.metric.label}"
-    shown_clients = _pick_clients(explanation.clients)
+    metric = explanation.metric
+    unit = " %" if metric.is_percent else f" {metric.label}"
+    shown_clients, which = _pick_clients(explanation.clients)
+
+    def show(value: float) -> str:
+        return f"{value:.2f}" if metric.is_percent else format_number(value)
+
     columns: AnyColumns = {
         "client": lambda one: one.client,
         "train": lambda one: f"{one.n_train:,}",
         "test": lambda one: f"{one.n_test:,}",
     }
     if has_gains:
-        columns[f"local{unit}"] = lambda one: f"{one.gain.local:.2f}" if one.gain else "-"
-    columns[f"{explanation.method}{unit}"] = lambda one: "-" if one.value is None else f"{one.value:.2f}"
+        columns[f"local{unit}"] = lambda one: show(one.gain.local) if one.gain else "-"
+    columns[f"{explanation.method}{unit}"] = lambda one: "-" if one.value is None else show(one.value)
     if has_gains:
-        columns["gain"] = lambda one: _format_gain(one.gain)
-        if explanation.metric.name == "accuracy":
+        columns["gain"] = lambda one: _format_gain(one.gain, metric)
+        if metric.name == "accuracy":
             columns["samples"] = lambda one: (
                 f"{one.gain.samples:+.1f}" if one.gain and one.gain.samples is not None else "-"
             )
@@ -211,19 +217,19 @@ def _print_clients_table(explanation: "RunExplanation", console: "Console") -> N
         columns |= _agreement_columns(explanation.clients)
     print_whole(fill_table(shown_clients, columns, ("client", "most from")), console)
     if len(shown_clients) < len(explanation.clients):
-        half, which = MAX_SHOWN_CLIENTS // 2, f"the first {MAX_SHOWN_CLIENTS} clients"
-        if has_gains:
-            which = f"the {half} clients that lose most or gain least, and the {half} clients that gain most"
         console.print(f"The table shows {which}, of {len(explanation.clients):,} in all; --json gives all.")
 
 
-def _pick_clients(clients: "list[ClientSummary]") -> "list[ClientSummary]":
-    """Pick the clients of the table: all, or those at both ends, or the first."""
+def _pick_clients(clients: "list[ClientSummary]") -> "tuple[list[ClientSummary], str]":
+    """Pick the clients of the table, and say which: all, or those at both ends, or the first."""
     if len(clients) <= MAX_SHOWN_CLIENTS:
-        return clients
+        return clients, "all clients"
     half = MAX_SHOWN_CLIENTS // 2
     gaining = sorted((one for one in clients if one.gain), key=lambda one: one.gain.points if one.gain else 0.0)
-    return [*gaining[:half], *gaining[-half:]] if len(gaining) >= 2 * half else clients[: 2 * half]
+    if len(gaining) < 2 * half:  # too few for two ends
+        return clients[: 2 * half], f"the first {2 * half} clients"
+    which = f"the {half} clients that lose most or gain least, and the {half} clients that gain most"
+    return [*gaining[:half], *gaining[-half:]], which
 
 
 def _describe_clusters(explanation: "RunExplanation") -> list[str]:
@@ -282,10 +288,13 @@ def format_partners(shares: "MixtureShares", max_partners: int = N_TOP_PARTNERS)
     return ", ".join(f"{one.client} {format_percent(one.weight)}" for one in shares.top[:max_partners])
 
 
-def _format_gain(gain: "ClientGain | None") -> str:
+def _format_gain(gain: "ClientGain | None", metric: "Metric") -> str:
     if gain is None:
         return "-"
-    return f"{gain.points:+.2f}" + ("" if gain.std is None else f" ±{gain.std:.1f}")
+    points = f"{gain.points:+.2f}" if metric.is_percent else format_number(gain.points, 3, "+")
+    if gain.std is None:
+        return points
+    return f"{points} ±{gain.std:.1f}" if metric.is_percent else f"{points} ±{format_number(gain.std, 2)}"
 
 
 def _agreement_columns(rows: Sequence[Any]) -> AnyColumns:

@@ -49,7 +49,10 @@ MAX_SMALL_VALUES = 5_000_000
 """Input values of all samples up to which data are small, so that they have a budget by default."""
 DECIDES_ALONE = {"tune", "splits", "seeds"}
 """Options that a budget decides."""
-NO_TRAINING = {"seed", "engine", "device", "dtype", "client_state", "mixed_precision", "held_out", "early_stopping"}
+NO_TRAINING = {
+    "seed", "engine", "device", "dtype", "client_state", "mixed_precision", "held_out", "join_rounds", "early_stopping",
+    "eval_every", "eval_clients", "ray_address", "ray_actors", "ray_gpus",
+}  # fmt: skip
 """Settings that do not say how much to train."""
 MODELS = ("mlr", "dnn")
 TABLE_MODELS = ("mlr", "gam", "dnn")

@@ -14,6 +14,7 @@ from pyarrow import parquet
 from fedattune import ConfigError, DataError, load_federation
 from fedattune.data import Dataset, Schema, load_table, partition_dataset, save_manifest
 from fedattune.data.schema import merge_schemas
+from fedattune.data.tables.by_schema import find_table_problems
 from fedattune.data.tables.new_rows import read_rows
 
 N = 60
@@ -128,6 +129,49 @@ def test_thousands_with_points_follow_the_file(tmp_path: Path) -> None:
     assert schema_of(data).decimals == {"x": ",", "z": ","}
     again = load(write(tmp_path / "n.csv", base() | {k: columns[k] for k in "xzf"}, sign=";"), schema_of(data))
     np.testing.assert_array_equal(again.x, data.x)
+
+
+THOUSANDS = ("640", "1.139", "7.730", "5.914", "12.500")
+
+
+@pytest.mark.parametrize("sign", [";", ","])
+@pytest.mark.parametrize("options", [{}, {"decimal": ","}])
+def test_a_target_of_thousands_with_points(sign: str, options: dict[str, str], tmp_path: Path) -> None:
+    """Pyarrow takes them for fractions; one target and several are read alike, and by the schema, too."""
+    y = [f"{1 + i}.{139 + i}" if i % 2 else str(640 + i) for i in range(N)]
+    columns = base() | {"z": repeat("0,64", "1,25"), "y": y, "w": repeat("1,5", "2,75", "3,5")}
+    path = write(tmp_path / "t.csv", columns, sign=sign)
+    one = load(path, **options)
+    assert one.y[:4].tolist() == [640, 2140, 642, 4142]
+    assert any("'y' (2.140 is 2140)" in note for note in one.notes)
+    several = load_table(path, client_column="site", target="y,w", **options)  # type: ignore[arg-type]
+    assert several.y[:2].tolist() == [[640, 1.5], [2140, 2.75]]
+    np.testing.assert_array_equal(load(path, schema_of(one)).y, one.y)
+    again = load_table(path, schema_of(several), client_column="site", target="y,w")
+    np.testing.assert_array_equal(again.y, several.y)
+
+
+def test_a_target_shows_the_decimal_sign_of_features(tmp_path: Path) -> None:
+    y = [f"{i},64" for i in range(N)]
+    data = load(write(tmp_path / "t.csv", base() | {"x": repeat(*THOUSANDS), "y": y}, sign=";"))
+    assert data.y[1] == np.float32(1.64)
+    assert data.x[:3, 0].tolist() == [640, 1139, 7730]
+
+
+@pytest.mark.parametrize("sign", ["", "?", " ?", "NA"])
+def test_thousands_with_points_and_gaps(sign: str, tmp_path: Path) -> None:
+    """Neither a gap nor --set table.decimal switches the repair off."""
+    columns = base() | {"x": [sign, *repeat(*THOUSANDS)[1:]], "z": repeat("0,64", "1,25")}
+    path = write(tmp_path / "t.csv", columns, sign=";")
+    data = load(path)
+    assert data.x[1:5, 0].tolist() == [1139, 7730, 5914, 12500]
+    assert np.isnan(data.x[0, 0])
+    np.testing.assert_array_equal(load(path, decimal=",").x, data.x)
+    np.testing.assert_array_equal(load(path, schema_of(data)).x, data.x)
+    alone = write(tmp_path / "alone.csv", base() | {"x": columns["x"]}, sign=";")
+    told = load(alone, decimal=",")
+    assert told.x[1, 0] == 1139
+    assert not any("--set" in note for note in told.notes)
 
 
 def test_units_that_differ(tmp_path: Path) -> None:
@@ -446,3 +490,36 @@ def test_excel_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("fedattune.data.tables.excel.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'fedattune\[excel\]', or save it as CSV"):
         load(tmp_path / "t.xlsx")
+
+
+def test_class_codes_of_a_schema_stay_codes(tmp_path: Path) -> None:
+    """Pyarrow reads 01 as 1 where a node has such codes only; a 3 of the schema may be written 3.0."""
+    schema = Schema(classes=("01", "02", "3"), numbers=("x",), target="y")
+    path = write(tmp_path / "t.csv", base() | {"y": repeat("01", "02", "02"), "x": list(range(N))})
+    assert load(path, schema).y[:3].tolist() == [0, 1, 1]
+    new = read_rows(path, schema, np.array([[0.0], [0.0], [1.0]]))
+    assert new.y is not None
+    assert new.y[:3].tolist() == [0, 1, 1]
+    mixed = write(tmp_path / "t.csv", base() | {"y": ["3.0", "", *repeat("3.0", "07")[2:]], "x": list(range(N))})
+    assert read_rows(mixed, schema, np.array([[0.0], [0.0], [1.0]])).notes[1:] == [
+        "column 'y' holds '07', which is no class of the model (known: 01, 02, 3); such rows do not count in the "
+        "accuracy"
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_true_and_false_with_a_gap_are_classes(suffix: str, tmp_path: Path) -> None:
+    truths: list[bool | None] = [True, None, *[False, True] * (N // 2 - 1)]
+    path = tmp_path / f"t{suffix}"
+    if suffix == ".csv":
+        write(path, base() | {"x": list(range(N)), "y": ["" if one is None else str(one).lower() for one in truths]})
+    else:
+        parquet.write_table(pa.table(base() | {"x": list(range(N)), "y": truths}), path)
+    data = load(path)
+    assert data.classes == ("False", "True")
+    new = read_rows(path, schema_of(data), np.array([[0.0], [0.0], [1.0]]))
+    assert new.y is not None
+    assert new.y[:4].tolist() == [1, -1, 0, 1]
+    assert new.notes == ["not used: the column 'site'"]
+    (problem,) = find_table_problems(path, schema_of(data), client_column="site", target="y")
+    assert "target column 'y' lacks 1 of 60 values" in problem

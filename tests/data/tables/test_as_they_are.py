@@ -1,18 +1,22 @@
 """Tables are read as they are: dates, free text, rare categories, ids, gaps, odd files; and new rows likewise."""
 
 import gzip
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import fedattune
 from cli_helpers import Done
 from fedattune import DataError
 from fedattune.data import load_table
 from fedattune.data.dataset import Dataset
-from fedattune.data.schema import OTHER_CATEGORY
+from fedattune.data.schema import OTHER_CATEGORY, Schema
+from fedattune.data.tables.by_schema import find_table_problems
 from fedattune.data.tables.file import read_table
 
 N = 240
@@ -133,6 +137,132 @@ def test_rows_without_client_or_target_are_left_out(tmp_path: Path) -> None:
     said = " ".join(data.notes)
     assert "1 of 240 rows have no value in column 'clinic' and are left out, the first is data row 1." in said
     assert "2 of 239 rows have no value in column 'ill' and are left out, the first is data row 6." in said
+
+
+@pytest.mark.parametrize("column", ["clinic", "ill"])
+def test_a_cell_of_blanks_is_no_client_and_no_class(column: str, tmp_path: Path) -> None:
+    lines = rows()
+    for line in lines[3:5]:
+        line[column] = "   "
+    path = write(tmp_path / "t.csv", lines, quote='"')
+    data = load(path)
+    assert len(data.y) == N - 2
+    assert (len(data.owners), data.classes) == (4, ("no", "yes"))
+    said = f"2 of 240 rows have no value in column {column!r} and are left out, the first is data row 4."
+    assert said in data.notes
+    assert data.schema is not None
+    (problem,) = find_table_problems(path, data.schema, client_column="clinic", target="ill")
+    assert f"column {column!r} lacks 2 of 240 values, the first in data row 4" in problem
+
+
+@pytest.mark.parametrize("column", ["clinic", "code", "ill"])
+def test_a_long_cell_takes_its_own_memory(column: str, tmp_path: Path) -> None:
+    """NumPy gives every text of an array as much as the longest one takes."""
+    lines = rows()
+    load(write(tmp_path / "t.csv", lines, quote='"'), max_categories=20)  # imports take memory, too
+    for line in (lines[3], lines[7]):
+        line[column] = "x" * 100_000
+    path = write(tmp_path / "t.csv", lines, quote='"')
+    tracemalloc.start()
+    try:
+        load(path, max_categories=20)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000_000  # 240 * 4 * 100,000 bytes would be 96 million
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "by_schema", "message"),
+    [
+        ("age", "1e40", False, "column 'age' holds 1e[+]40 in data row 9; values"),
+        ("age", "many", False, "column 'age' is text with 'many' in data row 9, but"),
+        ("age", "many", True, "column 'age' is text with 'many' in data row 9, but the schema"),
+        ("age", "", True, "column 'age' lacks 1 of 238 values, the first in data row 9, but the schema"),
+        ("ill", "maybe", True, "target column 'ill' holds 'maybe' in data row 9, which is no class"),
+    ],
+)
+def test_messages_count_rows_as_the_file_does(
+    column: str, cell: str, by_schema: bool, message: str, tmp_path: Path
+) -> None:
+    lines = [line | {"age": str(20 + i % 50)} for i, line in enumerate(rows())]
+    lines[0]["clinic"] = lines[1]["ill"] = ""
+    lines[8][column] = cell
+    path = write(tmp_path / "t.csv", lines, quote='"')
+    schema = Schema(classes=("no", "yes"), numbers=("age",), target="ill") if by_schema else None
+    with pytest.raises(DataError, match=message):
+        load_table(path, schema, client_column="clinic", target="ill")
+
+
+@pytest.mark.parametrize(
+    ("cells", "options", "message"),
+    [
+        ({8: "inf"}, {}, "holds inf in data row 9; correct"),
+        ({8: "1e40"}, {}, "holds 1e[+]40 in data row 9, which is too large"),
+        ({8: "1e300"}, {"target_type": "class"}, r"holds 1\d{300} in data row 9, and numbers of such a size"),
+        ({8: "many"}, {"target_type": "number"}, "is text with 'many' in data row 9, which is no number"),
+    ],
+)
+def test_messages_on_a_number_count_rows_as_the_file_does(
+    cells: dict[int, str], options: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    lines = [line | {"ill": cells.get(i, f"{i}.5")} for i, line in enumerate(rows())]
+    lines[0]["clinic"] = ""
+    with pytest.raises(DataError, match=f"target column 'ill' {message}"):
+        load(write(tmp_path / "t.csv", lines, quote='"'), **options)
+
+
+def test_a_message_on_a_label_counts_rows_as_the_file_does(tmp_path: Path) -> None:
+    lines = [line | {"well": "yes"} for line in rows()]
+    lines[0]["clinic"], lines[8]["well"] = "", "maybe"
+    path = write(tmp_path / "t.csv", lines, quote='"')
+    schema = Schema(classes=(), labels=("ill", "well"), numbers=("visit_id",), target="ill,well")
+    with pytest.raises(DataError, match="target column 'well' holds 'maybe' in data row 9, and the schema"):
+        load_table(path, schema, client_column="clinic", target="ill,well")
+
+
+def test_text_views_of_parquet_are_text(tmp_path: Path) -> None:
+    lines = rows()
+    columns = {name: pa.array([line[name] for line in lines], pa.string_view()) for name in lines[0]}
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    data = load(tmp_path / "t.parquet")
+    assert data.schema is not None
+    assert data.schema.dates == {"seen": "%Y-%m-%d"}
+    plain = {name: column.cast(pa.string()) for name, column in columns.items()}
+    parquet.write_table(pa.table(plain), tmp_path / "plain.parquet")
+    np.testing.assert_array_equal(load(tmp_path / "plain.parquet").x, data.x)
+
+
+@pytest.mark.parametrize(
+    ("head", "above", "more"),
+    [
+        ('clinic;"age,\nin years";ill', "", ""),
+        ("clinic;age;ill;;", "", ";;"),
+        ("clinic;age;ill", "sep=;\n", ""),
+        ("clinic;age,years;ill", "\ufeffsep=;\r\n", ""),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_tables_as_excel_writes_them(head: str, above: str, more: str, encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    lines = [f"{'ns'[i % 2]};{20 + i},5;{'yn'[i % 3 > 0]}{more}" for i in range(40)]
+    path.write_bytes((above + "\n".join([head, *lines])).encode(encoding))
+    data = load(path)
+    assert data.schema is not None
+    assert len(data.schema.numbers) == 1
+    assert data.x[:2, 0].tolist() == [20.5, 21.5]
+    np.testing.assert_array_equal(load_table(path, data.schema, client_column="clinic", target="ill").x, data.x)
+
+
+def test_columns_without_a_name_that_hold_values_stay(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "\n".join(["clinic,,,ill", *(f"{'ns'[i % 2]},{i % 9},{i % 7},{'yn'[i % 3 > 0]}" for i in range(40))])
+    )
+    with pytest.raises(DataError, match="more than one column called ''; rename them"):
+        load(path)
+    path.write_text(path.read_text().replace("clinic,,,", "clinic,,x,"))
+    assert load(path).x.shape == (40, 2)
 
 
 def test_rows_with_gaps_are_left_out_if_asked_for(table: Path) -> None:

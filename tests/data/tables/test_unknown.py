@@ -61,3 +61,23 @@ def test_a_real_category_other_takes_no_unknown_ones(tmp_path: Path) -> None:
 def test_a_schema_groups_only_what_has_the_category() -> None:
     with pytest.raises(ConfigError, match="grouped: 'sex' has no category 'other'"):
         make_schema({"classes": ["n", "y"], "categories": {"sex": ["f"]}, "grouped": ["sex"], "target": "ill"}, "s")
+
+
+@pytest.mark.parametrize("sign", ["?", " ?", "-", "--", "NA", ""])
+def test_signs_are_gaps_for_a_schema_too(sign: str, tmp_path: Path) -> None:
+    """The table fits the schema that was made from it, and predictions take the place that training gave a gap."""
+    lines = [f"{'ab'[i % 2]},{'mf'[i // 2 % 2] if i % 5 else sign},{'yn'[i % 3 > 0]}" for i in range(40)]
+    path = csv(tmp_path / "t.csv", lines, "ward,sex,ill")
+    data = load_table(path, client_column="ward", target="ill")
+    assert data.schema.categories == {"sex": ("f", "m", "missing")}
+    np.testing.assert_array_equal(load_table(path, data.schema, client_column="ward", target="ill").x, data.x)
+    grouped = Schema(classes=("n", "y"), categories={"sex": ("f", "missing", "other")}, target="ill")
+    columns = read_schema_features(read_table(path, None, "ill"), grouped, is_prediction=True)
+    assert columns.texts["sex"][0] == "missing"
+
+
+def test_a_category_may_look_like_a_gap(tmp_path: Path) -> None:
+    schema = Schema(classes=("n", "y"), categories={"sex": ("-", "NA", "m", "missing")}, target="ill")
+    table = read_table(csv(tmp_path / "t.csv", ["-,1", "NA,1", "m,1", "?,1", ",1"], "sex,one"), None, None)
+    found = read_schema_features(table, schema).texts["sex"]
+    assert found.tolist() == ["-", "NA", "m", "missing", "missing"]

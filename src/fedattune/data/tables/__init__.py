@@ -22,16 +22,18 @@ from .checks import (
     TargetType,
     check_text_column,
     encode_values,
+    find_empty,
     find_missing,
     find_revealing,
     is_index,
     is_measured,
+    number_values,
     read_complete_column,
     read_numbers,
     read_target,
     suggest_features,
 )
-from .columns import FeatureColumns, number_values
+from .columns import FeatureColumns
 from .dates import find_date_format, read_dates, read_times, settle_date_order
 from .file import (
     DateOrder,
@@ -115,7 +117,8 @@ def load_table(
         DataError: the file cannot be read, or a column cannot be used; the message names it.
         ConfigError: a column is named twice, or the schema names other columns.
     """
-    table = read_table(Path(path), client_column, target, encoding=encoding, dates=dates)
+    keep_blanks = tokens is not None or (schema is not None and bool(schema.tokens))
+    table = read_table(Path(path), client_column, target, encoding=encoding, dates=dates, keep_blanks=keep_blanks)
     targets = find_targets(table.names, target)
     is_chosen = features is not None
     if schema is not None:
@@ -149,20 +152,20 @@ def load_table(
         if tokens is None:
             others = [name for name in table.names if name not in {*keys, *free}]
             table = settle_date_order(table, others, notes)
-            table = read_numbers_as_written(table, others, decimal, notes)
+            table = read_numbers_as_written(table, others, decimal, notes, targets)
         if len(targets) > 1:
             encoded, table = read_several_targets(table, targets, target_type, decimal, notes)
         else:
             labels = read_complete_column(table, target, "target")
-            if target_type == "number" or (target_type == "auto" and labels.dtype.kind == "U" and is_measured(labels)):
+            if target_type == "number" or (target_type == "auto" and labels.dtype.kind in "Of" and is_measured(labels)):
                 table = read_numbers_as_written(table, [target], decimal, notes)
                 labels = read_complete_column(table, target, "target")
-            if labels.dtype.kind == "U" and tokens is None:
+            if labels.dtype == object and tokens is None:
                 labels, has_blanks = strip_names(labels)
                 if has_blanks:
                     notes.append(f"Blanks at the ends of classes are left out in {target!r}.")
-                labels = _unify_names(target, labels, normalize_names, spellings).astype(str)
-            encoded = Encoded(*read_target(table.path, target, labels, target_type))
+                labels = _unify_names(target, labels, normalize_names, spellings)
+            encoded = Encoded(*read_target(table, target, labels, target_type))
         y = encoded.y
         subjects, left_out = [], []
         if tokens is not None:
@@ -243,7 +246,7 @@ def _read_client_names(table: TableFile, name: str, are_unified: bool, spellings
     whole = {one: match[1] for one in set(names.tolist()) if (match := WHOLE_NAME.fullmatch(one))}
     if whole and all(one in whole or re.fullmatch(r"-?\d+", one) for one in set(names.tolist())):
         names = np.array([whole.get(one, one) for one in names.tolist()], dtype=object)
-    return _unify_names(name, names, are_unified, spellings).astype(str)
+    return _unify_names(name, names, are_unified, spellings)
 
 
 def _unify_names(column: str, values: Array, are_unified: bool, spellings: dict[str, Spellings]) -> Array:
@@ -302,7 +305,7 @@ def _drop_incomplete(table: TableFile, names: Sequence[str], notes: list[str]) -
         if not (is_categorical(kind) or is_numeric(kind)) and not types.is_null(kind):
             continue  # a later check refuses the type
         values = table.values(name)
-        gaps = find_missing(values) | (values == "" if values.dtype == object else False)
+        gaps = find_empty(values)
         n_gaps = int(gaps.sum())
         if n_gaps == len(values):
             raise DataError(f"{table.path}: column {name!r} holds no value; name another column")

@@ -7,8 +7,8 @@ import numpy as np
 from ...core.errors import ConfigError, DataError, did_you_mean, list_some
 from ..schema import MISSING_CATEGORY, OTHER_CATEGORY, Names, Schema
 from ..types import Array
-from .checks import find_missing, read_complete_column, read_numbers, read_target
-from .columns import FeatureColumns, number_values
+from .checks import find_empty, find_missing, number_values, read_complete_column, read_numbers, read_target
+from .columns import FeatureColumns
 from .dates import read_dates
 from .file import MAX_NAMED_COLUMNS, TableFile, find_targets, is_categorical, is_numeric, read_table
 from .names import match_spellings
@@ -27,34 +27,49 @@ def read_label(values: Array) -> Array | None:
     """Return cells (n,) as true or false; None if they are others."""
     if values.dtype == bool:
         return values
-    texts = np.array([str(text).strip().lower() for text in to_text(values).tolist()])
-    is_true = np.isin(texts, TRUE_WORDS)
-    return is_true if (is_true | np.isin(texts, FALSE_WORDS)).all() else None
+    texts = [str(text).strip().lower() for text in to_text(values).tolist()]
+    is_label = set(texts) <= {*TRUE_WORDS, *FALSE_WORDS}
+    return np.array([text in TRUE_WORDS for text in texts], dtype=bool) if is_label else None
 
 
-def read_labels(path: Path, name: str, values: Array, schema: Schema) -> Array:
+def read_schema_target(table: TableFile, name: str, schema: Schema) -> Array:
     """Return the number of each row's class in a schema, int64 (n,); without classes, the target, float32 (n,).
 
     Of a column that is one of several labels, return whether it is true, bool (n,).
     """
+    values = read_complete_column(table, name, "target")
     if schema.labels:
         if (label := read_label(values)) is None:
             row = next(row for row in range(len(values)) if read_label(values[row : row + 1]) is None)
             raise DataError(
-                f"{path}: target column {name!r} holds {str(values[row])!r} in data row {row + 1}, and the schema says "
-                "that it is a label; expected 1 or 0, true or false, yes or no"
+                f"{table.path}: target column {name!r} holds {str(values[row])!r} in data row {table.data_row(row)}, "
+                "and the schema says that it is a label; expected 1 or 0, true or false, yes or no"
             )
         return label
     if not schema.classes:
-        if values.dtype.kind == "U":
-            values = to_numbers(
-                f"{path}: target column {name!r}", values, schema.decimals.get(name), schema.units.get(name, ""),
-                "correct that cell",
-            )  # fmt: skip
-        return read_target(path, name, values, "number")[0]
-    labels, _ = match_spellings(to_text(values), schema.classes)
-    _check_values(path, f"target column {name!r}", labels, schema.classes, "class")
-    return number_values(labels, schema.classes)
+        return read_target(table, name, read_schema_numbers(table, schema, name), "number")[0]
+    return _number_classes(table, name, read_class_names(table, name, schema.classes), schema.classes)
+
+
+def read_class_names(table: TableFile, name: str, classes: Names) -> Array:
+    """Read a column of classes as text (n,), None where missing; what is no class counts as the file has it: 01."""
+    from pyarrow import types
+
+    column = table.column(name)
+    is_truth = types.is_boolean(column.type)
+    texts = to_text(np.array(column.to_pylist(), dtype=object) if is_truth else table.values(name))
+    if table.csv is not None and is_numeric(column.type) and not is_truth:
+        is_strange = number_values(texts, classes) < 0
+        if is_strange.any():
+            texts = np.where(is_strange, table.with_text([name], ()).values(name), texts)
+    texts[find_empty(texts)] = None
+    return texts
+
+
+def _number_classes(table: TableFile, name: str, texts: Array, classes: Names) -> Array:
+    texts, _ = match_spellings(texts, classes)
+    _check_values(table, f"target column {name!r}", texts, classes, "class")
+    return number_values(texts, classes)
 
 
 def check_schema_columns(table: TableFile, schema: Schema, target: str, features: list[str] | str | None) -> list[str]:
@@ -86,8 +101,8 @@ def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: boo
         if len(gaps) and name not in schema.flagged and not is_prediction:
             raise DataError(
                 f"{table.path}: column {name!r} lacks {len(gaps)} of {len(values)} values, the first in data row "
-                f"{gaps[0] + 1}, but the schema does not flag it; fill them in, or give all nodes a schema that "
-                f"has {name!r} in `flagged`"
+                f"{table.data_row(gaps[0])}, but the schema does not flag it; fill them in, or give all nodes a schema "
+                f"that has {name!r} in `flagged`"
             )
         columns.add_numbers(name, values, name in schema.flagged, format_)
     for name, n_features in schema.texts.items():
@@ -108,7 +123,7 @@ def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: boo
             columns.notes += notes
         columns.add_text(name, texts, categories)
         if not is_prediction:
-            _check_values(table.path, f"column {name!r}", columns.texts[name], categories, "category")
+            _check_values(table, f"column {name!r}", columns.texts[name], categories, "category")
     return columns
 
 
@@ -119,7 +134,7 @@ def read_schema_numbers(table: TableFile, schema: Schema, name: str) -> Array:
         return np.full(len(column), np.nan)
     if table.csv is not None and schema.decimals.get(name) == "," and is_float(column.type):
         # Pyarrow has taken the thousands of 1.234 for decimals.
-        table = table.with_text([name])
+        table = table.with_text([name], ())
         column = table.column(name)
     if is_numeric(column.type):
         return read_numbers(table, name)
@@ -135,6 +150,7 @@ def read_schema_numbers(table: TableFile, schema: Schema, name: str) -> Array:
         schema.units.get(name, ""),
         "correct that cell or leave it empty",
         "but the schema says that it holds numbers",
+        data_row=table.data_row,
     )
 
 
@@ -143,9 +159,7 @@ def _read_schema_texts(table: TableFile, name: str, categories: Names) -> Array:
     column = table.column(name)
     if table.csv is not None and (column.null_count or not is_categorical(column.type)):
         # Pyarrow has taken 01 and true for other types, and a category called NA for a missing value.
-        from pyarrow import csv
-
-        table = table.with_text([name], set(csv.ConvertOptions().null_values) - set(categories))
+        table = table.with_text([name], categories)
         column = table.column(name)
     if column.null_count == len(column):
         return np.full(len(column), None)
@@ -162,7 +176,7 @@ def read_texts(table: TableFile, name: str) -> Array:
     column = table.column(name)
     if not is_categorical(column.type) and not is_numeric(column.type) and column.null_count < len(column):
         raise DataError(f"{table.path}: column {name!r} has the type {column.type}; tokens need text")
-    return to_text((table.with_text([name], {""}) if table.csv is not None else table).values(name))
+    return to_text((table.with_text([name]) if table.csv is not None else table).values(name))
 
 
 def to_text(values: Array) -> Array:
@@ -174,7 +188,7 @@ def to_text(values: Array) -> Array:
     return np.array(texts, dtype=object)
 
 
-def _check_values(path: Path, where: str, values: Array, allowed: Names, kind: str) -> None:
+def _check_values(table: TableFile, where: str, values: Array, allowed: Names, kind: str) -> None:
     """Refuse values that the schema does not know; `kind` says what the values are, such as "class"."""
     strange = set(values.tolist()) - set(allowed)
     if not strange:
@@ -184,9 +198,9 @@ def _check_values(path: Path, where: str, values: Array, allowed: Names, kind: s
     others = sorted(map(repr, strange - {values[row]}))
     more = f"; nor does it have {list_some(others, MAX_NAMED_COLUMNS)}" if others else ""
     raise DataError(
-        f"{path}: {where} holds {'no value' if is_gap else repr(values[row])} in data row {row + 1}, which is no "
-        f"{kind} of the schema; {did_you_mean(values[row], allowed)}; correct the cell, or give all nodes a schema "
-        f"with it{more}"
+        f"{table.path}: {where} holds {'no value' if is_gap else repr(values[row])} in data row "
+        f"{table.data_row(row)}, which is no {kind} of the schema; {did_you_mean(values[row], allowed)}; correct the "
+        f"cell, or give all nodes a schema with it{more}"
     )
 
 
@@ -227,7 +241,7 @@ def _take_unknown(
 def find_table_problems(path: Path, schema: Schema, *, client_column: str | None, target: str) -> list[str]:
     """Compare every column of a table with a schema; return one sentence for each problem, which says what to do."""
     try:
-        table = read_table(path, client_column, target)
+        table = read_table(path, client_column, target, keep_blanks=bool(schema.tokens))
     except DataError as error:
         return [str(error)]
     problems = []
@@ -250,17 +264,19 @@ def find_table_problems(path: Path, schema: Schema, *, client_column: str | None
 def _find_target_problems(table: TableFile, schema: Schema, name: str) -> list[str]:
     """Find missing values of the target, and values that are no class of the schema."""
     try:
-        values, problems = read_complete_column(table, name, "target"), []
+        read_schema_target(table, name, schema)
     except DataError as error:
         problems = [str(error)]
-        if not schema.classes or table.column(name).null_count == len(table.column(name)):
-            return problems
-        values = to_text(table.values(name))
-        values[find_missing(values) | (values == "")] = schema.classes[0]  # these are reported already
-    try:
-        read_labels(table.path, name, values, schema)
-    except DataError as error:
-        problems.append(str(error))
+    else:
+        return []
+    is_gap = find_empty(table.values(name))
+    if schema.classes and is_gap.any() and not is_gap.all():
+        texts = read_class_names(table, name, schema.classes)
+        texts[is_gap] = schema.classes[0]  # these are reported already
+        try:
+            _number_classes(table, name, texts, schema.classes)
+        except DataError as error:
+            problems.append(str(error))
     return problems
 
 

@@ -2,8 +2,8 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -35,13 +35,13 @@ def read_complete_column(table: TableFile, name: str, role: str) -> Array:
     if not (is_categorical(column.type) or is_numeric(column.type) or column.null_count == len(column)):
         raise DataError(f"{table.path}: {role} column {name!r} has the type {column.type}; expected text or numbers")
     values = table.values(name)
-    gaps = np.flatnonzero(find_missing(values) | (values == "" if values.dtype == object else False))
+    gaps = np.flatnonzero(find_empty(values))
     if len(gaps):
         raise DataError(
             f"{table.path}: {role} column {name!r} lacks {len(gaps)} of {len(values)} values, the first in data "
-            f"row {gaps[0] + 1}; fill them in or delete these rows"
+            f"row {table.data_row(gaps[0])}; fill them in or delete these rows"
         )
-    return values.astype(str) if values.dtype == object else values
+    return values
 
 
 def find_missing(values: Array) -> Array:
@@ -51,35 +51,41 @@ def find_missing(values: Array) -> Array:
     return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
 
 
+def find_empty(values: Array) -> Array:
+    """Mark the missing values of a client or target column, (n,): empty texts are missing, too."""
+    return find_missing(values) | (values == "" if values.dtype == object else False)
+
+
 TargetType = Literal["auto", "class", "number", "label"]
 
 
-def read_target(path: Path, name: str, values: Array, kind: TargetType = "auto") -> tuple[Array, tuple[str, ...]]:
+def read_target(table: TableFile, name: str, values: Array, kind: TargetType = "auto") -> tuple[Array, tuple[str, ...]]:
     """Turn the values (n,) of the target into class numbers, int64, with names, or into numbers to predict, float32.
 
     `auto` takes fractions, and more than MAX_NUMBER_CLASSES different numbers, as numbers to predict.
     """
-    where = f"{path}: target column {name!r}"
+    where = f"{table.path}: target column {name!r}"
     if values.dtype.kind == "f":
         if not np.isfinite(values).all():
             row = int(np.flatnonzero(~np.isfinite(values))[0])
-            raise DataError(f"{where} holds {values[row]} in data row {row + 1}; correct it or leave it empty")
+            raise DataError(
+                f"{where} holds {values[row]} in data row {table.data_row(row)}; correct it or leave it empty"
+            )
         if (values == np.floor(values)).all() and (np.abs(values) < MAX_EXACT).all():
             values = values.astype(np.int64)
-    categories, times = np.unique(values, return_counts=True)
-    n_values = len(categories)
-    is_text = values.dtype.kind == "U"
+    times = list(Counter(values.tolist()).values())
+    n_values, is_text = len(times), values.dtype == object
     if kind == "number" or (kind == "auto" and is_measured(values)):
-        return _read_number_target(where, values, n_values), ()
+        return _read_number_target(table, where, values, n_values), ()
     if values.dtype.kind == "f" and (np.abs(values) >= MAX_EXACT).any():
         row = int(np.flatnonzero(np.abs(values) >= MAX_EXACT)[0])
         raise DataError(
-            f"{where} holds {values[row]:.0f} in data row {row + 1}, and numbers of such a size are rounded, so that "
-            "classes become one; store the column as text, or give --set table.target_type=number"
+            f"{where} holds {values[row]:.0f} in data row {table.data_row(row)}, and numbers of such a size are "
+            "rounded, so that classes become one; store the column as text, or give --set table.target_type=number"
         )
     if n_values < 2:
         raise DataError(f"{where} has the single class {values[0]!s}; a target needs two classes or more")
-    n_single = int((times == 1).sum())
+    n_single = times.count(1)
     if is_text and (n_values > MAX_TEXT_CLASSES or n_single > len(values) / 2):
         raise DataError(
             f"{where} has {n_values} different texts in {len(values)} rows, {n_single} of them only once; a target "
@@ -92,7 +98,7 @@ def is_measured(values: Array) -> bool:
     """Tell whether the values (n,) of a target are numbers to predict, not classes."""
     if values.dtype.kind == "f":
         return True
-    if values.dtype.kind == "U":
+    if values.dtype == object:
         from pyarrow import array
 
         numbers = read_written(array(values.tolist()))
@@ -102,26 +108,38 @@ def is_measured(values: Array) -> bool:
             return True
     elif values.dtype.kind not in "iu":
         return False
-    return len(np.unique(values)) > MAX_NUMBER_CLASSES
+    return len(set(values.tolist())) > MAX_NUMBER_CLASSES
 
 
-def _read_number_target(where: str, values: Array, n_values: int) -> Array:
+def _read_number_target(table: TableFile, where: str, values: Array, n_values: int) -> Array:
     """Return the values (n,) as float32."""
-    if values.dtype.kind == "U":
-        values = to_numbers(where, values, None, None, "correct that cell, or give --set table.target_type=class")
+    if values.dtype == object:
+        advice = "correct that cell, or give --set table.target_type=class"
+        values = to_numbers(where, values, None, None, advice, data_row=table.data_row)
     numbers = values.astype(np.float64)
     if n_values < 2:
         raise DataError(f"{where} has the single value {values[0]!s}; there is nothing to predict")
     if not (np.abs(numbers) <= MAX_ABS_VALUE).all():
         row = int(np.flatnonzero(~(np.abs(numbers) <= MAX_ABS_VALUE))[0])
-        raise DataError(f"{where} holds {numbers[row]} in data row {row + 1}, which is too large; correct it")
+        raise DataError(
+            f"{where} holds {numbers[row]} in data row {table.data_row(row)}, which is too large; correct it"
+        )
     return numbers.astype(np.float32)
 
 
 def encode_values(values: Array) -> tuple[Array, tuple[str, ...]]:
     """Return the number (n,) of each value among the sorted different values, and these values as text."""
+    if values.dtype == object:
+        names = tuple(sorted(set(values.tolist())))
+        return number_values(values, names), names
     categories, codes = np.unique(values, return_inverse=True)
     return codes.astype(np.int64), tuple(str(value) for value in categories)
+
+
+def number_values(values: Array, names: Sequence[str]) -> Array:
+    """Return the number of each value among the known ones, int64 (n,); -1 for any other value."""
+    number = {value: k for k, value in enumerate(names)}
+    return np.array([number.get(value, -1) for value in values.tolist()], dtype=np.int64)
 
 
 def check_text_column(table: TableFile, name: str, features: Sequence[str], max_categories: int) -> str:
@@ -157,8 +175,8 @@ def check_text_column(table: TableFile, name: str, features: Sequence[str], max_
         advice = "correct that cell or leave it empty"
     n_numbers = sum(cell in numbers.values for cell in cells)
     raise DataError(
-        f"{where} is text with {format_value(wrong)} in data row {cells.index(wrong) + 1}, but {n_numbers} of its "
-        f"{len(cells) - column.null_count} values are numbers; {advice}, or {way_out}"
+        f"{where} is text with {format_value(wrong)} in data row {table.data_row(cells.index(wrong))}, but {n_numbers} "
+        f"of its {len(cells) - column.null_count} values are numbers; {advice}, or {way_out}"
     )
 
 
@@ -168,8 +186,8 @@ def read_numbers(table: TableFile, name: str) -> Array:
     wrong = np.flatnonzero(np.abs(numbers) > MAX_ABS_VALUE)
     if len(wrong):
         raise DataError(
-            f"{table.path}: column {name!r} holds {numbers[wrong[0]]} in data row {wrong[0] + 1}; values must be "
-            f"finite and at most {MAX_ABS_VALUE:g} in size; correct them or leave them empty"
+            f"{table.path}: column {name!r} holds {numbers[wrong[0]]} in data row {table.data_row(wrong[0])}; values "
+            f"must be finite and at most {MAX_ABS_VALUE:g} in size; correct them or leave them empty"
         )
     return numbers
 

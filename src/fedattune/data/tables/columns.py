@@ -9,7 +9,7 @@ from ...core.errors import list_some
 from ..schema import MISSING_CATEGORY, OTHER_CATEGORY, Names, Schema, describe_groups
 from ..several_targets import Encoded
 from ..types import Array
-from .checks import find_missing
+from .checks import find_missing, number_values
 from .dates import make_date_inputs
 from .file import MAX_NAMED_COLUMNS, list_columns
 from .texts import encode_texts, hash_texts
@@ -53,7 +53,7 @@ class FeatureColumns:
 
     def group_rare(self, name: str, max_categories: int) -> None:
         """Group the rare categories of a column into one, so that at most `max_categories` are left."""
-        values, counts = np.unique(self.texts[name].astype(str), return_counts=True)
+        values, counts = np.unique(self.texts[name], return_counts=True)
         kept = set(values[np.argsort(-counts, kind="stable")][: max_categories - 1].tolist()) - {OTHER_CATEGORY}
         is_rare = np.array([value not in kept for value in self.texts[name].tolist()])
         self.texts[name] = np.where(is_rare, OTHER_CATEGORY, self.texts[name])
@@ -142,9 +142,3 @@ class FeatureColumns:
             max_tokens=self.max_tokens,
             target=",".join(targets),
         )
-
-
-def number_values(values: Array, names: Sequence[str]) -> Array:
-    """Return the number of each value among the known ones, int64 (n,); -1 for any other value."""
-    number = {value: k for k, value in enumerate(names)}
-    return np.array([number.get(value, -1) for value in values.tolist()], dtype=np.int64)

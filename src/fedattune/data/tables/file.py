@@ -5,7 +5,7 @@ import gzip
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 from ...core.errors import ConfigError, DataError, did_you_mean, list_some
 from ..types import Array, Index
 from .excel import EXCEL_SUFFIXES, read_excel
-from .written_numbers import NumberFormat, read_written
+from .written_numbers import DecimalSign, NumberFormat, read_written
 
 CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 TABLE_SUFFIXES = (*CSV_SUFFIXES, ".parquet", ".pq", *EXCEL_SUFFIXES)
@@ -34,6 +34,7 @@ class CsvFormat:
 
     encoding: str
     delimiter: str
+    n_skipped: int = 0  # lines above the header
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class TableFile:
     csv: CsvFormat | None = None  # None for other files
     dates: DateOrder = "auto"  # of dates such as 03/04/2024
     written: Mapping[str, NumberFormat] = field(default_factory=dict)  # columns whose text became numbers
+    shown: Counter[DecimalSign] | None = None  # columns that show each decimal sign; None if nobody has looked
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -104,12 +106,13 @@ class TableFile:
         old = zip(self.names, self.content.columns, strict=True)
         return replace(self, content=table([columns.get(name, column) for name, column in old], names=self.names))
 
-    def with_text(self, names: list[str], missing: Iterable[str] | None = None) -> "TableFile":
+    def with_text(self, names: list[str], known: Collection[str] | None = None) -> "TableFile":
         """Read columns of a CSV file again as text.
 
-        Only the words `missing` are missing values; by default all that pyarrow knows, such as NA.
+        Only empty cells are missing values. With `known`, what is missing here stays so, but for these texts, such as
+        a category NA.
         """
-        from pyarrow import array, csv, string
+        from pyarrow import array, compute, string
 
         assert self.csv is not None
         texts = _read_csv(
@@ -118,11 +121,18 @@ class TableFile:
             include_columns=names,
             column_types=dict.fromkeys(names, string()),
             strings_can_be_null=True,
-            null_values=sorted(csv.ConvertOptions().null_values if missing is None else missing),
+            null_values=[""],
         )
         if self.rows is not None:
             texts = texts.take(array(self.rows))
-        return self.with_columns({name: texts.column(name) for name in names})
+        columns = {name: texts.column(name) for name in names}
+        if known is not None:
+            values = array(sorted(known), string())
+            for name, column in columns.items():
+                is_known = compute.is_in(compute.utf8_trim_whitespace(column), value_set=values)
+                is_kept = compute.or_(self.column(name).is_valid(), is_known)
+                columns[name] = compute.if_else(is_kept, column, None)
+        return self.with_columns(columns)
 
 
 def find_suffix(path: Path | str) -> str | None:
@@ -137,13 +147,20 @@ def find_stem(path: Path) -> str:
 
 
 def read_table(
-    path: Path, client_column: str | None, target: str | None, *, encoding: str = "auto", dates: DateOrder = "auto"
+    path: Path,
+    client_column: str | None,
+    target: str | None,
+    *,
+    encoding: str = "auto",
+    dates: DateOrder = "auto",
+    keep_blanks: bool = False,
 ) -> TableFile:
     """Read a CSV, Parquet or Excel file; in CSV, the client column is text, so that the names 007 and NA stay.
 
     Args:
         encoding: name of a CSV file's encoding; `auto` finds Unicode and Windows-1252.
         dates: what comes first in dates such as 03/04/2024.
+        keep_blanks: whether a cell of blanks is a client or a class, such as the next character of a text.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -164,12 +181,35 @@ def read_table(
             table = TableFile(path, parquet.ParquetFile(path).read())
     except (pa.ArrowException, UnicodeError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}") from error
+    table = _drop_unnamed(_cast_views(table))
     repeated = sorted(name for name, n in Counter(table.names).items() if n > 1)
     if repeated:
         raise DataError(f"{path} has more than one column called {repeated[0]!r}; rename them")
     if table.n_rows == 0:
         raise DataError(f"{path} holds no rows")
-    return replace(_find_missing_signs(table, client_column, find_targets(table.names, target)), dates=dates)
+    targets = find_targets(table.names, target)
+    table = _find_missing_signs(table, client_column, targets)
+    if not keep_blanks:
+        table = _drop_blanks(table, [name for name in table.names if name == client_column or name in targets])
+    return replace(table, dates=dates)
+
+
+def _cast_views(table: TableFile) -> TableFile:
+    """Cast text of a type for which pyarrow lacks most functions."""
+    from pyarrow import large_string, types
+
+    schema = table.content.schema
+    views = [k for k, column in enumerate(schema) if types.is_string_view(column.type)]
+    for k in views:
+        schema = schema.set(k, schema.field(k).with_type(large_string()))
+    return replace(table, content=table.content.cast(schema)) if views else table
+
+
+def _drop_unnamed(table: TableFile) -> TableFile:
+    """Leave out columns without a name and any value: Excel writes them where cells were used once."""
+    columns = zip(table.names, table.content.columns, strict=True)
+    kept = [k for k, (name, column) in enumerate(columns) if name.strip() or column.null_count < len(column)]
+    return replace(table, content=table.content.select(kept))
 
 
 def _read_csv_table(path: Path, encoding: str, client_column: str | None, target: str | None) -> TableFile:
@@ -188,7 +228,7 @@ def _read_csv_table(path: Path, encoding: str, client_column: str | None, target
             raise ConfigError(f"unknown encoding {encoding!r}; expected a name such as cp1252 or utf-16") from error
         if encoding == "utf-8" and _find_encoding(path) != encoding:
             raise DataError(f"{path} is not UTF-8; give its encoding, or leave out --set table.encoding")
-    form = CsvFormat(encoding, _find_delimiter(path, encoding))
+    form = _find_format(path, encoding)
     texts = {} if client_column is None else {client_column: pa.string()}
     content = _read_csv(path, form, column_types=texts, strings_can_be_null=True)
     table = TableFile(path, content, csv=form, notes=tuple(notes))
@@ -205,26 +245,26 @@ def _read_csv(path: Path, form: CsvFormat, **convert: Any) -> Any:
     }
     if form.encoding != "utf-8":
         text = _read_utf8(path, form.encoding)
-        return _read_blocks(_replace_lone_returns(text) or text, options)
+        return _read_blocks(_replace_lone_returns(text) or text, options, form.n_skipped)
     try:
-        return _read_blocks(path, options)
+        return _read_blocks(path, options, form.n_skipped)
     except ArrowInvalid:
         content = _replace_lone_returns(_read_bytes(path))
         if content is None:
             raise
-        return _read_blocks(content, options)
+        return _read_blocks(content, options, form.n_skipped)
 
 
 BLOCK_BYTES = (1 << 20, 1 << 24, 1 << 28, (1 << 31) - 1)
 """Bytes of CSV text that pyarrow reads at once: its default, and more where a row takes more, up to its limit."""
 
 
-def _read_blocks(source: Path | bytes, options: Mapping[str, Any]) -> Any:
-    """Read CSV text in the smallest blocks that hold its longest row."""
+def _read_blocks(source: Path | bytes, options: Mapping[str, Any], n_skipped: int) -> Any:
+    """Read CSV text below some lines in the smallest blocks that hold its longest row."""
     from pyarrow import ArrowInvalid, BufferReader, csv
 
     for size in BLOCK_BYTES:
-        read = csv.ReadOptions(block_size=size)
+        read = csv.ReadOptions(block_size=size, skip_rows=n_skipped)
         try:
             return csv.read_csv(BufferReader(source) if isinstance(source, bytes) else source, read, **options)
         except ArrowInvalid as error:
@@ -275,7 +315,7 @@ def _keep_words_for_missing(table: TableFile, *names: str | None) -> TableFile:
         and table.column(name).null_count
         and (is_categorical(kind := table.column(name).type) or types.is_null(kind))
     ]
-    return table.with_text(text_columns, {""}) if text_columns else table
+    return table.with_text(text_columns) if text_columns else table
 
 
 def _find_missing_signs(table: TableFile, client_column: str | None, targets: Sequence[str]) -> TableFile:
@@ -303,6 +343,20 @@ def _find_missing_signs(table: TableFile, client_column: str | None, targets: Se
         if name not in targets or is_number:
             found[name] = others if numbers is None else numbers
     return replace(table.with_columns(found), signed=tuple(found)) if found else table
+
+
+def _drop_blanks(table: TableFile, names: Sequence[str]) -> TableFile:
+    """Take cells of blanks for missing values."""
+    from pyarrow import compute, large_string
+
+    found = {}
+    for name in names:
+        if is_categorical(table.column(name).type):
+            texts = table.column(name).cast(large_string())
+            is_blank = compute.equal(compute.utf8_trim_whitespace(texts), "")
+            if compute.any(is_blank).as_py():
+                found[name] = compute.if_else(is_blank, None, texts)
+    return table.with_columns(found) if found else table
 
 
 def _to_numbers(column: Any) -> Any:
@@ -355,14 +409,24 @@ def _find_encoding(path: Path) -> str:
     return "utf-8"
 
 
-def _find_delimiter(path: Path, encoding: str) -> str:
-    """Return the sign that separates the header of a CSV file; a comma comes first, a tab in .tsv files."""
-    encoding = "utf-8-sig" if encoding == "utf-8" else encoding
+_SEPARATOR_LINE = re.compile(r'\ufeff?"?sep=([^\w\s"]|\t)"?[,;|\t]*\r?\n', re.IGNORECASE)
+"""A first line that tells Excel what separates the columns."""
+_QUOTED = re.compile(r'(?<![^,;|\t\r\n])"[^"]*(?:""[^"]*)*"')
+"""A cell in quotes, which may hold newlines; quotes within a cell are signs like any other."""
+
+
+def _find_format(path: Path, encoding: str) -> CsvFormat:
+    """Find what separates the columns: what a first line sep=; says, or the sign in the header.
+
+    A comma comes first, a tab in .tsv files.
+    """
     with gzip.open(path, "rb") if _is_packed(path) else path.open("rb") as file:
-        header = file.read(1 << 20).decode(encoding, errors="replace").partition("\n")[0]
-    header = re.sub(r'"[^"]*"', "", header)
+        text = file.read(1 << 20).decode("utf-8-sig" if encoding == "utf-8" else encoding, errors="replace")
+    if said := _SEPARATOR_LINE.match(text):
+        return CsvFormat(encoding, said[1], n_skipped=1)
+    header = _QUOTED.sub("", text).partition("\n")[0]
     signs = "\t,;|" if ".tsv" in path.name.lower() else ",;\t|"
-    return next((sign for sign in signs if sign in header), signs[0])
+    return CsvFormat(encoding, next((sign for sign in signs if sign in header), signs[0]))
 
 
 def is_numeric(kind: Any) -> bool:

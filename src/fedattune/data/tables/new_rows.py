@@ -11,8 +11,8 @@ from ...core.errors import DataError
 from ..images.decode import decode_image, find_image_columns, find_label_columns, read_encoded
 from ..schema import Schema
 from ..types import Array
-from .by_schema import ADD_OR_RENAME, read_schema_features, read_schema_numbers, to_text
-from .columns import number_values
+from .by_schema import ADD_OR_RENAME, read_class_names, read_schema_features, read_schema_numbers
+from .checks import number_values
 from .file import TABLE_SUFFIXES, TableFile, find_suffix, is_categorical, is_numeric, list_columns, read_table
 from .names import match_spellings
 from .scaling import standardise
@@ -42,7 +42,7 @@ def read_rows(path: Path, schema: Schema, constants: Array | None) -> NewRows:
     """
     if find_suffix(path) is None:
         raise DataError(f"{path}: expected a table that ends in {', '.join(TABLE_SUFFIXES)}")
-    table = read_table(path, None, schema.target)
+    table = read_table(path, None, schema.target, keep_blanks=bool(schema.tokens))
     if schema.columns:
         assert constants is not None
         return _read_table_rows(table, schema, constants)
@@ -166,7 +166,7 @@ def _read_classes(
         numbers = np.where((numbers >= 0) & (numbers < len(names)), numbers, -1)
         texts = np.array([*names, None], dtype=object)[numbers]
     else:
-        texts, _ = match_spellings(to_text(table.values(target)), classes)
+        texts, _ = match_spellings(read_class_names(table, target, classes), classes)
     y = number_values(texts, classes)
     strange = sorted({str(text) for text in texts[y < 0].tolist() if text is not None})
     if strange:

@@ -20,21 +20,25 @@ from .written_numbers import (
 
 
 def read_numbers_as_written(
-    table: TableFile, names: Sequence[str], decimal: Literal["auto", ".", ","], notes: list[str]
+    table: TableFile,
+    names: Sequence[str],
+    decimal: Literal["auto", ".", ","],
+    notes: list[str],
+    read_later: Sequence[str] = (),
 ) -> TableFile:
     """Turn the columns of text whose cells are all numbers into numbers; say so in `notes`.
 
-    The decimal sign is the one that the cells show; where they do not, the one of the file's other columns. In a file
-    with commas between columns it is the point.
+    The decimal sign is the one that the cells show; where they do not, the one of the file's other columns, also of
+    those that are `read_later`. In a file with commas between columns it is the point.
     """
     given: DecimalSign | None = None if decimal == "auto" else decimal
     found: dict[str, WrittenNumbers] = {}
-    for name in names:
+    for name in (*names, *read_later):
         column = table.column(name)
         if is_plain_text(column.type) and column.null_count < len(column):
             numbers = read_written(column, given)
             wrong = numbers.wrong if numbers is not None else None
-            if given is not None and wrong is not None and is_number_like(wrong):
+            if given is not None and wrong is not None and is_number_like(wrong) and name not in read_later:
                 row = table.data_row(column.to_pylist().index(wrong))
                 raise DataError(
                     f"{table.path}: column {name!r} holds {wrong!r} in data row {row}, which is no number with the "
@@ -42,12 +46,16 @@ def read_numbers_as_written(
                 )
             if numbers is not None and numbers.wrong is None and not is_code(numbers) and not find_mixed_units(numbers):
                 found[name] = numbers
+    shown = table.shown
+    if shown is None:
+        shown = Counter(one.format.decimal for one in found.values() if _shows_decimal(one))
+        table = replace(table, shown=shown)
+    found = {name: numbers for name, numbers in found.items() if name not in read_later}
     columns: dict[str, Any] = {}
-    shown = Counter(one.format.decimal for one in found.values() if _shows_decimal(one))
-    if given is None and shown[","] > shown["."]:
+    if given == "," or (given is None and shown[","] > shown["."]):
         # Pyarrow has taken the thousands of 1.234 for decimals.
         points = [name for name in names if table.csv is not None and is_float(table.column(name).type)]
-        texts = table.with_text(points) if points else table
+        texts = table.with_text(points, ()) if points else table
         for name in points:
             numbers = read_written(texts.column(name), likely=",")
             if numbers is not None and numbers.wrong is None and numbers.format.is_guess:
@@ -55,8 +63,9 @@ def read_numbers_as_written(
     for name, numbers in found.items():
         column = columns.get(name, table.column(name))
         if numbers.format.is_guess:
-            guessed = read_written(column, likely=_guess_decimal(numbers, shown, table)) or numbers
-            found[name] = guessed._replace(format=replace(guessed.format, is_guess=not any(shown.values())))
+            guessed = read_written(column, likely=given or _guess_decimal(numbers, shown, table)) or numbers
+            is_guess = given is None and not any(shown.values())
+            found[name] = guessed._replace(format=replace(guessed.format, is_guess=is_guess))
         columns[name] = take_numbers(column, found[name])
     formats = {name: numbers.format for name, numbers in found.items()}
     if formats:

@@ -9,7 +9,7 @@ from ...core.errors import DataError
 from ..schema import Schema
 from ..several_targets import Encoded, check_labels_differ
 from ..types import Array
-from .by_schema import read_label, read_labels, read_schema_numbers
+from .by_schema import read_label, read_schema_numbers, read_schema_target
 from .checks import TargetType, find_missing, is_measured, read_complete_column, read_target
 from .file import TableFile, is_categorical, is_numeric, list_columns
 from .number_columns import read_numbers_as_written
@@ -57,14 +57,14 @@ def _holds_numbers(values: Array) -> bool:
 
 
 def _read_numbers(table: TableFile, names: Sequence[str]) -> Array:
-    each = [read_target(table.path, name, read_complete_column(table, name, "target"), "number")[0] for name in names]
+    each = [read_target(table, name, read_complete_column(table, name, "target"), "number")[0] for name in names]
     return np.stack(each, axis=1)
 
 
 def read_schema_targets(table: TableFile, schema: Schema) -> Array:
     """Read the target columns of a schema: classes (n,), one number (n,), labels (n, L) or numbers (n, M)."""
     names = schema.target_columns
-    each = [read_labels(table.path, name, read_complete_column(table, name, "target"), schema) for name in names]
+    each = [read_schema_target(table, name, schema) for name in names]
     return np.stack(each, axis=1) if len(each) > 1 else each[0]
 
 

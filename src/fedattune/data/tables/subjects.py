@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..types import Array
-from .checks import CALLED_ID, find_missing
+from .checks import CALLED_ID, find_missing, number_values
 
 SUBJECTS = frozenset({
     "subject", "subj", "sub", "patient", "pat", "person", "persons", "participant", "respondent", "individual",
@@ -130,17 +130,17 @@ def _find_codes(name: str, values: Array) -> Array | None:
     if len(present) < max(2 * MIN_NAMED, 0.9 * len(values)):
         return None
     if values.dtype == object:
-        different = np.array(sorted(set(present.tolist())))
-        number = {text: k for k, text in enumerate(different.tolist())}
-        inner = np.array([number[text] for text in present.tolist()])
+        texts = sorted(set(present.tolist()))  # as a NumPy array, each would take as much as the longest
+        inner, n_different = number_values(present, texts), len(texts)
     elif values.dtype.kind == "b" or not np.isfinite(present).all() or (present != np.floor(present)).any():
         return None
     else:
         different, inner = np.unique(present, return_inverse=True)
-    if not MIN_NAMED <= len(different) < len(present):
+        n_different = len(different)
+    if not MIN_NAMED <= n_different < len(present):
         return None
     times = np.bincount(inner)
-    if times[times > 1].sum() < len(present) / 2 and not is_called_subject(name, values, len(different)):
+    if times[times > 1].sum() < len(present) / 2 and not is_called_subject(name, values, n_different):
         return None
     codes = np.full(len(values), -1)
     codes[~is_gap] = inner

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -261,8 +261,12 @@ def to_numbers(
     unit: str | None,
     advice: str,
     why: str = "which is no number",
+    *,
+    data_row: Callable[[int], int],
 ) -> Array:
     """Turn texts (n,), None where missing, into numbers, float64 (n,), NaN where missing.
+
+    `data_row` gives the number in the file of the row at a position.
 
     Raises:
         DataError: a cell is no number, or has another unit; `where` names the column, `why` says what is wrong with it,
@@ -281,7 +285,7 @@ def to_numbers(
         if cell is not None and unit is not None and _unify_unit(cell.unit) not in (_unify_unit(unit), ""):
             why = f"which has the unit {cell.unit!r}, while {f'{unit!r} is' if unit else 'none is'} expected"
         raise DataError(
-            f"{where} is text with {format_value(wrong)} in data row {cells.index(wrong) + 1}, {why}; {advice}"
+            f"{where} is text with {format_value(wrong)} in data row {data_row(cells.index(wrong))}, {why}; {advice}"
         )
     values = numbers.values if numbers is not None else {}
     return np.array([np.nan if text is None else values[text] for text in cells], dtype=np.float64)
