@@ -521,7 +521,7 @@ class Defence(Group):
     screening: Annotated[Literal["auto", "on", "groups", "off"], OnOrOff] = Field(
         "auto",
         description="reject uploads that no honest client sends (groups), and clients who contradict the others (on); "
-        "auto is on where a client may be malicious: in deployments and under attack",
+        "auto is groups where a client may be malicious: in deployments and under attack; else off",
     )
     max_weight: Annotated[float, Field(ge=1, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
         None,

@@ -73,7 +73,7 @@ class OutputOptions(BaseModel):
         return tuple(kind() for kind, is_on in kinds.items() if is_on)
 
 
-ENDINGS = {"--json": ".json", "--schema": ".json"}
+ENDINGS = {"--json": ".json", "--schema": ".yaml"}
 """Option -> ending of its files; no other file that exists is replaced."""
 
 
