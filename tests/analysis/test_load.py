@@ -1,15 +1,14 @@
 """Runs from their folders: one, a comparison, several, unfinished ones, and what is refused."""
 
 import json
-import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 
 from crafted import compared, craft, experiment, finish_comparison, going
 from fedattune import RunError, Runs, read_runs
+from fedattune.analysis.folder import seal_experiment
 from fedattune.analysis.load import is_growing
 from fedattune.analysis.monitor import read_statuses
 from fedattune.runs.folder import RunFolder
@@ -141,6 +140,5 @@ def test_a_comparison_with_a_budget_is_not_finished_before_its_end(tmp_path: Pat
     RunFolder(out / "local" / "seed-0-split-1").finish({"facts": {}})
     finish_comparison(out)
     assert not is_growing(out)
-    (out / "budget.json").write_text("{}")  # it was stopped, and goes on
-    os.utime(out / "budget.json", (time.time() + 9,) * 2)
+    seal_experiment(out)  # it was stopped, and goes on
     assert is_growing(out)

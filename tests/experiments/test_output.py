@@ -77,7 +77,9 @@ def test_files_of_another_kind_are_not_written_over(cli: Cli, work: Path, compar
     ):
         for name in ("other.csv", "link.json"):
             ending = ".yaml" if command[-1] == "--schema" else ".json"
-            refused(cli(*command, name), f"{command[-1]} {name}: this file exists, and is no {ending} file; give another")
+            refused(
+                cli(*command, name), f"{command[-1]} {name}: this file exists, and is no {ending} file; give another"
+            )
     refused(cli("report", comparison, "--out", "other.csv"), "this file exists, and is no .html file")
     refused(cli("watch", comparison, "--once", "--out", "other.csv"), "this file exists, and is no .html file")
     refused(cli("table", comparison, "--format", "csv", "--out", "thesis.tex"), "this file exists, and is no .csv file")

@@ -50,6 +50,10 @@ def test_columns_of_a_table_are_scaled_as_those_of_the_run(tmp_path: Path) -> No
     run = fedattune.fit(table(tmp_path / "old.csv", random, 1, "abcd"), "fedavg", "mlr", rounds=40, lr=0.5)
     joined = fedattune.personalize(run, table(tmp_path / "new.csv", random, 2, "ef"), rounds=1)
     assert min(one.received for one in joined.newcomers) > 0.85
+    renamed = tmp_path / "renamed.csv"
+    renamed.write_text((tmp_path / "new.csv").read_text().replace("ill", "answer", 1))
+    data = fedattune.load_federation(renamed, client_column="site", target="answer")
+    assert len(fedattune.personalize(run, data, rounds=1).newcomers) == 2
     swapped = table(tmp_path / "swapped.csv", random, 2, "ef", columns="ba")
     message = r"expected numbers \('a', 'b'\), got \('b', 'a'\); .* give the columns in the order of the run's table"
     with pytest.raises(fedattune.DataError, match=message):

@@ -10,7 +10,7 @@ from ..core.errors import RunError, did_you_mean
 from ..core.io import natural_key, read_yaml
 from ..core.metrics import METRICS, MetricName
 from ..core.own_code import get_short_name
-from ..runs.folder import CHECKSUM_FILE, CONFIG_FILE, RESUMABLE_SETTINGS, RunFolder
+from ..runs.folder import CHECKSUM_FILE, CONFIG_FILE, RESUMABLE_SETTINGS, RunFolder, read_checksums
 from ..runs.metrics import RunMetrics
 from ..runs.predictions import RowPredictions, load_predictions
 from ..runs.store import RunStore
@@ -295,12 +295,12 @@ def list_planned_runs(path: Path) -> Iterator[tuple[Path, str, int, int, int]]:
 def is_growing(path: Path) -> bool:
     """Return True for the folder of a comparison with a budget that has not ended, so that splits may be added.
 
-    A comparison that was stopped has a result; one that goes on has written its budget since.
+    A comparison that was stopped has a result; one that goes on has taken it out of the checksums.
     """
     if read_experiment(path).get("budget") in (None, "off"):
         return False
-    begun, ended = (path / name for name in (BUDGET_FILE, RESULT_FILE))
-    return not ended.exists() or (begun.exists() and begun.stat().st_mtime > ended.stat().st_mtime)
+    sums = read_checksums(path)
+    return not (path / RESULT_FILE).exists() or (sums is not None and RESULT_FILE not in sums)
 
 
 def read_failures(path: Path) -> dict[Path, tuple[str, str]]:

@@ -116,7 +116,7 @@ class DeploymentPlan:
     ) -> None:
         custom = dict(custom_algorithms or {})
         self.experiment, self.deployment = _parse(run_config)
-        self.digest = hashlib.sha256(json.dumps(dict(run_config), sort_keys=True).encode()).hexdigest()
+        self.digest = hashlib.sha256(json.dumps(dict(run_config), sort_keys=True, default=str).encode()).hexdigest()
         names = expand_names(self.experiment.algorithms, ALGORITHMS | custom)
         model = self.experiment.model
         # Custom code that nodes cannot find is refused.

@@ -26,14 +26,14 @@ from ..runs.folder import RunFolder
 from ..runs.metrics import score_clients, summarize_scores
 from ..runs.predictions import predict_for_choice, predict_parts
 from ..runs.result import Result
-from ..runs.rows import RowStack
+from ..runs.rows import RowStack, RowStorage
 from ..runs.stopping import StoppingRule, compute_criterion_of_others
 from ..runs.store import RoundRecord, RunStore
 from ..server.average import client_weights, weighted_sum
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .checkpoints import RunCheckpoints, RunStatus, load_models, save_models
-from .clients.evaluation import PointScores
+from .clients.evaluation import MODEL_CHUNK_BYTES, PointScores
 from .clients.options import ClientLedger
 from .clients.state import PayloadFactory, to_cpu
 from .effects import average_effects, choose_measured, read_last_mixing
@@ -77,7 +77,7 @@ class RoundLoop:
         self.server = Server(self.context, folder.rows if folder else None)
         self.store = RunStore(folder.metrics if folder else None)
         self.status = RunStatus()
-        self._restored_models: tuple[Params, Params] | None = None
+        self._restored_models: tuple[RowStack, RowStack] | None = None
         self.stopping = StoppingRule(self.context.early_stopping)
         self.choice = StoppingRule(self.context.early_stopping, compute_criterion_of_others)
         self._new_scores: dict[int, dict[str, Columns]] = {}  # round -> scores of which callbacks do not know yet
@@ -339,7 +339,7 @@ class RoundLoop:
                 "damaged, and no checkpoint holds them; for models and predictions, train the run again"
             )
 
-    def _load_models(self) -> tuple[Params, Params] | None:
+    def _load_models(self) -> tuple[RowStack, RowStack] | None:
         """Read the models and buffers (E, ...) that the run wrote; None if their file is missing or damaged."""
         assert self.folder
         n, device = len(self.context.eval_ids), self.context.device
@@ -347,7 +347,18 @@ class RoundLoop:
             params, buffers = load_models(self.folder.models)
         except RunError:
             return None
-        return params.map(lambda v: v.to(device).expand(n, *v.shape[1:])), buffers.map(lambda v: v.to(device))
+        params = params.map(lambda v: v.expand(n, *v.shape[1:]))
+        # Where a GPU may not hold all models, they lie on the disk, as in training.
+        is_on_disk = device.type != "cpu" and n * params.rows(0).nbytes() > MODEL_CHUNK_BYTES
+        if not is_on_disk:
+            return params.map(lambda v: v.to(device)), buffers.map(lambda v: v.to(device))
+        storage, every = RowStorage(n, is_on_disk=True), torch.arange(n)
+        stacks = [
+            storage.allocate("evaluated_models", one.rows(0).map(lambda v: v.to(device))) for one in (params, buffers)
+        ]
+        for stack, values in zip(stacks, (params, buffers), strict=True):
+            stack.put_rows(every, values)
+        return stacks[0], stacks[1]
 
     def _evaluate_again(self) -> bool:
         """Evaluate the last round again, which makes its models; tell whether they have the scores of before."""

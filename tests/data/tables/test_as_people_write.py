@@ -158,6 +158,15 @@ def test_a_target_shows_the_decimal_sign_of_features(tmp_path: Path) -> None:
     assert data.x[:3, 0].tolist() == [640, 1139, 7730]
 
 
+@pytest.mark.parametrize(("sign", "answers"), [(";", ("0,87", "0,25")), (",", ("1,2", "1,3", "2,3"))])
+def test_a_column_that_shows_a_point_keeps_the_others(sign: str, answers: tuple[str, ...], tmp_path: Path) -> None:
+    """0.25 has no thousands, so 1.013 has none either, whatever the target shows; and classes show nothing."""
+    columns = base() | {"x": repeat("1.013", "2.547"), "z": repeat("0.25", "0.5"), "y": repeat(*answers)}
+    kind = "class" if sign == "," else "auto"
+    data = load(write(tmp_path / "t.csv", columns, sign=sign), target_type=kind)
+    assert data.x[:2, 0].tolist() == [np.float32(1.013), np.float32(2.547)]
+
+
 @pytest.mark.parametrize("sign", ["", "?", " ?", "NA"])
 def test_thousands_with_points_and_gaps(sign: str, tmp_path: Path) -> None:
     """Neither a gap nor --set table.decimal switches the repair off."""

@@ -238,6 +238,8 @@ def test_text_views_of_parquet_are_text(tmp_path: Path) -> None:
     [
         ('clinic;"age,\nin years";ill', "", ""),
         ("clinic;age;ill;;", "", ";;"),
+        ('clinic; "age, years";ill', "", ""),
+        ('clinic;age ("years, full");ill', "", ""),
         ("clinic;age;ill", "sep=;\n", ""),
         ("clinic;age,years;ill", "\ufeffsep=;\r\n", ""),
     ],

@@ -152,7 +152,8 @@ def load_table(
         if tokens is None:
             others = [name for name in table.names if name not in {*keys, *free}]
             table = settle_date_order(table, others, notes)
-            table = read_numbers_as_written(table, others, decimal, notes, targets)
+            numbers = targets if target_type != "class" else ()  # a class 1,2 is no number
+            table = read_numbers_as_written(table, others, decimal, notes, numbers)
         if len(targets) > 1:
             encoded, table = read_several_targets(table, targets, target_type, decimal, notes)
         else:

@@ -426,7 +426,10 @@ def _find_format(path: Path, encoding: str) -> CsvFormat:
         return CsvFormat(encoding, said[1], n_skipped=1)
     header = _QUOTED.sub("", text).partition("\n")[0]
     signs = "\t,;|" if ".tsv" in path.name.lower() else ",;\t|"
-    return CsvFormat(encoding, next((sign for sign in signs if sign in header), signs[0]))
+    # Without all that is in quotes, also after a blank, but for a header that would then have no sign.
+    outside = re.sub(r'"[^"]*"', "", header)
+    found = (sign for part in (outside, header) for sign in signs if sign in part)
+    return CsvFormat(encoding, next(found, signs[0]))
 
 
 def is_numeric(kind: Any) -> bool:

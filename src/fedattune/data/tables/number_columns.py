@@ -46,9 +46,10 @@ def read_numbers_as_written(
                 )
             if numbers is not None and numbers.wrong is None and not is_code(numbers) and not find_mixed_units(numbers):
                 found[name] = numbers
-    shown = table.shown
+    shown, showing = table.shown, [name for name, one in found.items() if _shows_decimal(one)]
+    features = [name for name in showing if name not in read_later]
     if shown is None:
-        shown = Counter(one.format.decimal for one in found.values() if _shows_decimal(one))
+        shown = Counter(found[name].format.decimal for name in features or showing)
         table = replace(table, shown=shown)
     found = {name: numbers for name, numbers in found.items() if name not in read_later}
     columns: dict[str, Any] = {}
@@ -56,9 +57,12 @@ def read_numbers_as_written(
         # Pyarrow has taken the thousands of 1.234 for decimals.
         points = [name for name in names if table.csv is not None and is_float(table.column(name).type)]
         texts = table.with_text(points, ()) if points else table
-        for name in points:
-            numbers = read_written(texts.column(name), likely=",")
-            if numbers is not None and numbers.wrong is None and numbers.format.is_guess:
+        read = {name: read_written(texts.column(name), likely=",") for name in points}
+        plain = {name: one for name, one in read.items() if one is not None and one.wrong is None}
+        # 0.25 has no thousands: against it, what the target shows says nothing of features.
+        shows_point = any(_shows_decimal(one) and one.format.decimal == "." for one in plain.values())
+        for name, numbers in plain.items() if given or features or not shows_point else ():
+            if numbers.format.is_guess:
                 columns[name], found[name] = texts.column(name), numbers
     for name, numbers in found.items():
         column = columns.get(name, table.column(name))

@@ -328,7 +328,7 @@ class NodeRegistry:
 
     def list_online(self, numbers: set[int]) -> set[int]:
         """Return the indexes in `nodes` of the nodes with some of Flower's numbers, without asking new ones."""
-        return {self._index[number] for number in numbers & self._index.keys()}
+        return {self._index[number] for number in numbers & self._index.keys() - self._away}
 
     def is_removed(self, grid: NodeGrid, i: int) -> bool:
         """Tell whether the key with which node `i` was here last was removed."""
@@ -356,8 +356,11 @@ class NodeRegistry:
         resting = {number for number, end in self._silent.items() if time.monotonic() < end}
         known = self._index.keys() - self._away
         new = online - known - self._foreign.keys() - self._newcomers.keys() - resting
-        timeout = min(HELLO_TIMEOUT_S, self.deployment.round_timeout)
-        for number, hello in (ask_hello(grid, new, timeout) if new else {}).items():
+        timeout, answers = self.deployment.round_timeout, dict[int, Hello | str]()
+        # To introduce itself, a node loads its data: strangers must not keep the others waiting.
+        for some, limit in ((new & self._away, timeout), (new - self._away, min(HELLO_TIMEOUT_S, timeout))):
+            answers |= ask_hello(grid, some, limit) if some else {}
+        for number, hello in answers.items():
             if not isinstance(hello, Hello):
                 silence = RETURN_SILENCE_S if number in self._index else SILENCE_S
                 self._silent[number] = time.monotonic() + silence
