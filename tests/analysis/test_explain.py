@@ -215,3 +215,23 @@ def test_numbers_of_a_small_target_are_shown(capsys: Said) -> None:
 def test_it_says_which_clients_the_table_shows(n_gains: int, said: str, capsys: Said) -> None:
     text = explain_clients([summarize(k, points=0.001 * k if k < n_gains else None) for k in range(70)], capsys)
     assert said in " ".join(text.split())
+
+
+def test_a_client_without_test_rows_in_one_split_has_the_value_of_the_others(tmp_path: Path, capsys: Said) -> None:
+    for number, n_a in ((0, 10), (1, 0)):
+        for name, right in (("local", 4), ("fedavg", 6)):
+            scores = {1: (min(right, n_a), 10, 5, 20)}
+            craft(tmp_path, name, scores, n_test=(n_a, 20, 10, 40), number=number)
+    one = RunExplanation(read_runs([tmp_path]), "fedavg").clients[0]
+    assert one.gain
+    assert (one.value, one.gain.method, one.gain.points) == (60, 60, 20)
+    said = cells(explained(capsys, tmp_path, "--algorithm", "fedavg"), "a")
+    assert said[-4:] == ["40.00", "60.00", "+20.00", "+2.0"]
+
+
+def test_it_says_that_several_labels_have_no_classes_to_compare(tmp_path: Path, capsys: Said) -> None:
+    facts = {"classes": [], "target_kind": "labels", "target_names": ["ill", "old"]}
+    craft(tmp_path, "fedmcsa", {1: (5, 10, 5, 20)}, mixing={1: (ALL, ALL, {"fc": EARLY})}, facts=facts)
+    said = explained(capsys, tmp_path)
+    assert "The target is several labels, so there are no shares of classes to compare" in said
+    assert "stay on their nodes" not in said

@@ -206,3 +206,13 @@ def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
     save_figure(figure, tmp_path / "f.svg")
     text = (tmp_path / "f.svg").read_text()
     assert all(f">{name}</text>" in text for name in names)
+
+
+def test_captions_do_not_call_splits_seeds(tmp_path: Path) -> None:
+    for number in (0, 1):
+        for seed in (0, 1):
+            craft(tmp_path, "fedavg", {1: (5, 10, 5, 20)}, number=number, seed=seed)
+    runs = read_runs([tmp_path]).results
+    with use_style():
+        captions = [plot_curves(runs).caption, plot_clients(runs).caption]
+    assert all("mean over 4 runs (seeds and splits)" in caption for caption in captions)

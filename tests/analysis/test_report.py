@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import fedattune
-from crafted import craft_hostile, finish_comparison
+from crafted import ALL, EARLY, craft, craft_hostile, finish_comparison
 from fedattune import Federation, read_runs
+from fedattune.analysis.mixing import MixingAnalysis
 from fedattune.analysis.output import report as frames
 from fedattune.analysis.output.report import render_report
 from fedattune.cli import main
@@ -234,3 +235,21 @@ def test_no_text_of_a_run_becomes_code_of_the_page(tmp_path: Path) -> None:
     assert len(hashes) == 3
     allowed = "script-src " + " ".join(f"'sha256-{one}'" for one in hashes) + ";"
     assert allowed in page  # a script or handler that got in all the same would not run
+
+
+def test_curves_of_several_seeds_are_of_rounds_that_all_have(tmp_path: Path) -> None:
+    """All nodes were absent from one round of the second seed; its fourth round is not the other's third."""
+    for seed, rounds in ((0, (1, 2, 3, 4)), (1, (1, 2, 4))):
+        craft(tmp_path, "fedavg", dict.fromkeys(rounds, (5, 10, 5, 20)) | {3 + seed: (9, 18, 9, 36)}, seed=seed)
+    (curve,) = frames.build_curves({"fedavg": read_runs([tmp_path]).results})
+    assert [seed["rounds"] for seed in curve["seeds"]] == [[1, 2, 4], [1, 2, 4]]
+    assert [seed["mean"] for seed in curve["seeds"]] == [[50, 50, 50], [50, 50, 90]]
+
+
+@pytest.mark.parametrize(("kind", "said"), [("labels", "several labels"), ("class", None)])
+def test_it_knows_the_target_of_a_run_that_mixes(tmp_path: Path, kind: str, said: str | None) -> None:
+    facts = {"classes": [], "target_kind": kind, "target_names": ["ill", "old"]}
+    mixing = {1: (ALL, ALL, {"fc": EARLY})}
+    craft(tmp_path, "fedmcsa", {1: (5, 10, 5, 20)}, mixing=mixing, facts=facts)
+    mixed, _ = frames.build_mixing({"fedmcsa": MixingAnalysis(read_runs([tmp_path]).results[0])}, 1_000)
+    assert mixed["target"] == said

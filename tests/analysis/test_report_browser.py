@@ -222,7 +222,7 @@ def test_browser_shows_numbers_in_the_unit_of_the_target(numbers: Any) -> None:
     assert "%" not in numbers.inner_text("#clients thead").replace("own weight %", "")
     numbers.select_option("#y", "worst")  # the clients with the largest errors
     assert numbers.locator("#curves svg").count() == 1
-    assert "The target is a number, so there are no labels" in text
+    assert "The target is a number, so there are no shares of classes" in text
 
 
 def test_browser_runs_nothing_that_a_crafted_folder_holds(opened: Any, tmp_path: Path) -> None:

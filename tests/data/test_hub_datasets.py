@@ -150,3 +150,19 @@ def test_what_goes_together_and_what_does_not() -> None:
     )
     with pytest.raises(DataError, match=re.escape("item 0 has (1, 3, 4), item 12 (1, 9, 9); make images of one size")):
         federation_from(hub.concatenate_datasets([whole, larger]), client_column="writer")
+
+
+@pytest.mark.parametrize("form", ["numpy", "torch", "pandas"])
+def test_images_are_the_same_in_each_format(form: str) -> None:
+    data = federation_from(pictures().with_format(form), client_column="writer")
+    plain = federation_from(pictures(), client_column="writer")
+    assert data.input_shape == (1, 3, 4)
+    assert torch.equal(data.x, plain.x)
+
+
+def test_a_transform_of_images_is_kept() -> None:
+    def double(rows: dict[str, Any]) -> dict[str, Any]:
+        return rows | {"image": [np.asarray(one, dtype=np.float32)[None] * 2 for one in rows["image"]]}
+
+    data = federation_from(pictures().with_transform(double), client_column="writer")
+    assert data.x.unique().tolist() == [2.0 * i for i in range(24)]

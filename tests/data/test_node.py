@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,6 +62,33 @@ def test_folder_of_tables(tmp_path: Path) -> None:
     assert with_schema.manifest() == found.federation.manifest()
     alone = loaded(found.federation.schema, data=tmp_path / "w" / "south.csv", name="south").federation
     same_client(found.federation, 1, alone, 0)
+
+
+@pytest.mark.parametrize("n_targets", [1, 2])
+def test_tables_of_one_node_share_the_scale_of_a_number(n_targets: int, tmp_path: Path) -> None:
+    """Each table has a mean of its own; with a shared schema, the schema's constants hold."""
+    target, values = ("cost", "days")[:n_targets], {"a": [], "b": []}
+    for name, level in (("a", 10.0), ("b", 500.0)):
+        values[name] = [[level + 1.5 * i, 3 * level - 0.5 * i][:n_targets] for i in range(40)]
+        lines = [f"{20 + i},{'mf'[i % 2]},{','.join(map(str, one))}" for i, one in enumerate(values[name])]
+        csv(tmp_path / "w" / f"{name}.csv", lines, head=f"age,sex,{','.join(target)}")
+    node = {"data": tmp_path / "w", "target": ",".join(target)}
+    federation = loaded(**node).federation
+    scale = federation.target_scale
+    assert scale is not None
+    assert federation.schema is not None
+    assert federation.schema.target_scale == scale
+    given = np.array(values["a"] + values["b"]).reshape(80, *[n_targets] * (n_targets > 1))
+    assert scale.restore(federation.y.double().numpy()) == pytest.approx(given, rel=1e-4)
+    train = np.concatenate(list(federation.part("train")))
+    assert np.array(scale.mean) == pytest.approx(given[train].mean(axis=0), rel=1e-5)
+
+    mean, deviation = (100.0, 5.0) if n_targets == 1 else ((100.0, 7.0), (5.0, 2.0))
+    common = federation.schema.model_copy(update={"target_mean": mean, "target_deviation": deviation})
+    shared = loaded(common, **node).federation
+    assert shared.target_scale == common.target_scale
+    assert common.target_scale is not None
+    assert common.target_scale.restore(shared.y.double().numpy()) == pytest.approx(given, rel=1e-4)
 
 
 def test_known_data_set_for_trials(digits: Federation) -> None:

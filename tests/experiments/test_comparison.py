@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
@@ -17,10 +18,21 @@ from torch import nn
 
 import fedattune
 from cli_helpers import Done, refused
-from fedattune import ConfigError, FedAttuneError, RunError
+from fedattune import ConfigError, FedAttuneError, Federation, RunError, load_federation
 from fedattune.analysis.compare import read_baselines
 from fedattune.analysis.load import read_runs
-from fedattune.experiments.baselines import STRENGTHS, _Categories, _fit_constant, _fit_logistic, _fit_ridge, by_part
+from fedattune.data.client_index import Client
+from fedattune.experiments.baselines import (
+    STRENGTHS,
+    SplitRows,
+    _Categories,
+    _fit_boosting,
+    _fit_constant,
+    _fit_logistic,
+    _fit_pooled,
+    _fit_ridge,
+    by_part,
+)
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import make_plan
 from fedattune.experiments.runner import ProgressDisplay
@@ -178,6 +190,59 @@ def test_several_labels_and_numbers_are_fitted_each_alone() -> None:
     np.testing.assert_allclose(by_part(_fit_constant, "labels")(x, z > 0, 0)(new)[0], np.log(share / (1 - share)))
 
 
+def test_boosting_fits_many_rows_with_a_class_of_one_row() -> None:
+    """Beyond 10,000 rows, scikit-learn stops early by rows of each class, and fails if a class has one row."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(10_001, 2)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    y[7] = 2
+    outputs = _fit_boosting(x, y, 3, _Categories())(x[:500])
+    assert (outputs.argmax(axis=1) == y[:500]).mean() > 0.98
+
+
+def make_sharing_clients() -> Federation:
+    """Make two clients that train on the same rows, and test on rows that the other one trains on or tests, too."""
+    random = np.random.default_rng(0)
+    parts = [(range(10), range(10, 14), range(14, 24)), (range(20), [], range(20, 30))]
+    return Federation(
+        name="own",
+        x=torch.from_numpy(random.normal(size=(30, 3)).astype(np.float32)),
+        y=torch.arange(30) % 2,
+        classes=("a", "b"),
+        clients=[Client(f"c{i}", *(np.array(rows, dtype=np.int64) for rows in one)) for i, one in enumerate(parts)],
+    )
+
+
+def test_baselines_of_clients_that_share_rows() -> None:
+    federation = make_sharing_clients()
+    seen = []
+
+    def fit(x: Any, y: Any, n_classes: int) -> Any:
+        seen.append(x)
+        return lambda new: new[:, -2:]  # the client, as the model is told
+
+    found = _fit_pooled(SplitRows(federation, [0, 1], has_client=True), fit)
+    assert seen[0][:, -2:].argmax(axis=1).tolist() == [0] * 10 + [1] * 20
+    assert found["test"].outputs.argmax(axis=1).tolist() == [0] * 10 + [1] * 10
+
+    compared = fedattune.compare(federation, ["local"], rounds=2, lr=0.1, budget="off", baseline="centralized")
+    predictions = next(one for one in compared.baselines if one.name == "centralized").predictions["test"]
+    assert predictions.sample.tolist() == [*range(14, 24), *range(20, 30)]
+    assert predictions.y.tolist() == federation.y[predictions.sample].tolist()
+    assert predictions.outputs[6:10] == pytest.approx(predictions.outputs[10:14])
+
+
+def test_the_centralized_baseline_has_no_trusted_clients() -> None:
+    data = load_federation("digits", partition="iid", clients=3)
+    plain = {"rounds": 2, "lr": 0.1, "budget": "off", "baseline": "centralized"}
+    outputs = [
+        next(one for one in compared.baselines if one.name == "centralized").predictions["test"].outputs
+        for given in ({}, {"robust": "trust", "trusted": "0", "robust_share": 0.3})
+        if (compared := fedattune.compare(data, ["fedavg"], **plain, **given))
+    ]
+    assert np.array_equal(*outputs)
+
+
 def test_the_verdict_is_against_the_best_alone(cli: Cli, work: Path) -> None:
     """Training alone with a rate that learns nothing is no bar: regression alone is."""
     write_wards(work / "t.csv")
@@ -332,6 +397,23 @@ def test_tuning_sees_no_test_rows_of_any_split(work: Path) -> None:
     many = [fedattune.load_federation(work / "t.csv", split_number=k, test=0.9, **words) for k in range(40)]
     with pytest.raises(RunError, match="the 40 splits leave rows without a test to 0 clients"):
         make_tuning_split(many, 0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"cohort": 4}, {"robust": "trust", "trusted": "w0, tiny"}, {"attack": "negated_model", "attackers": 3}],
+    ids=str,
+)
+def test_tuning_does_without_clients_whose_rows_are_all_tested(given: dict[str, Any], work: Path) -> None:
+    """What counts or names clients is of all of them; the tuning split may have fewer."""
+    write_wards(work / "t.csv", n_clients=3, rows=30)
+    with (work / "t.csv").open("a", encoding="utf-8") as file:
+        file.writelines(f"\ntiny,0.{i},0.2,0.3,{40 + i},{'yes' if i else 'no'}" for i in range(3))
+    table = {"client_column": "ward", "target": "outcome", "splits": 6}
+    plan = make_plan(Experiment(data=str(work / "t.csv"), algorithms="fedavg", **table))
+    assert [*make_tuning_split(plan.federations, 0).names] == ["w0", "w1", "w2"]
+    chosen = fedattune.tune(work / "t.csv", "fedavg", runs=1, rounds=3, **table, **given)
+    assert chosen["fedavg"].trials
 
 
 @pytest.mark.parametrize(("validation", "stopping"), [(0.1, "loss"), (0.0, "off")])

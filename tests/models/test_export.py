@@ -323,3 +323,48 @@ def test_inputs_are_words_of_every_vocabulary(tmp_path: Path) -> None:
     result = fedattune.fit(data, "fedavg", TwoLanguages(), rounds=1, steps=1)
     result.export("a", tmp_path / "m.safetensors", module=TwoLanguages())
     assert (tmp_path / "m.safetensors").exists()
+
+
+class OwnTokens(nn.Module):
+    """Embedded numbers, of which -1 is the smallest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x.long() + 1).mean(1))
+
+
+@pytest.mark.parametrize("is_integer", [True, False])
+@pytest.mark.parametrize("kind", ["safetensors", "onnx"])
+def test_a_network_may_add_to_token_numbers(is_integer: bool, kind: ExportFormat, tmp_path: Path) -> None:
+    words = torch.randint(-1, 5, (40, 6))
+    x = words if is_integer else words.float()
+    data = fedattune.federation_from({c: (x, torch.arange(40) % 3) for c in "ab"})
+    result = fedattune.fit(data, "fedavg", OwnTokens(), rounds=1, steps=1)
+    file = tmp_path / f"m{exporting.FORMAT_SUFFIXES[kind]}"
+    result.export("a", file, kind, module=OwnTokens())
+    assert [*tmp_path.iterdir()] == [file]
+
+
+class Picky(nn.Module):
+    """A model of large numbers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled() and not self.training and bool((x < 50).any()):
+            raise ValueError("too small")
+        return self.head(x)
+
+
+def test_a_network_that_takes_no_drawn_inputs_is_refused(tmp_path: Path) -> None:
+    x = 50 + torch.rand(40, 6)
+    data = fedattune.federation_from({c: (x, torch.arange(40) % 3) for c in "ab"})
+    result = fedattune.fit(data, "fedavg", Picky(), rounds=1, steps=1, engine="sequential")
+    with pytest.raises(RunError, match=r"takes neither random inputs nor zeros .* too small; correct its forward"):
+        result.export("a", tmp_path / "m.safetensors", module=Picky())
+    assert not [*tmp_path.iterdir()]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2Model, RobertaConfig, RobertaModel
 
 import fedattune
 from fedattune import ConfigError, Federation, ModelError, Result
@@ -330,3 +331,25 @@ def test_clients_train_by_adamw_unless_told_otherwise(texts: Federation, network
     for tuning, rate in (("head", 0.001), ("all", 0.00005)):
         result = fedattune.fit(texts, "fedavg", make(texts, networks["bert"], tuning=tuning), **usual)
         assert (result.settings.training.optimizer, result.settings.training.lr) == ("adamw", rate)
+
+
+def test_the_first_token_of_a_vocabulary_is_read_at_the_end_of_a_text(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    small = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 8}
+    config = GPT2Config(vocab_size=9, bos_token_id=8, eos_token_id=8, initializer_range=0.5, **small)
+    GPT2Model(config).save_pretrained(tmp_path)
+    model = build_model("hf", (4,), 2, {"id": str(tmp_path), "tuning": "head"}).eval()
+    with torch.no_grad():
+        longer, short = model(torch.tensor([[5.0, 6, 0, -1], [5, 6, -1, -1]]))
+        alone = model(torch.tensor([[5.0, 6]]))[0]
+    assert not torch.allclose(longer, short)  # GPT-2's token 0 is "!"
+    torch.testing.assert_close(short, alone)
+
+
+def test_positions_that_padding_takes_are_no_tokens(tmp_path: Path) -> None:
+    small = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    RobertaModel(RobertaConfig(vocab_size=9, max_position_embeddings=10, **small)).save_pretrained(tmp_path)
+    longest = build_model("hf", (8,), 2, {"id": str(tmp_path), "tuning": "head"})
+    assert longest(torch.full((1, 8), 5.0)).shape == (1, 2)
+    with pytest.raises(ModelError, match="at most 8 tokens"):
+        build_model("hf", (9,), 2, {"id": str(tmp_path), "tuning": "head"})

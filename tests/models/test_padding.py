@@ -140,3 +140,17 @@ def test_mistakes(features: Federation) -> None:
         fedattune.federation_from({"a": ([torch.full((2,), torch.nan), torch.ones(1), torch.ones(1)], y)})
     with pytest.raises(DataError, match=r"steps of shape \(2,\), others of \(3,\); all need the same number"):
         fedattune.federation_from({"a": ([torch.ones(k, 2) for k in (1, 2, 2)], y), "b": (torch.ones(3, 2, 3), y)})
+
+
+class LastToken(nn.Module):
+    """The last token of each text."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return x.gather(1, (lengths - 1)[:, None])
+
+
+def test_characters_of_a_table_come_first() -> None:
+    rows = torch.tensor([[-1.0, -1, 5, 6], [7, 8, 9, 2], [3, 4, -1, -1], [-1, -1, -1, -1]])  # left and right
+    model = WithPadding(LastToken())
+    assert model(rows).tolist() == [[6], [2], [4], [0]]
+    assert torch.func.vmap(model)(rows[None]).tolist() == [[[6], [2], [4], [0]]]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..analysis.mixing import N_TOP_PARTNERS
 from ..analysis.output.tables import fill_table, format_percent, make_console, make_table, print_whole
 from ..core.metrics import format_number
+from ..core.targets import KIND_WORDS
 from .options import ExplainOptions, parse_options
 
 if TYPE_CHECKING:
@@ -68,8 +69,9 @@ def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, A
         notes.append(f"{waiting} run{'s are' if waiting > 1 else ' is'} not finished and left out.")
     if explanation.mixing.has_mixtures and explanation.mixing.similarity is None:
         notes.append(
-            "The target is a number, so there is no agreement with labels to show."
-            if run.is_regression
+            f"The target is {KIND_WORDS[run.kind]}, so there are no shares of classes to compare, and no agreement "
+            "with labels to show."
+            if run.kind != "class"
             else "The label counts of the clients are not known here, for example because the data stay on their "
             "nodes. So agreement with labels is not shown."
         )

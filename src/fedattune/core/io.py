@@ -149,8 +149,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
+EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""A number such as 1e-3, which YAML 1.1, and so PyYAML, takes for text unless it has a point and a sign."""
+
+
 def read_scalar(text: str) -> Any:
-    """Return the YAML value of `text`, or the text itself if it is not YAML."""
+    """Return the YAML value of `text`, or the text itself if it is not YAML; 1e-3 is a number."""
+    if EXPONENT.fullmatch(text.strip()):
+        return float(text)
     try:
         return yaml.load(text, _CarefulLoader)  # noqa: S506 (a safe loader)
     except (yaml.YAMLError, ValueError, RecursionError):

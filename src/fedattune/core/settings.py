@@ -670,6 +670,8 @@ class Settings(FlatSchema):
 
 RAY_DEFAULTS: dict[str, Any] = {info.alias or name: info.default for name, info in Ray.model_fields.items()}
 """Settings that need engine ray, and their defaults."""
+ROBUST_DEFAULTS: dict[str, Any] = {info.alias or name: info.default for name, info in Robust.model_fields.items()}
+"""Settings of robust aggregation, and their defaults: no rule."""
 
 UNDISTURBED: dict[str, Any] = {
     "cohort": 1.0, "drop_out": 0.0, "held_out": 0, "eval_clients": None, "attack": None, "attackers": None,

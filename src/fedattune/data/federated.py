@@ -18,7 +18,7 @@ from ..core.metrics import MetricName
 from ..core.targets import TargetKind, find_info_kind, find_kind
 from .augmentation import move_images
 from .client_index import PARTS, Client, ClientIndex, Part, RaggedIndex, hash_clients
-from .dataset import Dataset
+from .dataset import Dataset, scale_target
 from .on_disk import RowsOnDisk, hash_samples
 from .schema import Schema, describe_target, make_schema
 from .types import Array, Index, TargetScale
@@ -517,6 +517,25 @@ def rescale_target(federation: Federation, scale: TargetScale) -> Federation:
     )
     y = (federation.y.double() * deviation + mean - new_mean) / new_deviation
     return replace(federation, y=y.float(), target_scale=scale)
+
+
+def share_target_scale(pieces: Sequence[Federation], scale: TargetScale | None) -> list[Federation]:
+    """Return federations whose target, a number or several, is in deviations of one scale.
+
+    By default, this is the scale of all their training rows.
+    """
+    own = [piece.target_scale for piece in pieces]
+    if len(pieces) < 2 or any(one is None for one in own):
+        return list(pieces)
+    if scale is None:
+        values = [one.restore(piece.y.double().cpu().numpy()) for piece, one in zip(pieces, own, strict=True) if one]
+        starts = np.cumsum([0, *map(len, values)]).tolist()
+        train = [client.train + start for piece, start in zip(pieces, starts, strict=False) for client in piece.clients]
+        _, scale = scale_target(np.concatenate(values), train)
+    about = describe_target(scale)
+    return [
+        replace(rescale_target(one, scale), schema=one.schema and one.schema.model_copy(update=about)) for one in pieces
+    ]
 
 
 def fit_to_schema(federation: Federation, schema: Schema, where: str) -> Federation:

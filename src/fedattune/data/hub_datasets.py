@@ -74,12 +74,15 @@ class HubData(NamedTuple):
                 "one with features=['COLUMN']"
             )
         (feature,) = self.features
+        rows = self.rows
+        if type(rows.features[feature]).__name__ == "Image" and rows.format["type"] != "custom":
+            rows = rows.with_format(None)  # NumPy's format has channels last, and both NumPy's and PyTorch's have bytes
 
         def get(i: int) -> tuple[Any, Any]:
-            row = self.rows[i]
+            row = rows[i]
             return row[feature], row[self.target]
 
-        x, y = read_items(f"column {feature!r}", len(self.rows), get)
+        x, y = read_items(f"column {feature!r}", len(rows), get)
         return {name: (x[self.owner == u], y[self.owner == u]) for u, name in enumerate(self.owners)}
 
 

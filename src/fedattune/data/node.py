@@ -14,7 +14,7 @@ from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.options import Count, StrictSchema, describe_errors
 from .build import load_federation, partition_dataset
 from .client_files import CLIENT_SUFFIX, read_client
-from .federated import Federation, combine_federations, fit_to_schema, select_clients
+from .federated import Federation, combine_federations, fit_to_schema, select_clients, share_target_scale
 from .images.folder import find_image_files, load_image_folder
 from .images.hub import HUB_IDS
 from .schema import Schema, merge_schemas
@@ -287,7 +287,9 @@ def _read_tables(node: NodeConfig, files: Sequence[Path], schema: Schema | None,
     # A node knows nothing of other nodes' numbers, so each of its clients scales its own.
     as_named: dict[str, Any] = {"partition": "by_column", "small_clients": "error", "min_clients": 1, **split}
     as_named["scaling"] = "client"
-    pieces = [partition_dataset(data, **as_named) for data in tables]
+    pieces = share_target_scale(
+        [partition_dataset(data, **as_named) for data in tables], schema.target_scale if schema else None
+    )
     federation = combine_federations(node.data, pieces)
     return NodeData(federation, (None,) * federation.n_clients)
 

@@ -28,6 +28,7 @@ from .plan import Plan, ShouldStop, StoppedError
 
 if TYPE_CHECKING:
     from ..data import Federation
+    from ..data.client_index import Client
 
 Array = NDArray[Any]
 PARTS = ("test", "validation")
@@ -70,14 +71,17 @@ class SplitRows:
         lists = self.federation.part(cast(Any, part))
         return [np.asarray(lists[i]) for i in self.ids]
 
-    def gather(self, samples: Array) -> tuple[Array, Array]:
-        """Return the model's inputs, flat (n, F), and the targets (n,) of some samples."""
+    def gather(self, samples: Array, owners: Array | None = None) -> tuple[Array, Array]:
+        """Return the model's inputs, flat (n, F), and the targets (n,) of some samples.
+
+        With `has_client`, `owners` (n,) are the numbers of the clients, as clients may share samples.
+        """
         import torch
 
         index = torch.as_tensor(samples, device=self.federation.y.device)
         x = self.federation.features(index).float().cpu().numpy().reshape(len(samples), -1)
         if self.has_client:
-            x = np.hstack([x, np.eye(len(self.federation.clients), dtype=x.dtype)[self._owners[samples]]])
+            x = np.hstack([x, np.eye(len(self.federation.clients), dtype=x.dtype)[owners]])
         return x, self.federation.y[index].cpu().numpy()
 
     @cached_property
@@ -86,18 +90,11 @@ class SplitRows:
         federation = self.federation.rescale()
         return self if federation is self.federation else replace(self, federation=federation)
 
-    @cached_property
-    def _owners(self) -> Array:
-        """The number of each sample's client."""
-        owners = np.zeros(len(self.federation.y), dtype=np.int64)
-        for i, client in enumerate(self.federation.clients):
-            owners[client.all] = i
-        return owners
-
-    def pool(self) -> Array:
-        """Return the numbers of the training samples of all honest clients, also those that are not evaluated."""
+    def pool(self) -> tuple[Array, Array]:
+        """Return the training samples of all honest clients, also those that are not evaluated, and their clients."""
         lists = self.federation.part("train")
-        return np.concatenate([np.asarray(rows) for i, rows in enumerate(lists) if i not in self.excluded])
+        ids = [i for i in range(len(lists)) if i not in self.excluded]
+        return np.concatenate([np.asarray(lists[i]) for i in ids]), np.repeat(ids, lists.sizes[ids])
 
 
 def train_baselines(
@@ -193,7 +190,7 @@ def _list_baselines(plan: Plan, rows: SplitRows) -> Iterator[tuple[str, Kind, Pr
     yield "mean" if is_regression else "majority", "alone", lambda stop: _fit_each(rows, constant, stop)
     if "sklearn" in plan.experiment.baseline:
         first, fit = ("ridge", _fit_ridge) if is_regression else ("logistic", _fit_logistic)
-        is_large = len(rows.pool()) > MAX_TUNED_ROWS
+        is_large = len(rows.pool()[0]) > MAX_TUNED_ROWS
         strengths = (1.0,) if is_large else STRENGTHS[first]
         linear = [by_part(partial(fit, strength=strength), kind) for strength in strengths]
         yield f"{first} alone", "alone", lambda stop: _tune_each(rows, linear, stop)
@@ -282,9 +279,14 @@ def _fit_each(
 def _fit_pooled(rows: SplitRows, fit: Fit) -> dict[str, RowPredictions]:
     """Fit everybody's rows, scaled alike: scaling by client would hide how the clients differ."""
     rows = rows.pooled
-    fitted = fit(*rows.gather(rows.pool()), len(rows.federation.classes))
-    samples = {part: np.concatenate(rows.select(part)) for part in PARTS}
-    return _collect(rows, {part: [fitted(rows.gather(one)[0])] for part, one in samples.items() if len(one)})
+    fitted = fit(*rows.gather(*rows.pool()), len(rows.federation.classes))
+    outputs: dict[str, list[Array]] = {part: [] for part in PARTS}
+    for part, each in outputs.items():
+        samples = rows.select(part)
+        if any(map(len, samples)):
+            owners = np.repeat(rows.ids, [len(one) for one in samples])
+            each.append(fitted(rows.gather(np.concatenate(samples), owners)[0]))
+    return _collect(rows, outputs)
 
 
 def _collect(rows: SplitRows, outputs: dict[str, list[Array]]) -> dict[str, RowPredictions]:
@@ -297,7 +299,7 @@ def _collect(rows: SplitRows, outputs: dict[str, list[Array]]) -> dict[str, RowP
         if not sum(sizes):
             continue
         values = np.concatenate(each).astype(np.float64)
-        y = rows.gather(np.concatenate(samples))[1]
+        y = replace(rows, has_client=False).gather(np.concatenate(samples))[1]
         if scale is not None and rows.federation.kind == "number":  # several stay in deviations
             values, y = scale.restore(values), scale.restore(y)
         predictions[part] = RowPredictions(
@@ -387,7 +389,11 @@ def _fit_boosting(x: Array, y: Array, n_classes: int, categories: _Categories) -
     if len(y) < MIN_BOOSTED_ROWS or (n_classes and len(np.unique(y)) < 2):
         return _fit_constant(x, y, n_classes)
     kind = HistGradientBoostingClassifier if n_classes else HistGradientBoostingRegressor
-    model = kind(random_state=0, categorical_features=range(categories.n_merged)).fit(categories.merge(x), y)
+    # Beyond 10,000 rows, scikit-learn sets aside rows of each class to stop early, and fails if a class has one row.
+    has_lone = n_classes and np.unique(y, return_counts=True)[1].min() < 2
+    stopping = False if has_lone else "auto"
+    model = kind(random_state=0, categorical_features=range(categories.n_merged), early_stopping=stopping)
+    model.fit(categories.merge(x), y)
     if n_classes:
         predict = _wrap_classifier(model, n_classes)
         return lambda new: predict(categories.merge(new))
@@ -408,15 +414,18 @@ def _wrap_classifier(model: Any, n_classes: int) -> Fitted:
 
 def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> dict[str, RowPredictions]:
     """Train the model on everybody's rows in one place: one epoch in a round, unless the experiment gives epochs."""
-    from ..core.settings import RAY_DEFAULTS, UNDISTURBED
+    from ..core.settings import RAY_DEFAULTS, ROBUST_DEFAULTS, UNDISTURBED
     from ..data.client_index import Client, ClientIndex
     from ..training.fit import fit
 
     rows = rows.pooled
     experiment, federation = plan.experiment, rows.federation
     evaluated = {part: np.concatenate(rows.select(part)).astype(np.int64) for part in PARTS}
-    everybody = Client("everybody", rows.pool(), evaluated["validation"], evaluated["test"])
-    changed: dict[str, Any] = {**UNDISTURBED, **RAY_DEFAULTS, "engine": "auto", "accept": "always"}
+    everybody = Client("everybody", rows.pool()[0], evaluated["validation"], evaluated["test"])
+    samples = everybody.all
+    if len(np.unique(samples)) < len(samples):  # clients share samples, of which one client holds no sample twice
+        federation, everybody = _copy_samples(federation, everybody)
+    changed: dict[str, Any] = {**UNDISTURBED, **RAY_DEFAULTS, **ROBUST_DEFAULTS, "engine": "auto", "accept": "always"}
     changed |= {"steps": None, "epochs": experiment.training.epochs or 1}
     if BASELINE in plan.tuned:  # the same rate as for the model on a client's own rows
         changed["lr"] = plan.tuned[BASELINE].lr
@@ -434,5 +443,20 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
     for part, one in result.predictions.items():
         sizes = [len(each) for each in rows.select(part)]
         owner = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
-        predictions[part] = replace(one, client=owner, n_clients=len(sizes))
+        predictions[part] = replace(one, client=owner, sample=evaluated[part], n_clients=len(sizes))
     return predictions
+
+
+def _copy_samples(federation: "Federation", client: "Client") -> "tuple[Federation, Client]":
+    """Return a federation with a copy of every sample that a client holds more than once, and the client there."""
+    import torch
+
+    from ..data.client_index import Client
+    from ..data.on_disk import RowsOnDisk
+
+    index = torch.as_tensor(client.all, device=federation.device)
+    x = federation.x.select(index) if isinstance(federation.x, RowsOnDisk) else federation.x[index]
+    groups = None if federation.groups is None else federation.groups[client.all]
+    ends = np.cumsum([len(client.train), len(client.validation)])
+    copied = Client(client.name, *np.split(np.arange(len(index)), ends))
+    return replace(federation, x=x, y=federation.y[index], groups=groups, clients=[copied], source=""), copied

@@ -25,6 +25,7 @@ from ..core.io import read_json, write_json
 from .plan import Combination, Job, Plan, ShouldStop
 
 if TYPE_CHECKING:
+    from ..core.settings import Settings
     from ..data import Federation
     from ..runs.result import Result
     from .runner import ProgressDisplay
@@ -254,10 +255,25 @@ def _make_job(plan: Plan, federation: "Federation", name: str, one: Combination,
     options = {**plan.options[name], **one.options}
     job = plan.make_job(name, seed, f"tuning {name}, {rounds} rounds, {one.describe()}", folder)
     settings = job.settings.replace(lr=one.lr, rounds=rounds, held_out=0, eval_every=max(1, rounds // 10))
+    settings = settings.replace(**_suit_clients(settings, federation))
     if not plan.federation.part("validation").sizes.any():  # what is reported cannot stop early either
         settings = settings.replace(early_stopping="off")
     algorithm = plan.build_method(name, options)
     return replace(job, algorithm=algorithm, federation=federation, options=options, settings=settings)
+
+
+def _suit_clients(settings: "Settings", federation: "Federation") -> dict[str, Any]:
+    """Suit settings that count or name clients to those that have rows for tuning."""
+    n, changes = federation.n_clients, dict[str, Any]()
+    cohort, attack, robust = settings.participation.cohort, settings.attack, settings.defence.robust
+    if isinstance(cohort, int):
+        changes["cohort"] = min(cohort, n)
+    if attack is not None and isinstance(attack.attackers, int):
+        changes["attackers"] = min(attack.attackers, n - 1)
+    if robust is not None and robust.trusted is not None:
+        names = [name.strip() for name in robust.trusted.split(",")]
+        changes["trusted"] = ",".join(name for name in names if name in federation.names) or robust.trusted
+    return changes
 
 
 def _score(result: "Result | None", plan: Plan) -> float:

@@ -184,8 +184,17 @@ def _compare_logits(logits: LogitsFunction, model: nn.Module, card: ModelCard, f
     largest = 0.0
     for n in CHECK_BATCH_SIZES:
         x = draw_inputs(model, card, n, generator)
+        try:
+            with torch.no_grad():
+                ours = model(x)
+        except Exception as error:  # code of a user raises anything
+            raise RunError(
+                f"the model of client {card.get('client', '')!r} takes neither random inputs nor zeros of the shape "
+                f"{tuple(x.shape)}, so a file cannot be checked: {summarize_error(error)}; correct its forward, or "
+                "write the models unchecked by Result.save_models"
+            ) from error
         with torch.no_grad():
-            ours, theirs = model(x), logits(x)
+            theirs = logits(x)
         if not bool(ours.isfinite().all()):
             raise RunError(
                 f"the model of client {card.get('client', '')!r} gives values that are not finite, so its training "

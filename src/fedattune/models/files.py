@@ -131,7 +131,31 @@ def compute_reference_logits(model: nn.Module, card: ModelCard) -> Logits | None
 
 
 def draw_inputs(model: nn.Module, card: ModelCard, n: int, generator: torch.Generator) -> Tensor:
-    """Draw n inputs (n, ...) that the network can take: token numbers if it has a vocabulary, else normal numbers."""
+    """Draw n inputs (n, ...) that the network can take: token numbers if it has a vocabulary, else normal numbers.
+
+    A custom network may look up numbers in a table, which these miss: it gets small numbers of that table, or zeros.
+    """
+    # The first inputs never change, because files hold the outputs of older versions for them.
+    x = _draw_usual_inputs(model, card, n, generator)
+    if card["model"] in MODELS or _takes(model, x):
+        return x
+    sizes = [size for m in model.modules() if isinstance(size := getattr(m, "num_embeddings", None), int)]
+    half = max(1, min(sizes, default=1) // 2)  # the network may add to the numbers, such as 1 for the padding's -1
+    tokens = torch.randint(0, half, x.shape, generator=generator).to(x.dtype)
+    return next((one for one in (tokens, torch.zeros_like(x)) if _takes(model, one)), x)
+
+
+def _takes(model: nn.Module, x: Tensor) -> bool:
+    """Tell whether a network in evaluation mode takes these inputs."""
+    try:
+        with torch.no_grad():
+            model(x.clone())  # it may write over them
+    except Exception:  # code of a user raises anything
+        return False
+    return True
+
+
+def _draw_usual_inputs(model: nn.Module, card: ModelCard, n: int, generator: torch.Generator) -> Tensor:
     shape, integer = (n, *card["input_shape"]), get_integer_type(card)
     names = ("vocabulary",) if integer is None else ("vocabulary", "num_embeddings")
     sizes = [getattr(m, name, None) for m in model.modules() for name in names]

@@ -3,6 +3,7 @@
 import inspect
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from ..core.errors import ModelError
@@ -50,8 +51,17 @@ class WithPadding(nn.Module):
         """Return the model's output for padded sequences (B, length), or (B, length, F + 1)."""
         if x.dim() == 2:  # token numbers; those of a table are floating-point numbers
             tokens = x.long()
+            if x.is_floating_point() and "lengths" in self.arguments:
+                tokens = _move_to_front(tokens)
             padding_mask, x = tokens < 0, tokens.clamp_min(0)
         else:
             padding_mask, x = x[..., -1] == 0, x[..., :-1]
         found = {"padding_mask": padding_mask, "lengths": (~padding_mask).sum(1).clamp_min(1)}
         return cast(Tensor, self.model(x, **{name: found[name] for name in self.arguments}))
+
+
+def _move_to_front(tokens: Tensor) -> Tensor:
+    """Move padding before the tokens (B, length) behind them: characters of a table stand at the end of their row."""
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    first = (tokens >= 0).long().argmax(1, keepdim=True)
+    return tokens.gather(1, (places + first) % tokens.shape[1])

@@ -133,6 +133,13 @@ class TextNetwork(PretrainedNetwork):
         config = cast(Any, net).config
         self.vocabulary = int(config.vocab_size)
         longest = getattr(config, "max_position_embeddings", None)
+        skipped = [
+            m.padding_idx
+            for name, m in net.named_modules()
+            if name.endswith("position_embeddings") and isinstance(m, nn.Embedding) and m.padding_idx is not None
+        ]
+        if isinstance(longest, int) and skipped:  # RoBERTa counts positions from the one after the padding's
+            longest -= max(skipped) + 1
         if isinstance(longest, int) and length > longest:
             raise ModelError(
                 f"hf: got {length} inputs for each sample, and the network takes at most {longest} tokens; read a text "
@@ -247,7 +254,7 @@ def _load_network(
         config = transformers.AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
         config.num_labels = n_classes
         if is_text and config.pad_token_id is None:
-            config.pad_token_id = 0  # masked in any case
+            config.pad_token_id = _choose_padding(config)
         net, report = getattr(transformers, kind).from_pretrained(
             name,
             config=config,
@@ -264,6 +271,16 @@ def _load_network(
             f"({summarize_error(error)}); give an id of the Hugging Face hub or a folder that save_pretrained wrote"
         ) from error
     return net, [net.get_parameter(key) for key in report["missing_keys"] if key in dict(net.named_parameters())]
+
+
+def _choose_padding(config: Any) -> int:
+    """Choose the token that fills texts of a network without one for padding: the end of text, which no text has.
+
+    The mask hides it, but such a network predicts from the last token that is another one.
+    """
+    end = getattr(config, "eos_token_id", None)
+    end = end[0] if isinstance(end, list) and end else end
+    return end if isinstance(end, int) and 0 <= end < int(config.vocab_size) else 0
 
 
 def _count_activations(config: Any, length: int) -> int:

@@ -1,5 +1,6 @@
 """Images in folders of clients and classes: labels, sizes, colours, what is left out, and the node that holds some."""
 
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from PIL import Image
 from data.nodes import loaded
 from fedattune import ConfigError, DataError, Federation, fit, load_federation
 from fedattune.data import Schema, infer_schema
+from fedattune.data.images.decode import decode_image
 from fedattune.data.node import find_node_problems
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import prepare_data
@@ -213,3 +215,42 @@ def test_a_node_makes_its_images_fit_the_schema_or_says_why_not(root: Path) -> N
     assert [one.text for one in problems] == [
         f"the node's configuration: target goes only with a table, not with {str(root)!r}"
     ]
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
+def test_photos_are_read_upright(tmp_path: Path, suffix: str) -> None:
+    upright = Image.new("L", (8, 16), 0)
+    upright.paste(255, (0, 8, 8, 16))  # black above, white below
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a viewer turns it by 90 degrees clockwise
+    for client in "ab":
+        for label in "xy":
+            for number in range(3):
+                save(file := tmp_path / client / label / f"{number}.{suffix}", 0)
+                if number:
+                    upright.save(file)
+                else:
+                    upright.transpose(Image.Transpose.ROTATE_90).save(file, exif=turned)
+    x = load_federation(tmp_path).x.float().mean(1)
+    assert x.shape[1:] == (16, 8)
+    assert bool((x[:, :6] < 40).all())
+    assert bool((x[:, -6:] > 215).all())
+
+
+def test_broken_exif_does_not_matter() -> None:
+    out = io.BytesIO()
+    Image.new("L", (4, 6), 7).save(out, "JPEG", exif=b"Exif\0\0not TIFF at all")
+    assert decode_image(out.getvalue(), None, None, "it").shape == (1, 6, 4)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_becomes_white(mode: str) -> None:
+    drawing = Image.new("RGBA", (4, 3), (0, 0, 0, 0))
+    drawing.putpixel((1, 2), (0, 0, 0, 255))  # black on a transparent ground, which is black as well
+    drawing = drawing.quantize(4) if mode == "P" else drawing.convert(mode)
+    out = io.BytesIO()
+    drawing.save(out, "PNG")
+    x = decode_image(out.getvalue(), None, None, "it")
+    assert x.shape == (3, 3, 4)
+    assert not x[:, 2, 1].any()
+    assert (x == 255).sum() == 3 * 11

@@ -42,7 +42,7 @@ class ClientSummary:
     """One client in short.
 
     Attributes:
-        value: the metric, in percent if it is a share, mean over the seeds; None if the client's rows do not define it.
+        value: the metric, in percent if it is a share, mean over the runs that define it; None if none does.
         shares: its last mixture, averaged over the components, if it has one.
         agreement: of that mixture with label similarity, where labels are known.
     """
@@ -131,12 +131,13 @@ class RunExplanation:
     def summarize_client(self, i: int) -> ClientSummary:
         mixing, position = self.mixing, self.mixing.positions[i]
         client, shares = self.run.clients[position], mixing.shares[i]
-        value = float(np.mean([*self._measure_by_run(self.groups[self.method], position).values()]))
+        # As in all tables, runs whose test rows do not define the metric are left out: splits have other rows.
+        values = [one for one in self._measure_by_run(self.groups[self.method], position).values() if np.isfinite(one)]
         return ClientSummary(
             mixing.names[i],
             client.n_train,
             client.n_test,
-            value if np.isfinite(value) else None,
+            float(np.mean(values)) if values else None,
             self._compute_gain(position),
             shares,
             mixing.compare_with_labels(mixing.mean, i) if shares else None,

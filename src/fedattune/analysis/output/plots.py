@@ -345,8 +345,9 @@ def _choose_byte_unit(largest: float) -> tuple[float, str]:
 
 
 def _describe_seeds(groups: dict[str, list[RunMetrics]]) -> str:
-    seeds = max(map(len, groups.values()))
-    return f"mean over {seeds} seeds" if seeds > 1 else "one seed"
+    n = max(map(len, groups.values()))
+    has_splits = len({run.split for group in groups.values() for run in group}) > 1
+    return f"mean over {n} {'runs (seeds and splits)' if has_splits else 'seeds'}" if n > 1 else "one seed"
 
 
 MAX_AXIS_NAMES = 24

@@ -15,6 +15,8 @@ from ..types import Array
 
 GREY_MODES = ("1", "L")
 """Pillow's names of modes with one channel of at most 8 bits."""
+DECODER = "upright, on white"
+"""What is done to images beside decoding them; a new text makes entries of the cache anew."""
 UNREADABLE = (OSError, ValueError, SyntaxError)
 """Errors of Pillow for broken files, beside `DecompressionBombError`; a broken PNG is a syntax error."""
 ColourMode = Literal["L", "RGB"] | None
@@ -42,9 +44,13 @@ def read_images(
     The column of the label is by default the one with most classes. `owner` is the column that names each image's
     natural client. `mode` makes all images grey or coloured; by default they become like the first one.
     """
-    # Two decoders of JPEG need not agree on every pixel, so the key holds Pillow's version.
     options = (label, owner, mode)
-    return read_cached(files, [*options, version("pillow")], lambda: decode_images(files, *options))
+    return read_cached(files, [*options, *describe_decoder()], lambda: decode_images(files, *options))
+
+
+def describe_decoder() -> list[str]:
+    """Return what decides on pixels, for keys of the cache: two versions of Pillow need not agree on every one."""
+    return [version("pillow"), DECODER]
 
 
 def read_cached(files: Sequence[Path], options: Sequence[Any], make: Callable[[], Images]) -> Images:
@@ -133,7 +139,7 @@ def decode_image(
     try:
         with Image.open(io.BytesIO(data)) as opened:
             is_grey = (mode or opened.mode) in GREY_MODES if like is None else like.shape[1] == 1
-            image = read_pixels(opened, where, is_grey, size)
+            image = read_pixels(turn_upright(opened), where, is_grey, size)
     except (*UNREADABLE, Image.DecompressionBombError) as error:
         raise DataError(f"{where} cannot be decoded as an image: {error}") from error
     if like is not None and image.shape != like.shape[1:]:
@@ -141,16 +147,56 @@ def decode_image(
     return image
 
 
+def turn_upright(image: Any) -> Any:
+    """Return an opened image as viewers show it: cameras note beside the pixels how they were held (EXIF)."""
+    from PIL.Image import Transpose
+
+    image.load()  # Pillow turns TIFF by itself, and finds the EXIF of some PNG files only now
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    turn = turns.get(_read_orientation(image))
+    return image if turn is None else image.transpose(turn)
+
+
+def read_upright_size(image: Any) -> tuple[int, int]:
+    """Return width and height of an opened image once it is upright, without decoding it."""
+    # Of TIFF, Pillow gives the upright size; it would decode a PNG file to look for EXIF at its end.
+    is_known = image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info)
+    width, height = image.size
+    return (height, width) if not is_known and _read_orientation(image) in (5, 6, 7, 8) else (width, height)
+
+
+def _read_orientation(image: Any) -> int:
+    """Return the orientation from 1 to 8 of EXIF; 1, upright, if there is none."""
+    from PIL.ExifTags import Base
+
+    try:
+        return int(image.getexif().get(Base.Orientation, 1))
+    except Exception:  # the pixels are good, and broken notes beside them raise many kinds
+        return 1
+
+
 def read_pixels(image: Any, where: str, is_grey: bool | None = None, size: int | None = None) -> Array:
     """Return a PIL image as (channels, height, width), uint8: grey or coloured as told, or else as it is.
 
-    `size` resizes it to this height and width, in pixels.
+    What is transparent lies on white, because drawings often have black below it, too. `size` resizes the image to this
+    height and width, in pixels.
     """
     from PIL import Image
 
     if image.mode[0] in "IF":  # conversion would cut most values to white
         raise DataError(f"{where} has more than 8 bits per channel (mode {image.mode}); convert it to 8 bits")
     mode = "L" if (image.mode in GREY_MODES if is_grey is None else is_grey) else "RGB"
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     converted = image if image.mode == mode else image.convert(mode)
     pixels = np.asarray(converted if size is None else converted.resize((size, size), Image.Resampling.BILINEAR))
     return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)

@@ -1,7 +1,6 @@
 """Images in folders: one folder per class, and around these one folder per client where the clients are known."""
 
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -13,7 +12,16 @@ from ..dataset import Dataset
 from ..schema import Schema
 from ..types import Array
 from . import build_image_dataset
-from .decode import GREY_MODES, UNREADABLE, ColourMode, Images, decode_image, read_cached
+from .decode import (
+    GREY_MODES,
+    UNREADABLE,
+    ColourMode,
+    Images,
+    decode_image,
+    describe_decoder,
+    read_cached,
+    read_upright_size,
+)
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 """Endings of the files that count as images, as in torchvision's `ImageFolder`."""
@@ -41,7 +49,7 @@ def load_image_folder(
     """Images in files CLIENT/CLASS/*.png or, for data to be divided, CLASS/*.png (also .jpg and others).
 
     Classes are the names of the folders of all clients together, in sorted order. Where some images are coloured, grey
-    ones become coloured.
+    ones become coloured. Photos are turned upright as their EXIF says, and what is transparent becomes white.
 
     Args:
         path: the folder.
@@ -66,7 +74,7 @@ def load_image_folder(
         return Images(x, y, classes, notes, True, owner if owners else None, owners)
 
     places = [file.path.relative_to(path).as_posix() for file in files]
-    options = ["folder", places, classes, image_size, mode, version("pillow")]
+    options = ["folder", places, classes, image_size, mode, *describe_decoder()]
     images = read_cached([file.path for file in files], options, decode)
     notes = (*images.notes, *_describe_left_out(path, left_out))
     return build_image_dataset(path.resolve().name, images._replace(notes=notes), scaling)
@@ -149,7 +157,7 @@ def _decode(
     for path, *_ in files:
         try:
             with Image.open(path) as opened:
-                shapes.setdefault(opened.size, path)
+                shapes.setdefault(read_upright_size(opened), path)
                 n_grey += opened.mode in GREY_MODES
         except (*UNREADABLE, Image.DecompressionBombError) as error:
             raise DataError(f"{path} cannot be read as an image: {error}; correct or delete it") from error
@@ -163,7 +171,7 @@ def _decode(
     chosen = mode or ("L" if n_grey == len(files) else "RGB")
     x: Array | None = None
     for row, (path, *_) in enumerate(files):
-        image = decode_image(path.read_bytes(), None, chosen, str(path), size)
+        image = decode_image(path.read_bytes(), x, chosen, str(path), size)
         if x is None:
             x = np.empty((len(files), *image.shape), dtype=np.uint8)
         x[row] = image

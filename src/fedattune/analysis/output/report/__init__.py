@@ -17,6 +17,7 @@ from ...._version import __version__
 from ....core.errors import RunError
 from ....core.io import write_text
 from ....core.metrics import METRICS, Metric, MetricName, format_gain, format_interval
+from ....core.targets import KIND_WORDS
 from ....runs.folder import RunFolder
 from ....runs.metrics import NewcomerResult, RunMetrics
 from ...compare import BASELINE, FloatArray, average_clients, compute_gains_over_local, group_by_algorithm
@@ -160,13 +161,17 @@ Groups = dict[str, list[RunMetrics]]
 
 
 def build_curves(groups: Groups) -> list[dict[str, Any]]:
-    """Build, for each method and seed: rounds, bytes and seconds so far, mean and worst tenth of the curve."""
+    """Build, for each method and seed: rounds, bytes and seconds so far, mean and worst tenth of the curve.
+
+    These are of the rounds that all runs of the method have, as means of other rounds would be of unlike models.
+    """
     curves = []
     for name, runs in groups.items():
         seeds = []
-        for run in runs:
-            history = [entry for entry in run.history if entry[run.evaluation_point]]
-            entries = [history[i] for i in thin_out(range(len(history)), MAX_CURVE_POINTS)]
+        histories = [{entry["round"]: entry for entry in run.history if entry[run.evaluation_point]} for run in runs]
+        rounds = thin_out(sorted(set.intersection(*map(set, histories))), MAX_CURVE_POINTS)
+        for run, history in zip(runs, histories, strict=True):
+            entries = [history[r] for r in rounds]
             seeds.append(
                 {
                     "seed": run.settings.seed,
@@ -277,6 +282,7 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
         "hidden": len(first.run.facts["clients"]) + len(first.marked) - len(clients),
         "labels": None if first.labels is None else first.labels[clients].astype(int).tolist(),
         "classes": list(first.run.facts["classes"]),
+        "target": None if first.run.kind == "class" else KIND_WORDS[first.run.kind],
         "label_order": None if similarity is None else seriate(similarity[square])[0],
         "methods": methods,
     }, content

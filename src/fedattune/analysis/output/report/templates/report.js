@@ -38,13 +38,14 @@
   addEventListener("afterprint", printing(false));
 
   const style = (name) => {
-    const i = D.methods.filter((m) => m !== ALONE).indexOf(name);
+    const i = D.methods.filter((m) => m !== ALONE).indexOf(name), other = i + Math.floor(i / 8); // no two look alike
     return name === ALONE ? { colour: P.ink, dash: [3, 3], symbol: "emptyCircle" }
-      : { colour: P.lines[i % 8], dash: DASHES[i % 8], symbol: SYMBOLS[i % 8] };
+      : { colour: P.lines[i % 8], dash: DASHES[other % 8], symbol: SYMBOLS[other % 8] };
   };
   const text = (value) => String(value).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
   const signed = (value, size) => (value > 0 ? "+" : value < 0 ? "\u2212" : "") + size;
-  const points = (value) => signed(value, number(Math.abs(value)));
+  // As on the terminal, a small gain keeps three digits: a loss of 0.004 is not 0.00.
+  const points = (value) => signed(value, UNIT && value && Math.abs(value) < 0.1 ? String(Number(Math.abs(value).toPrecision(3))) : number(Math.abs(value)));
   const samples = (value) => signed(value, String(Number(Math.abs(value).toFixed(1))));
   const bytes = (n) => {
     const units = ["B", "kB", "MB", "GB", "TB"];
@@ -60,7 +61,7 @@
   const tip = () => ({ backgroundColor: P.card, borderColor: P.line, textStyle: { color: P.ink, fontSize: 13 }, confine: true });
 
   function choose(select, names, chosen, changed) {
-    select.innerHTML = names.map((n) => `<option>${text(n)}</option>`).join("");
+    select.innerHTML = names.map((n) => `<option value="${text(n)}">${text(n)}</option>`).join(""); // a value keeps its spaces
     if (chosen !== undefined) select.value = chosen;
     select.addEventListener("change", changed);
   }
@@ -105,16 +106,15 @@
     for (const { method, seeds } of D.curves) {
       if (!seeds.length) continue;
       const { colour, dash, symbol } = style(method);
-      const n = Math.min(...seeds.map((s) => s.rounds.length));
-      const at = (s, key, i) => s[key][s.rounds.length === n ? i : Math.min(i, s.rounds.length - 1)];
-      const mean = (key, i) => seeds.reduce((sum, s) => sum + at(s, key, i), 0) / seeds.length;
+      const n = seeds[0].rounds.length; // all seeds have the same rounds
+      const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length;
       const line = [], low = [], band = [];
       for (let i = 0; i < n; i += 1) {
-        const values = seeds.map((s) => at(s, y, i));
-        const where = mean(x, i);
-        line.push([where, mean(y, i)]);
-        low.push([where, Math.min(...values)]);
-        band.push([where, Math.max(...values) - Math.min(...values)]);
+        const values = seeds.map((s) => s[y][i]), where = mean(seeds.map((s) => s[x][i]));
+        const isKnown = !values.includes(null); // else an error was not finite: a gap, not 0
+        line.push([where, isKnown ? mean(values) : null]);
+        low.push([where, isKnown ? Math.min(...values) : null]);
+        band.push([where, isKnown ? Math.max(...values) - Math.min(...values) : null]);
       }
       // The legend takes its mark from the first series of a name.
       series.push({ type: "line", name: method, data: line, symbol, symbolSize: 6, showSymbol: n < 25, itemStyle: { color: colour },
@@ -130,7 +130,7 @@
       legend: { type: "scroll", top: 0, itemWidth: 36, textStyle: { color: P.ink } },
       grid: { left: 52, right: 24, top: 44, bottom: 84 },
       tooltip: { ...tip(), trigger: "axis", formatter: (all) => {
-        const lines = all.filter((p) => series[p.seriesIndex].lineStyle.opacity !== 0);
+        const lines = all.filter((p) => series[p.seriesIndex].lineStyle.opacity !== 0 && p.value[1] !== null);
         return lines.length ? `${x === "rounds" ? "round " : ""}${format(lines[0].value[0])}<br>` + lines
           .sort((a, b) => (D.curve.higher ? 1 : -1) * (b.value[1] - a.value[1])).map((p) => `${p.marker}${text(p.seriesName)} ${curveNumber(p.value[1])}${D.curve.unit}`).join("<br>") : "";
       } },
@@ -200,11 +200,11 @@
     if (at.gain) {
       const tone = (v) => (v < 0 ? "minus" : v > 0 ? "plus" : "");
       columns.push({ key: "gain", title: "gain", value: (i) => at.gain[i], html: (i) => (at.gain[i] === null ? "-" : `<span class="${tone(at.gain[i])}">${points(at.gain[i])}</span>`) });
-      if (HAS_SAMPLES) columns.push({ key: "samples", title: "in samples", value: (i) => at.gain[i] * C.test[i], html: (i) => (at.gain[i] === null ? "-" : samples(at.gain[i] * C.test[i] / 100)) });
+      if (HAS_SAMPLES) columns.push({ key: "samples", title: "in samples", value: (i) => (at.gain[i] === null ? null : at.gain[i] * C.test[i]), html: (i) => (at.gain[i] === null ? "-" : samples(at.gain[i] * C.test[i] / 100)) });
     }
     if (at.own) {
       percent("own", "own weight %", at.own);
-      columns.push({ key: "partners", title: "learns most from", value: (i) => (at.partners[i][0] || [""])[0], left: true,
+      columns.push({ key: "partners", title: "learns most from", value: (i) => (at.own[i] === null ? null : (at.partners[i][0] || [""])[0]), left: true,
         html: (i) => at.own[i] === null ? "-" : at.partners[i].map(([n, w]) => `${text(n)} (${w.toFixed(1)}%)`).join(", ") || "nobody" });
     }
     return columns;
@@ -217,10 +217,11 @@
       && (only === "all" || (gain && (only === "lose" ? gain[i] < 0 : gain[i] > 0))));
     const compare = (a, b) => {
       const x = by.value(a), y = by.value(b);
-      if (typeof x === "string") return x.localeCompare(y, undefined, { numeric: true });
-      return (x ?? Infinity) - (y ?? Infinity);
+      if (x === null || y === null) return (x === null) - (y === null); // what is not known is last, up or down
+      const order = typeof x === "string" ? x.localeCompare(y, undefined, { numeric: true }) : x - y;
+      return state.down ? -order : order;
     };
-    keep.sort((a, b) => (state.down ? compare(b, a) : compare(a, b)) || a - b);
+    keep.sort((a, b) => compare(a, b) || a - b);
     const shown = keep.slice(0, state.shown);
     $("count").textContent = `${keep.length} of ${C.ids.length} clients` + (shown.length < keep.length ? `, the first ${shown.length} shown` : "");
     const [head, body] = $("clients").children;
@@ -246,7 +247,7 @@
     const network = chart("network"), evolution = chart("evolution");
     const n = M.clients.length, names = M.names;
     const mixed = Object.keys(M.methods);
-    if (!labels) $("label-part").innerHTML = `<h3>Labels</h3><p>${M.classes.length ? "Label counts are not in the store: they stay with the clients, or an older version made the run." : "The target is a number, so there are no labels to compare."}</p>`;
+    if (!labels) $("label-part").innerHTML = `<h3>Labels</h3><p>${M.target ? `The target is ${text(M.target)}, so there are no shares of classes to compare.` : "Label counts are not in the store: they stay with the clients, or an older version made the run."}</p>`;
     $("hidden").textContent = M.hidden ? `${n} of ${n + M.hidden} clients are shown, evenly from all.` : "";
     const method = () => M.methods[$("mix-method").value];
     const component = () => $("component").selectedIndex;
