@@ -255,7 +255,7 @@ class SGD(Optimizing, Probing, StepMeasuring):
 
 
 class PartTraining:
-    """Marks client rules that train the tensors that the method keeps on clients apart from the others.
+    """Mark client rules that train the method's personal tensors and the other tensors in separate phases.
 
     `personal_names` of their context are these tensors alone, without BatchNorm layers that `bn_affine` keeps too.
     """

@@ -90,8 +90,8 @@ class RoundContext(NamedTuple):
         n_steps: local steps of this client in this round, a scalar tensor.
         round: number of the round, from 1, a scalar tensor.
         cohort_size: clients in the cohort, |S|.
-        personal_names: names of the tensors that never leave the client; for rules that train parts apart
-            (`PartTraining`) those of the method itself, without BatchNorm layers that `bn_affine` keeps there.
+        personal_names: names of the tensors that never leave the client; for a `PartTraining` rule, those of the method
+            itself, without BatchNorm layers that `bn_affine` keeps there.
         is_uploaded: whether this client's upload may change what the server sends to others, a scalar bool tensor;
             false for clients that train outside the cohort and for clients that join after training.
         lr_change: the rate over that of the round before; 1 without a schedule.

@@ -86,7 +86,7 @@ class PlainAttention(TorchFunctionMode):
 
 
 class ModelTraits(NamedTuple):
-    """What a forward pass does besides its outputs; see `Task.inspect`.
+    """Effects of a forward pass beside its outputs; see `Task.inspect`.
 
     Attributes:
         mixes_rows: in training, the outputs for a row, or buffers, depend on the other rows of the batch.

@@ -16,7 +16,7 @@ from ..types import Array
 GREY_MODES = ("1", "L")
 """Pillow's names of modes with one channel of at most 8 bits."""
 DECODER = "upright, on white"
-"""What is done to images beside decoding them; a new text makes entries of the cache anew."""
+"""Changes of decoded images, as a part of cache keys: another text makes new entries."""
 UNREADABLE = (OSError, ValueError, SyntaxError)
 """Errors of Pillow for broken files, beside `DecompressionBombError`; a broken PNG is a syntax error."""
 ColourMode = Literal["L", "RGB"] | None
@@ -186,7 +186,7 @@ def _read_orientation(image: Any) -> int:
 def read_pixels(image: Any, where: str, is_grey: bool | None = None, size: int | None = None) -> Array:
     """Return a PIL image as (channels, height, width), uint8: grey or coloured as told, or else as it is.
 
-    What is transparent lies on white, because drawings often have black below it, too. `size` resizes the image to this
+    Transparent pixels become white, because drawings often have black below them, too. `size` resizes the image to this
     height and width, in pixels.
     """
     from PIL import Image
