@@ -1,5 +1,7 @@
 """The Python entry: clients as arrays, tensors, Datasets or mappings."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -93,6 +95,8 @@ def test_bytes_stay_bytes_and_are_noted():
         ([(np.zeros((4, 2)), np.zeros(4, dtype=complex))], "y must hold"),
         ([(np.zeros((4, 2)), [0, -1, 0, 1])], "client '0': labels must be whole.*target_type='number'"),
         ([(np.zeros((4, 2)), [0, np.nan, 0, 1])], "client '0': the target of sample 1 is nan"),
+        ([(np.zeros((4, 2)), np.array(["a", "b", None, "a"]))], "client '0': sample 2 has no label"),
+        ([(np.zeros((4, 2)), np.array(["a", math.nan, "b", "a"], dtype=object))], "client '0': sample 1 has no label"),
         ([(np.zeros((4, 2)), [2.5] * 4)], "all targets are 2.5; there is nothing to predict"),
         ([5], "client '0': expected a pair"),
         ([Items([1, 2])], "must be a pair"),

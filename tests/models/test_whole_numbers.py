@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import fedattune
 from fedattune import DataError, Federation, ModelError
-from fedattune.data import infer_schema
+from fedattune.data import Schema, infer_schema
+from fedattune.data.tables.new_rows import read_rows
 from fedattune.models.inputs import suit_inputs
 
 VOCABULARY, LENGTH = 9, 5
@@ -117,6 +118,14 @@ def test_export_and_predict(tmp_path: Path, tokens: Federation) -> None:
     table.write_text(header + "0,1,2,3,0.5\n")
     with pytest.raises(DataError, match=r"column 'e' holds 0\.5 in data row 1, and the model takes whole numbers"):
         fedattune.predict(file, table, factory=f"{__file__}:build")
+
+
+def test_large_whole_numbers_are_not_rounded(tmp_path: Path) -> None:
+    """float32, in which other numbers are read, has no 2**24 + 1."""
+    table = tmp_path / "rows.csv"
+    table.write_text("a,b\n16777217,1\n")
+    rows = read_rows(table, Schema(classes=("x", "y"), input_shape=(2,), input_type="int64"), None)
+    assert rows.x.tolist() == [[2**24 + 1, 1]]
 
 
 def test_a_graph_takes_int64(tmp_path: Path, tokens: Federation) -> None:

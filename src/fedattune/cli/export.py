@@ -132,7 +132,7 @@ def predict(space: Namespace, problems: Sequence[str]) -> int:
             numbers = ", ".join(f"{METRICS[key].label} {format_number(value)}" for key, value in metrics.items())
             print_message(f"{numbers} ({n_known:,} rows)")
         elif predictions.accuracy is None:
-            print_message("accuracy: no row has a known class")
+            print_message(f"no row has a known {'class' if predictions.classes else 'target'}, so nothing is scored")
         else:
             accuracy = f"{100 * predictions.accuracy:.2f}%"
             print_message(f"accuracy: {accuracy} ({predictions.n_correct:,} of {n_known:,} rows)")

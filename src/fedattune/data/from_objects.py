@@ -209,6 +209,9 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
         )
     if y.dtype.kind not in "buifUO":
         raise DataError(f"{where}: y must hold numbers or text, got {y.dtype}")
+    if y.dtype.kind == "O" and (gaps := [i for i, label in enumerate(y.flat) if _is_missing(label)]):
+        row = gaps[0] // (y.size // len(y))
+        raise DataError(f"{where}: sample {row} has no label; leave such samples out, or give them a class")
     if y.dtype.kind == "b" and y.ndim == 1:
         y = y.astype(np.int64)
     row = None
@@ -219,6 +222,10 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
     if row is not None:
         raise DataError(f"{where}: sample {row} holds NaN or a value that is not finite in float32")
     return x, y
+
+
+def _is_missing(label: Any) -> bool:
+    return label is None or (not isinstance(label, str) and str(label) in ("nan", "<NA>", "NaT"))
 
 
 def _convert(where: str, x: Array) -> Array:

@@ -13,6 +13,7 @@ import pytest
 import fedattune
 from data.table_files import columns, parquet
 from fedattune import DataError
+from fedattune.cli import main
 from fedattune.data import Schema, infer_schema
 from fedattune.data.tables import load_table
 from fedattune.data.tables.by_schema import find_table_problems
@@ -131,14 +132,18 @@ def test_labels_of_a_table_from_comparison_to_predictions(cli: Callable[..., Any
     assert [int(float(p) > 0.5) for p in first[5:]] == [int(one) for one in first[1:5]]
 
 
-def test_numbers_of_a_table_are_predicted_in_their_units(tmp_path: Path) -> None:
+def test_numbers_of_a_table_are_predicted_in_their_units(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = _several(tmp_path)
     data = fedattune.load_federation(file, client_column="site", target="weight,height")
     result = fedattune.fit(data, "local", rounds=3, lr=0.1)
-    found = fedattune.predict(result.save_models(tmp_path / "models")[0], file)
+    (model, *_) = result.save_models(tmp_path / "models")
+    found = fedattune.predict(model, file)
     assert found.values is not None
     assert found.values.shape == (40, 2)
     assert 50 < found.values[:, 0].mean() < 120
     assert 1 < found.values[:, 1].mean() < 3
     assert found.to_csv().splitlines()[0] == "row,weight,height"
     assert found.metrics["rmse"] < 3  # in deviations
+    unknown = _several(tmp_path, weight=[70.5, None] * 20, height=[None, 1.8] * 20)
+    assert main(["predict", str(model), "--data", str(unknown)]) == 0
+    assert "no row has a known target, so nothing is scored" in capsys.readouterr().err

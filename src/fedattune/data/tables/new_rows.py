@@ -96,8 +96,9 @@ def _read_number_rows(table: TableFile, schema: Schema) -> NewRows:
     notes = [*_describe_file(table), *_note_unused(table, (*names, target or ""))]
     shape = f"samples of shape {schema.input_shape}"
     notes.append(f"the columns {names[0]!r} to {names[-1]!r} are taken as they stand, as {shape}")
+    dtype = np.float64 if schema.input_type == "int64" else np.float32  # float32 rounds whole numbers above 2**24
     with np.errstate(over="ignore"):  # reported just below
-        x = np.column_stack([table.values(name).astype(np.float32) for name in names])
+        x = np.column_stack([table.values(name).astype(dtype) for name in names])
     wrong = np.argwhere(~np.isfinite(x))
     if len(wrong):
         row, column = wrong[0]
