@@ -210,8 +210,8 @@ def _read_samples(where: str, item: Any) -> LabelledSamples:
     if y.dtype.kind not in "buifUO":
         raise DataError(f"{where}: y must hold numbers or text, got {y.dtype}")
     if y.dtype.kind == "O" and (gaps := [i for i, label in enumerate(y.flat) if _is_missing(label)]):
-        row = gaps[0] // (y.size // len(y))
-        raise DataError(f"{where}: sample {row} has no label; leave such samples out, or give them a class")
+        sample = gaps[0] // (y.size // len(y))
+        raise DataError(f"{where}: sample {sample} has no label; leave such samples out, or give them a class")
     if y.dtype.kind == "b" and y.ndim == 1:
         y = y.astype(np.int64)
     row = None
