@@ -8,7 +8,10 @@ Two kinds of parts end with `<!-- end -->`:
 
 import re
 
-from fedattune.studies.claims import answer_claims, describe_correction, describe_range
+from scipy.stats import false_discovery_control
+
+from fedattune.analysis.verdict.statistics import adjust_by_holm
+from fedattune.studies.claims import CONFIDENCE, Comparison, answer_claims, describe_correction, describe_range
 from fedattune.studies.table import render_lines
 
 from . import links, methods
@@ -31,14 +34,27 @@ def fill_page(page: str) -> str:
 def _make_claims() -> str:
     """Make the table of all claims, with our answers and the differences behind them."""
     lines = [["paper", "claim", "our answer", "after Holm", "difference in points", "table"]]
+    compared: list[Comparison] = []
     for results in methods.load_studies().values():
         study = results.study
         link = f"[{study.name}](../results/{study.name}/table.md)"
-        lines += [
-            [study.source, answer.claim.text, answer.text, describe_correction(answer), describe_range(answer), link]
-            for answer in answer_claims(results)
-        ]
-    return "\n".join(render_lines(lines))
+        for answer in answer_claims(results):
+            differences = describe_range(answer)
+            lines.append([study.source, answer.claim.text, answer.text, describe_correction(answer), differences, link])
+            compared += answer.comparisons
+    return "\n".join([*render_lines(lines), "", _describe_all(compared)])
+
+
+def _describe_all(compared: list[Comparison]) -> str:
+    """Say how many differences are sure within their claim, and how many after a correction for the whole page."""
+    ps, level = [one.p for one in compared], 1 - CONFIDENCE
+    by_holm = sum(p <= level for p in adjust_by_holm(ps))
+    by_rate = sum(p <= level for p in false_discovery_control(ps))
+    return (
+        f"Of these {len(compared)} comparisons, {sum(one.is_sure for one in compared)} are sure after Holm's "
+        f"correction within each claim, {by_holm} after one over all claims at once, and {by_rate} where one in twenty "
+        "of those found may be wrong (Benjamini and Hochberg)."
+    )
 
 
 def _read_section(study: str, heading: str) -> str:

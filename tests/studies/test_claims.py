@@ -15,9 +15,11 @@ from fedattune.studies.claims import (
     answer_claims,
     compute_interval,
     compute_p,
+    compute_p_ranks,
     compute_p_small,
     describe_marks,
     describe_range,
+    describe_ranks,
     format_answers,
     to_csv,
 )
@@ -131,7 +133,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert head == ",".join(CLAIM_COLUMNS)
     assert line == (
         "made-up,Averaging is better.,holds partly (1 of 2 comparisons),holds partly (1 of 2 comparisons),"
-        "one,FedAvg,Local,0.0,5.000,2.516,7.484,0.013,0.026,1,1,3,0,0"
+        "one,FedAvg,Local,0.0,5.000,2.516,7.484,0.013,,0.026,1,1,3,0,0"
     )
 
 
@@ -205,6 +207,23 @@ def test_p_values_by_hand() -> None:
     assert compute_p([2, 2, 2]) == 0
     low = compute_interval([1, 2, 3]).low
     assert compute_p([1, 2, 3], by=low) == pytest.approx(0.05)
+
+
+def test_ranks_are_tested_too_as_one_seed_may_be_far_from_the_others() -> None:
+    """All six differences are above zero, by chance in 2 of 64 cases, and one outlier hides it from Student's t."""
+    assert compute_p_ranks([1, 2, 3, 4, 5, 100]) == 2 / 64
+    assert compute_p_ranks([2, 3, 4, 5, 6, 101], by=1) == 2 / 64
+    assert compute_p_ranks([-2, -3, -4, -5, -6, -101], by=-1) == 2 / 64
+    assert compute_p_ranks([-0.5] * 6, by=-1) < 0.05
+    assert compute_p_ranks([0.5] * 6, by=1) == compute_p_ranks([1, 2, 3, 4, 5]) == compute_p_ranks([0] * 6) == 1
+    local = [50.0] * 6
+    far = {("Local", "one"): local, ("FedAvg", "one"): [51, 52, 53, 54, 55, 90]}
+    near = {("Local", "two"): local, ("FedAvg", "two"): [51, 52, 53, 54, 55, 56]}
+    found = answer(far | near)
+    assert [one.holds for one in found.comparisons] == [False, True]
+    assert [one.ranks_disagree for one in found.comparisons] == [True, False]
+    assert describe_ranks([found]).endswith("on: one, FedAvg minus Local (p = 0.031).")
+    assert describe_ranks([answer(both([1, 1, 1], [1, 1, 90]))]) == ""  # three seeds cannot be sure by ranks
 
 
 def test_holm_counts_the_comparisons_of_the_claim() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from ..analysis.output.tables import make_table, print_whole
 from ..core.io import write_text
 from ..core.text import format_csv
-from .claims import answer_claims, describe_marks, format_answers
+from .claims import answer_claims, describe_marks, describe_ranks, format_answers
 from .claims import to_csv as claims_to_csv
 from .figures import can_draw, draw, summarize_mixing
 from .outcome import MAX_DIFFERENCE, Outcome, StudyResults, name_cells, reduce_curve, score_choices
@@ -34,7 +34,8 @@ def to_markdown(results: StudyResults) -> str:
     out = [f"# {study.title}", "", f"{study.source}. {describe_measure(study)}", ""]
     if answers := answer_claims(results):
         lines = format_answers(answers, list(study.columns))
-        out += ["## Claims", "", *render_lines(lines), "", describe_marks(study, answers), ""]
+        notes = filter(None, (describe_marks(study, answers), describe_ranks(answers)))
+        out += ["## Claims", "", *render_lines(lines), "", *(f"{note}\n" for note in notes)]
     if study.about:
         out += ["## Protocol", "", study.about.strip(), ""]
     out += ["## Accuracies", "", *_render_matrix(results)]
