@@ -9,6 +9,7 @@ import fedattune
 from cli_helpers import Done, refused
 from fedattune import Federation
 from fedattune.privacy.accounting import epsilon_of
+from fedattune.training.uploads.client_privacy import UploadAccounting
 
 Cli = Callable[..., Done]
 
@@ -22,12 +23,15 @@ def plan(cli: Cli, *words: str) -> list[dict[str, float]]:
 
 def test_a_plan_for_clients_is_what_a_run_takes(cli: Cli, ragged: Federation) -> None:
     words = "--target-epsilon 5 --delta 0.01 --clients 6 --cohort 3 --rounds 4 --parameters 100"
-    on_sums, on_uploads = plan(cli, *words.split())
+    on_sums, on_uploads, at_nodes = plan(cli, *words.split())
     for name, planned in (("fedavg", on_sums), ("fedmcsa", on_uploads)):
         run = fedattune.fit(ragged, name, "mlr", rounds=4, steps=1, cohort=3, dp_client=5.0, dp_delta=0.01)
         assert "client_privacy" in run.reports
         assert run.reports["client_privacy"]["noise_multiplier"] == planned["noise_multiplier"]
         assert run.epsilon == planned["epsilon"]
+    settings = fedattune.Settings(rounds=4, cohort=3, dp_client=5.0, dp_delta=0.01)
+    assert at_nodes["noise_multiplier"] == UploadAccounting(settings, 6, is_sum=True, is_secret=True).multiplier
+    assert at_nodes["noise_multiplier"] > on_uploads["noise_multiplier"]
     assert on_uploads["noise_ratio"] == pytest.approx(10 * on_uploads["noise_multiplier"])
     assert on_sums["noise_ratio"] == pytest.approx(10 / 3 * on_sums["noise_multiplier"])
 

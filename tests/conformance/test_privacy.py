@@ -1,15 +1,22 @@
 """Client-level differential privacy of every method, on both engines."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+import fedattune
 from conformance.table import CASES, Case
 from conformance.test_conformance import distance, fit
 from conformance.test_participation import held, same, start
-from fedattune import Federation, OnRound, Result
+from fedattune import ConfigError, Federation, OnRound, Result
+from fedattune.algorithms import ALGORITHMS
 from fedattune.core.algorithm import find_needed_sums
+from fedattune.core.io import flatten_tree
+from fedattune.server import ServerWrapper
+from fedattune.training.uploads.client_privacy import ClientPrivacy
+from fedattune.training.uploads.step import RoundUploads
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -18,7 +25,8 @@ SOME = ("fedavg", "fedmcsa", "scaffold", "pfedla", "fedrep", "igfl", "attune", "
 """Methods of different states, with sums of uploads and without."""
 
 BY_NAME = {case.name: case for case in CASES}
-SHARING = [case for case in CASES if case.name != "local"]
+REFUSED = {"ifca"}
+SHARING = [case for case in CASES if case.name not in {"local", *REFUSED}]
 ON_SUMS = {
     *("apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedavg", "fedavg_ft"),
     *("fedavgm", "fedbabu", "fedbn", "fedcp", "feddbe", "feddyn", "fedlc", "fedmcsa_no_mcsa", "fednova"),
@@ -86,6 +94,40 @@ def test_personal_tensors_never_see_the_noise_of_their_own_round(case: Case, rag
         run.run_round(1, should_evaluate=False)
     ids = list(range(6))
     assert same(held(plain, ids), held(private, ids))
+
+
+@pytest.mark.parametrize("case", SHARING, ids=lambda case: case.name)
+def test_one_client_moves_what_leaves_it_by_two_norms_at_most(
+    case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the noise is made for: other data of client 0 change its upload by 2C at most, and no other upload."""
+    mine = torch.as_tensor(ragged.part("train")[0])
+    x, y = ragged.x.clone(), ragged.y.clone()
+    x[mine], y[mine] = -5 * x[mine], (y[mine] + 1) % len(ragged.classes)
+    sent: list[RoundUploads] = []
+
+    def keep(self: ClientPrivacy, uploads: RoundUploads) -> RoundUploads:
+        sent.append(protect(self, uploads))
+        return sent[-1]
+
+    protect = ClientPrivacy.protect
+    monkeypatch.setattr(ClientPrivacy, "protect", keep)
+    for data in (ragged, replace(ragged, x=x, y=y)):
+        settings = NOISE | {"dp_client_noise": 1e-12, "rounds": 1, "cohort": 1.0, "steps": 5, "lr": 0.3}
+        start(case, data, **settings).run_round(1, should_evaluate=False)
+    one, two = (flatten_tree({"w": u.upload.params, "extra": u.upload.extra, "buffers": u.buffers}) for u in sent)
+    moved = sum((one[k] - two[k]).double().reshape(len(one[k]), -1).square().sum(1) for k in one).sqrt()
+    assert moved[0] <= 2 * NOISE["dp_client_clip"] * (1 + 1e-6)
+    assert not moved[1:].any()
+
+
+def test_methods_whose_start_follows_from_data_are_refused(ragged: Federation) -> None:
+    """Noise on an update does not hide from which of several models it starts."""
+    for name in REFUSED:
+        algorithm = ALGORITHMS[name]()
+        for one in (algorithm, replace(algorithm, server=ServerWrapper(algorithm.server))):
+            with pytest.raises(ConfigError, match=r"--dp-client\) cannot go with this: clients choose"):
+                fedattune.fit(ragged, one, "mlr", **NOISE)
 
 
 @pytest.mark.parametrize("name", SOME)

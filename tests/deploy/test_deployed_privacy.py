@@ -8,10 +8,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
-from fedattune import Federation, RunError
+from fedattune import ConfigError, Federation, RunError
 from fedattune.core.settings import Settings
 from fedattune.deploy.grid import pack_record, unpack_record
 from fedattune.deploy.node.policy import NodePolicy, PrivacyBudgetError, PrivacyRequiredError
+from fedattune.deploy.server import server_app
 from fedattune.privacy.accounting import epsilon_of
 from fedattune.training.uploads import client_privacy as clients
 from fedattune.training.uploads.client_privacy import UploadAccounting
@@ -47,6 +48,22 @@ def test_a_deployed_run_spends_its_budget(
     counts = {file.resolve() for file in tmp_path.glob("state-*/*/*/seed-0/uploads.json")}
     assert [json.loads(file.read_text()) for file in counts] == [{"uploads": 3}] * (3 if where == "local" else 0)
     assert not read_log(tmp_path).count("refused")
+
+
+@pytest.mark.parametrize("name", ["ifca", "fedlc"])
+def test_methods_without_record_privacy_are_refused_as_in_a_simulation(
+    name: str, ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the server, and by the nodes of a server that does not check."""
+    settings = {"dp_record": 1.0, "rounds": 1, "dp_delta": 1e-3, "cohort": 1.0}
+    with pytest.raises(ConfigError, match=r"record-level differential privacy .* cannot go with this"):
+        run_deployed(ragged, tmp_path / "a", algorithm=name, **settings)
+    monkeypatch.setattr(server_app, "check_method", lambda *_: None)
+    (result,) = run_deployed(ragged, tmp_path / "b", algorithm=name, start_timeout=0.2, **settings)
+    faults = [why for r, _, why in result.store.faults() if r == 1]
+    assert len(faults) == 6
+    assert all("ConfigError" in why for why in faults)
+    assert "record-level differential privacy (--dp-record) cannot go with this" in capsys.readouterr().out
 
 
 def test_noise_at_nodes_is_never_the_same(ragged: Federation, tmp_path: Path) -> None:

@@ -232,6 +232,17 @@ def test_baselines_of_clients_that_share_rows() -> None:
     assert predictions.outputs[6:10] == pytest.approx(predictions.outputs[10:14])
 
 
+def test_the_table_has_the_epsilon_of_the_centralized_baseline(tmp_path: Path) -> None:
+    """It trains with the noise of a client that has all rows; other baselines have none."""
+    data = load_federation("digits", partition="iid", clients=3)
+    settings = {"rounds": 1, "lr": 0.1, "budget": "off", "dp_record": 10.0, "dp_delta": 1e-4}
+    compared = fedattune.compare(data, ["fedavg"], baseline="majority,centralized", out=tmp_path, **settings)
+    assert compared.baselines
+    found = {row.algorithm: row.epsilon for row in read_runs([tmp_path]).rows}
+    assert 9 < found["centralized"] <= 10
+    assert found["majority"] is None
+
+
 def test_the_centralized_baseline_has_no_trusted_clients() -> None:
     data = load_federation("digits", partition="iid", clients=3)
     plain = {"rounds": 2, "lr": 0.1, "budget": "off", "baseline": "centralized"}

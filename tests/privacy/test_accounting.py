@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 from fedattune.core.errors import ConfigError
 from fedattune.privacy import accounting
-from fedattune.privacy.accounting import epsilon_of, noise_for
+from fedattune.privacy.accounting import epsilon_of, format_epsilon, noise_for
 
 
 def _delta_of_gaussian(epsilon: float, sigma: float) -> float:
@@ -52,6 +52,12 @@ def test_noise_for_a_target_keeps_it_and_wastes_little(sampling, target) -> None
     noise = noise_for(target, 1e-5, rate, 50, sampling=sampling)
     assert epsilon_of(noise, rate, 50, 1e-5, sampling=sampling) <= target
     assert epsilon_of(noise / 1.002, rate, 50, 1e-5, sampling=sampling) > target
+
+
+def test_a_shown_epsilon_is_never_below_the_true_one() -> None:
+    shown = [format_epsilon(one) for one in (19.44266, 19.4, 0.99999, 1e-4, 123.4, 1234.5, 0.0, inf)]
+    assert shown == ["19.5", "19.4", "1", "0.0001", "124", "1.24e+03", "0", "inf"]
+    assert format_epsilon(0.36981, 4) == "0.3699"
 
 
 def test_edges() -> None:

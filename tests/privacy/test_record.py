@@ -17,6 +17,7 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build
 from fedattune.deploy.node.policy import NodePolicy, PrivacyBudgetError
 from fedattune.models import make_model
+from fedattune.privacy.accounting import format_epsilon
 from fedattune.training.clients.record_privacy import RecordPlan, count_gradients
 from fedattune.training.sampling import sample_cohort
 from fedattune.training.setup import make_run_context
@@ -183,16 +184,28 @@ def test_no_client_exceeds_the_target_and_small_clients_get_more_noise() -> None
     assert "validation and test rows" in note
 
 
+def test_the_largest_epsilon_is_that_of_all_clients(ragged: Federation) -> None:
+    """Also where few are evaluated, and the others have fewer rows."""
+    settings = {"rounds": 2, "steps": 5, "dp_record_noise": 1.0}
+    everybody = fit("fedavg", ragged, **settings)
+    some = fit("fedavg", ragged, eval_clients=2, **settings)
+    spent = everybody.reports["record_privacy"]["epsilon"]
+    assert max(some.reports["record_privacy"]["epsilon"]) < max(spent)
+    assert some.epsilon == everybody.epsilon == some.reports["record_privacy"]["largest"] == max(spent)
+    notes = [next(note for note in one.notes if "at most" in note) for one in (some, everybody)]
+    assert all(f"at most {format_epsilon(max(spent))}, at" in note for note in notes)
+
+
 def test_rounds_in_which_a_client_trains_are_counted(ragged: Federation) -> None:
     """The cohort of a method whose clients train only then; all rounds where everybody trains."""
     cohorts = [sample_cohort(Settings(**RUN | {"cohort": 2, "rounds": 6}), 6, r).tolist() for r in range(1, 7)]
     counts = [sum(client in cohort for cohort in cohorts) for client in range(6)]
     assert len(set(counts)) > 1
     plan = make_plan("fedavg", ragged, cohort=2, rounds=6, dp_record=3.0)
-    assert plan._planned_rounds.tolist() == counts
-    assert make_plan("pfedme", ragged, cohort=2, rounds=6, dp_record=3.0)._planned_rounds.tolist() == [6] * 6
+    assert plan.planned_rounds.tolist() == counts
+    assert make_plan("pfedme", ragged, cohort=2, rounds=6, dp_record=3.0).planned_rounds.tolist() == [6] * 6
     nodes = make_plan("fedavg", ragged, cohort=2, rounds=6, dp_record=3.0, is_secret=True)
-    assert nodes._planned_rounds.tolist() == [6] * 6
+    assert nodes.planned_rounds.tolist() == [6] * 6
     result = fit("fedavg", ragged, cohort=2, rounds=6, dp_record=3.0)
     for epsilon, count in zip(result.reports["record_privacy"]["epsilon"], counts, strict=True):
         assert epsilon <= 3.0

@@ -40,6 +40,7 @@ class Baseline:
     seconds: float
     predictions: Mapping[str, RowPredictions]
     notes: tuple[str, ...] = ()
+    epsilon: float | None = None
 
     @property
     def algorithm(self) -> str:
@@ -62,7 +63,8 @@ class Baseline:
         folder = experiment / BASELINE_FOLDER / self.name.replace(" ", "-") / f"split-{self.split}"
         folder.mkdir(parents=True, exist_ok=True)
         save_predictions(folder / "predictions.safetensors", self.predictions)
-        facts = {key: getattr(self, key) for key in ("name", "kind", "split", "split_digest", "seconds", "notes")}
+        keys = ("name", "kind", "split", "split_digest", "seconds", "notes", "epsilon")
+        facts = {key: getattr(self, key) for key in keys}
         write_json(folder / "baseline.json", facts)
 
 

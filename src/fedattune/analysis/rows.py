@@ -54,7 +54,12 @@ def build_rows(
     rows = [_build_row(name, groups, rounds_to, metric, weights) for name in groups]
     everybody = groups | others
     rows += [
-        MethodRow(kind=group[0].kind, point="-", **_summarise(name, everybody, metric, weights))
+        MethodRow(
+            kind=group[0].kind,
+            point="-",
+            epsilon=max((one.epsilon for one in group if one.epsilon is not None), default=None),
+            **_summarise(name, everybody, metric, weights),
+        )
         for name, group in others.items()
     ]
     if BASELINE in groups:

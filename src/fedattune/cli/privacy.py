@@ -7,6 +7,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from ..core.errors import ConfigError
+from ..privacy.accounting import format_epsilon
 from .options import PrivacyOptions, parse_options
 
 
@@ -44,7 +45,7 @@ def plan_privacy(space: Namespace, problems: Sequence[str]) -> int:
         "noise": lambda plan: plan.mechanism,
         "drawn": lambda plan: plan.sampling,
         "multiplier": lambda plan: f"{plan.noise_multiplier:.4g}",
-        "epsilon": lambda plan: f"{plan.epsilon:.4g}",
+        "epsilon": lambda plan: format_epsilon(plan.epsilon, 4),
     }
     if options.parameters and options.level == "client":
         columns["noise/update"] = lambda plan: f"{plan.noise_ratio:.3g}"
@@ -69,14 +70,18 @@ def _plan_clients(options: PrivacyOptions) -> list[PlannedNoise]:
     )
     n, plans = options.clients, []
     size = settings.participation.cohort_size(n)
-    kinds = {True: "central, on sums (fedavg, ditto)", False: "local, or on each upload (fedmcsa)"}
-    for is_sum, mechanism in kinds.items():
-        accounting = UploadAccounting(settings, n, is_sum)
+    kinds = {
+        "central, on sums (fedavg, ditto)": UploadAccounting(settings, n, is_sum=True),
+        "local, or on each upload (fedmcsa)": UploadAccounting(settings, n, is_sum=False),
+    }
+    if size < n:  # nodes have the seed that draws cohorts, and clients may join
+        kinds["at real nodes, any method"] = UploadAccounting(settings, n, is_sum=False, is_secret=True)
+    for mechanism, accounting in kinds.items():
         sampling = f"at most {accounting.count_uploads(settings.rounds)} uploads of a client"
         if accounting.has_hidden_cohort:
             sampling = f"{size} of {n}, hidden"
         noise = accounting.multiplier
-        ratio = noise * sqrt(options.parameters) / (size if is_sum else 1) if options.parameters else None
+        ratio = noise * sqrt(options.parameters) / (size if accounting.is_sum else 1) if options.parameters else None
         plans.append(PlannedNoise(mechanism, sampling, noise, accounting.epsilon(settings.rounds), ratio))
     return plans
 

@@ -105,7 +105,8 @@ def train_baselines(
         split = int(federation.partition.get("split", 0))
         done = {one.name for one in read_baselines([out]) if one.split == split}
         rows = _find_rows(plan, federation)
-        for name, kind, predict in _list_baselines(plan, rows):
+        spent: dict[str, float | None] = {}
+        for name, kind, predict in _list_baselines(plan, rows, spent):
             if name in done:
                 continue
             if should_stop():
@@ -119,9 +120,9 @@ def train_baselines(
                 show(f"baseline {name} is left out: it would take more than {MAX_ALONE_S} seconds on each split")
                 continue
             told = [str(one.message) for one in caught if type(one.message).__name__ == "ConvergenceWarning"]
-            notes = {f"{name}: {one.splitlines()[0]}" for one in told}
+            notes = tuple(sorted({f"{name}: {one.splitlines()[0]}" for one in told}))
             seconds = time.perf_counter() - started
-            Baseline(name, kind, split, federation.digest, seconds, predictions, tuple(sorted(notes))).save(out)
+            Baseline(name, kind, split, federation.digest, seconds, predictions, notes, spent.get(name)).save(out)
     return read_baselines([out])
 
 
@@ -183,7 +184,8 @@ def _measure_skill(rows: RowPredictions) -> tuple[float, float]:
 Predict = Callable[[ShouldStop], dict[str, RowPredictions]]
 
 
-def _list_baselines(plan: Plan, rows: SplitRows) -> Iterator[tuple[str, Kind, Predict]]:
+def _list_baselines(plan: Plan, rows: SplitRows, spent: dict[str, float | None]) -> Iterator[tuple[str, Kind, Predict]]:
+    """List the baselines with what fits them; `spent` receives the epsilon of one that trains with noise."""
     kind = rows.federation.kind
     is_regression = kind in NUMBER_KINDS
     constant = _fit_constant_positions if kind == "positions" else by_part(_fit_constant, kind)
@@ -203,7 +205,7 @@ def _list_baselines(plan: Plan, rows: SplitRows) -> Iterator[tuple[str, Kind, Pr
             yield f"{first} pooled+client", "pooled", lambda _: _tune_pooled(named, linear)
         yield BOOSTING_POOLED, "pooled", lambda _: _fit_pooled(rows, boosting)
     if "centralized" in plan.experiment.baseline:
-        yield "centralized", "pooled", lambda stop: _train_centralized(plan, rows, stop)
+        yield "centralized", "pooled", lambda stop: _train_centralized(plan, rows, stop, spent)
 
 
 Fitted = Callable[[Array], Array]
@@ -412,7 +414,9 @@ def _wrap_classifier(model: Any, n_classes: int) -> Fitted:
     return predict
 
 
-def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> dict[str, RowPredictions]:
+def _train_centralized(
+    plan: Plan, rows: SplitRows, should_stop: ShouldStop, spent: dict[str, float | None]
+) -> dict[str, RowPredictions]:
     """Train the model on everybody's rows in one place: one epoch in a round, unless the experiment gives epochs."""
     from ..core.settings import RAY_DEFAULTS, ROBUST_DEFAULTS, UNDISTURBED
     from ..data.client_index import Client, ClientIndex
@@ -439,6 +443,7 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
     )
     if not result.is_finished:
         raise StoppedError("stopped in the baseline centralized")
+    spent["centralized"] = result.epsilon
     predictions = {}
     for part, one in result.predictions.items():
         sizes = [len(each) for each in rows.select(part)]

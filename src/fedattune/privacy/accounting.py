@@ -8,7 +8,7 @@ composes two or three times, the library's own (`mechanism_calibration`) six tim
 from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
-from math import exp, expm1, inf, isfinite, log, sqrt
+from math import ceil, exp, expm1, floor, inf, isfinite, log, log10, sqrt
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -48,6 +48,14 @@ def check_accounting() -> None:
             "differential privacy needs the package dp-accounting, which is not installed; run pip install "
             "'fedattune[privacy]'"
         )
+
+
+def format_epsilon(epsilon: float, digits: int = 3) -> str:
+    """Format an epsilon, rounded up: a promise must not look stronger than it is."""
+    if not 0 < epsilon < inf:
+        return f"{epsilon:g}"
+    unit = 10.0 ** (floor(log10(epsilon)) - digits + 1)
+    return f"{ceil(epsilon / unit - 1e-9) * unit:.{digits}g}"
 
 
 def epsilon_of(

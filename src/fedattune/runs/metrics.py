@@ -246,7 +246,7 @@ class RunMetrics:
     @property
     def epsilon(self) -> float | None:
         """The largest epsilon in the reports, of a client or a row; None without differential privacy or a bound."""
-        stated = [report["epsilon"] for report in self.reports.values() if "epsilon" in report]
+        stated: list[Any] = [one.get("largest", one["epsilon"]) for one in self.reports.values() if "epsilon" in one]
         spent = [one for value in stated for one in (value if isinstance(value, list) else [value])]
         return None if not spent or None in spent else float(max(spent))
 

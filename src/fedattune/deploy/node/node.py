@@ -30,6 +30,7 @@ from ...runs.rows import load_rows
 from ...training.backends.local import LocalBackend
 from ...training.backends.message import WorkerMessage, split_message
 from ...training.backends.worker import export_state, handle_message, load_state, open_backend
+from ...training.clients.options import check_method
 from ...training.uploads.pipeline import find_noise
 from ..config import DeploymentPlan, Scalar
 from ..logs import open_log
@@ -172,6 +173,7 @@ class NodeRuntime:
                 "the initial model differs from the server's; both need the same model, and versions of PyTorch that "
                 "draw the same numbers"
             )
+        check_method(algorithm, module, self.plan.settings(seed), self.federation)
         backend = self._open_backend(algorithm, module, head)
         self._check_rows(state.folder.parents[1])  # the run's folder, for all of its methods and seeds
         check_orders(parts, backend.client_ids.tolist())

@@ -22,7 +22,7 @@ from ...runs.callbacks import OnRound
 from ...runs.context import Progress, RunContext
 from ...runs.folder import RunFolder
 from ...runs.result import Result
-from ...training.clients.options import check_clients
+from ...training.clients.options import check_clients, check_method
 from ...training.clients.state import PayloadFactory
 from ...training.loop import RoundLoop
 from ..config import DeploymentPlan, Scalar
@@ -247,6 +247,7 @@ class _Server:
             return NodeBackend(context, make_payload, transports[0])
 
         info, settings = self.registry.info, self.plan.settings(seed)
+        check_method(algorithm, module, settings, info)
         loop = RoundLoop(algorithm, info, module, settings, config, folder, make_backend)
         if loop.record.round:
             self.grid.log(f"{name}, seed {seed}: continuing after round {loop.record.round}")

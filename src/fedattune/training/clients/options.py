@@ -17,6 +17,7 @@ from ...data.federated import FederationInfo
 from ...runs.context import RunContext
 from ..backends.base import TrainReply, TrainRequest
 from ..setup import check_optimizer
+from ..uploads.client_privacy import check_client_privacy
 from .acceptance import Refusals
 from .losses import check_loss
 from .record_privacy import RecordLedger, check_record_privacy
@@ -32,11 +33,17 @@ def check_clients(settings: Settings, federation: Federation | FederationInfo) -
         )
 
 
-def check_method(algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation) -> None:
-    """Check that clients can do what the settings ask of them with this method and the module that it trains."""
+def check_method(
+    algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation | FederationInfo
+) -> None:
+    """Check that clients can do what the settings ask of them with this method and the module that it trains.
+
+    A server that has no rows leaves out what needs some; each node checks that.
+    """
     check_loss(algorithm, module, settings, federation)
     check_optimizer(algorithm, settings)
     check_record_privacy(algorithm, module, settings, federation)
+    check_client_privacy(algorithm, settings)
 
 
 class ClientLedger:

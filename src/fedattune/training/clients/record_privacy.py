@@ -25,7 +25,8 @@ from ...core.payload import Batch, RoundContext
 from ...core.settings import RecordNoiseOptions, Settings
 from ...core.task import Task
 from ...data import Federation
-from ...privacy.accounting import Sampled, check_accounting, compute_epsilon, find_multiplier
+from ...data.federated import FederationInfo
+from ...privacy.accounting import Sampled, check_accounting, compute_epsilon, find_multiplier, format_epsilon
 from ...privacy.dp_sgd import GradientNoise, count_steps
 from ...runs.context import RunContext
 from ..sampling import count_cohorts
@@ -38,14 +39,17 @@ EXAMPLE_CLIENTS = 2
 """Clients of the server with which gradient calls are counted."""
 
 
-def check_record_privacy(algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation) -> None:
+def check_record_privacy(
+    algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation | FederationInfo
+) -> None:
     """Check that every number that training takes from a row is a gradient that can be made private."""
     if settings.privacy.record is None:
         return
     check_accounting()
     loss = make_loss(settings.loss, federation.classes, federation.kind, federation.output_shape)
     reason = _find_obstacle(algorithm, module, loss)
-    reason = reason or _find_gradient_error(module, loss, federation, settings.execution.dtype)
+    if isinstance(federation, Federation):  # a server has no rows; each node checks with its own
+        reason = reason or _find_gradient_error(module, loss, federation, settings.execution.dtype)
     if settings.training.max_grad_norm is not None:
         reason = "every row's gradient is clipped to dp_record_clip already; leave max_grad_norm out"
     if reason:
@@ -89,7 +93,9 @@ def _find_obstacle(algorithm: Algorithm, module: nn.Module, loss: TrainingLoss) 
 def _find_gradient_error(module: nn.Module, loss: TrainingLoss, federation: Federation, dtype: str) -> str | None:
     kind = getattr(torch, dtype)
     task = Task(copy.deepcopy(module), loss=loss).to(torch.device("cpu"), kind)
-    samples = next(rows for rows in federation.part("train") if len(rows))
+    samples = next((rows for rows in federation.part("train") if len(rows)), None)
+    if samples is None:  # a node without training rows
+        return None
     index = torch.as_tensor(samples[:2], device=federation.device)
     x, y = federation.features(index, kind).cpu(), federation.y[index].cpu()
     reason = task.find_gradient_error((x, y), clip=1.0)
@@ -165,7 +171,7 @@ class RecordPlan:
         if self.noise.epsilon is None:
             return self.noise.noise or 0.0
         n = int(self.context.n_train[client])
-        rounds = int(self._planned_rounds[client])
+        rounds = int(self.planned_rounds[client])
         if not n or not rounds + self.planned_evaluations:
             return 0.0
         return find_multiplier(
@@ -206,7 +212,7 @@ class RecordPlan:
         return tuple(Sampled(multiplier, rate, count) for multiplier, count in sorted(merged.items()))
 
     @cached_property
-    def _planned_rounds(self) -> NDArray[np.int64]:
+    def planned_rounds(self) -> NDArray[np.int64]:
         """Rounds (N,) in which each client trains; the seed draws the cohorts.
 
         On a real node all rounds count: clients may join, and other cohorts are drawn then.
@@ -257,6 +263,7 @@ class RecordLedger:
                 "mechanism": "DP-SGD: Gaussian noise on sums of clipped gradients of single rows",
                 "neighbours": "one training row of a client added or removed",
                 "epsilon": [None if one == inf else one for one in spent],
+                "largest": None if (worst := self._find_largest(repeats)) == inf else worst,
                 "target": plan.noise.epsilon,
                 "delta": plan.context.settings.privacy.delta,
                 "noise_multiplier": [self.plan.multiplier(i) for i in ids],
@@ -275,8 +282,8 @@ class RecordLedger:
         delta, spent = context.settings.privacy.delta, self._spent(context.eval_ids.tolist(), repeats)
         noise = sorted(self.plan.multiplier(i) for i in context.eval_ids.tolist())
         found = [
-            f"record-level differential privacy: epsilon {median(spent):.3g} in the median of clients, at most "
-            f"{max(spent):.3g}, at delta {delta:g}, for one training row more or less "
+            f"record-level differential privacy: epsilon {format_epsilon(median(spent))} in the median of clients, at "
+            f"most {format_epsilon(self._find_largest(repeats))}, at delta {delta:g}, for one training row more or less "
             f"(noise multiplier {noise[0]:.3g} to {noise[-1]:.3g}, gradients clipped to {self.plan.noise.clip:g}); "
             "validation and test rows, and the sizes of clients, are not protected"
         ]
@@ -287,6 +294,13 @@ class RecordLedger:
                 f"well below {1 / largest:.1g} (--dp-delta)"
             )
         return found
+
+    def _find_largest(self, repeats: int) -> float:
+        """Return the largest epsilon of all clients, also of those that are not evaluated."""
+        assert self.plan is not None
+        n, planned = self.plan.context.n_train.tolist(), self.plan.planned_rounds.tolist()
+        alike = {key: i for i, key in enumerate(zip(n, self.rounds.tolist(), planned, strict=True))}
+        return max(self._spent(list(alike.values()), repeats))
 
     def _spent(self, ids: Sequence[int], repeats: int) -> list[float]:
         assert self.plan is not None

@@ -14,15 +14,30 @@ from typing import Any
 
 import torch
 
-from ...core.algorithm import find_needed_sums
+from ...core.algorithm import Algorithm, Branching, find_needed_sums
+from ...core.errors import ConfigError
 from ...core.params import Params
 from ...core.payload import Payload
 from ...core.settings import ClientNoiseOptions, Settings
-from ...privacy.accounting import check_accounting, epsilon_of, noise_for
+from ...privacy.accounting import check_accounting, epsilon_of, format_epsilon, noise_for
 from ...privacy.noise import Uploaded, clip_and_noise, draw_secret, draw_seeded
 from ...runs.context import RunContext
+from ...server.wrapper import ServerWrapper
 from ..sampling import count_cohorts
 from .step import PastRounds, Report, RoundUploads, StepContext, UploadStep
+
+
+def check_client_privacy(algorithm: Algorithm, settings: Settings) -> None:
+    """Check that noise on the update hides what a client's upload tells of its data."""
+    rule = algorithm.server
+    while isinstance(rule, ServerWrapper) and type(rule).find_start is ServerWrapper.find_start:
+        rule = rule.inner
+    if settings.privacy.client is not None and isinstance(rule, Branching):
+        raise ConfigError(
+            "client-level differential privacy (--dp-client) cannot go with this: clients choose among several models "
+            "by their data, and noise on the update does not hide from which one it starts; choose a method that "
+            "sends one model, such as fedmcsa or ditto"
+        )
 
 
 @dataclass(frozen=True)
@@ -184,7 +199,7 @@ class ClientPrivacy(UploadStep[None]):
 
     def _describe(self, facts: Mapping[str, Any]) -> list[str]:
         delta = self.context.settings.privacy.delta
-        spent = "no finite epsilon" if facts["epsilon"] is None else f"epsilon {facts['epsilon']:.3g}"
+        spent = "no finite epsilon" if facts["epsilon"] is None else f"epsilon {format_epsilon(facts['epsilon'])}"
         against = "clients, while the server is trusted" if self.is_central else "the server and other clients"
         found = [
             f"client-level differential privacy against {against}: {spent} at delta {delta:g} "
