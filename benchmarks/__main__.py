@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-import torch
 from rich.console import Console
+
+from fedattune.core.errors import FedAttuneError
 
 from . import cases, cost, false_alarms, grid, machine, privacy, privacy_attacks, robustness, screening, show, verdict
 from .measure import Case, Figures, Setting, Skip
+from .options import read_count, read_device, read_output_file, run_command
 
 DOCS = Path(__file__).parent.parent / "docs" / "performance.md"
 
@@ -56,18 +58,22 @@ def select_cases(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
 
 def make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command's arguments."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, allow_abbrev=False)
+    epilog = f"Other commands, each with --help: {', '.join(TABLES)}"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, epilog=epilog, allow_abbrev=False
+    )
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="cases, such as W1, W4-dnn (default: all)")
     add("--list", action="store_true", help="list the cases")
-    add("--repeats", type=int, metavar="N", help="measured rounds of each way (default: depends on the case)")
-    add("--json", type=Path, metavar="FILE", help="write all samples, the versions and the machine to FILE")
+    add("--repeats", type=read_count, metavar="N", help="measured rounds of each way (default: depends on the case)")
+    about = "write all samples, the versions and the machine to FILE"
+    add("--json", type=read_output_file, metavar="FILE", help=about)
     add("--quick", action="store_true", help="do next to nothing, to test that the cases run")
     add("--write-docs", action="store_true", help="write the figures to the table of docs/performance.md")
-    add("--threads", type=int, metavar="N", help="number of cores for all ways (default: all)")
+    add("--threads", type=read_count, metavar="N", help="number of cores for all ways (default: all)")
     add("--no-memory", action="store_true", help="do not measure peak memory, which takes one process per way")
     add("--alone", metavar="WAY", help=argparse.SUPPRESS)  # run one way in a fresh process, and print its peak memory
-    add("--device", default="cpu", help=argparse.SUPPRESS)
+    add("--device", type=read_device, default="cpu", help=argparse.SUPPRESS)
     return parser
 
 
@@ -75,19 +81,18 @@ def main(arguments: Sequence[str] | None = None, docs: Path = DOCS) -> int:
     """Measure the chosen cases; return 0 if that worked, whether or not targets are reached."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in TABLES:
-        return TABLES[arguments[0]](arguments[1:])
+        try:
+            return TABLES[arguments[0]](arguments[1:])
+        except FedAttuneError as error:
+            raise SystemExit(str(error)) from error
     given = make_parser().parse_args(arguments)
-    for option in ("repeats", "threads"):
-        value = getattr(given, option)
-        if value is not None and value < 1:
-            raise SystemExit(f"--{option} must be at least 1, got {value}")
     cases = select_cases(all_cases(), given.names)
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = Console(width=None if sys.stdout.isatty() else 150, markup=False)
     if given.list:
         for case in cases:
             console.print(f"{case.name:<16} {case.about}", highlight=False, soft_wrap=True)
         return 0
-    device = torch.device(given.device)
+    device = given.device
     threads = machine.set_threads(given.threads)
     if given.alone is not None:
         (case,) = cases
@@ -124,4 +129,4 @@ def main(arguments: Sequence[str] | None = None, docs: Path = DOCS) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -20,6 +20,7 @@ from fedattune.core.errors import DataError
 from fedattune.data import Federation
 
 from .grid import METHODS
+from .options import read_count
 
 ROUNDS = 20
 """Rounds of a run that count."""
@@ -74,9 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--algorithms", default="attune,ditto,apfl", help="methods (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="turns (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of a turn (default: %(default)s)")
+    add = parser.add_argument
+    add("--algorithms", default="attune,ditto,apfl", help="methods (default: %(default)s)")
+    add("--repeats", type=read_count, default=3, help="turns (default: %(default)s)")
+    add("--rounds", type=read_count, default=ROUNDS, help="rounds of a turn (default: %(default)s)")
     given = parser.parse_args(arguments)
     methods = given.algorithms.split(",")
     if unknown := [name for name in methods if name not in METHODS]:

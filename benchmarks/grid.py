@@ -2,7 +2,7 @@
 
     python -m benchmarks grid
     python -m benchmarks grid --cells 'digits-*' --algorithms local,fedavg,ditto --processes 4
-    python -m benchmarks grid --cells heart --variant weak=ditto:mu=0.01
+    python -m benchmarks grid --cells heart --variant weak=ditto:lam=0.01
     python -m benchmarks grid --show
     python -m benchmarks minorities
 
@@ -40,6 +40,7 @@ from .grid_controls import CONTROLS
 from .grid_measures import fit_cell, measure_result
 from .grid_scores import DIVERGED, Run, choose_rate, score_cells, write_changes, write_scores
 from .grid_trials import TRIALS
+from .options import read_count, read_seeds
 
 RATES = (0.02, 0.06, 0.2)
 """Learning rates that every method tries on the first seed."""
@@ -114,9 +115,10 @@ def make_parser(command: str = "grid") -> argparse.ArgumentParser:
     )
     if command == "grid":
         add("--held-out", action="store_true", help="run the held-out grid instead, on which nobody develops")
-    add("--seeds", default=",".join(map(str, SEEDS)), help="seeds of data and training (default: %(default)s)")
+    seeds = ",".join(map(str, SEEDS))
+    add("--seeds", type=read_seeds, default=seeds, help="seeds of data and training (default: %(default)s)")
     add("--out", type=Path, help="folder of the runs (default: one of the grid in results)")
-    add("--processes", type=int, default=os.cpu_count(), help="processes (default: one per core)")
+    add("--processes", type=read_count, default=os.cpu_count(), help="processes (default: one per core)")
     add(
         "--force",
         action="append",
@@ -144,7 +146,7 @@ def select_cells(cells: Mapping[str, Cell], patterns: str) -> list[Cell]:
 
 
 def read_variants(texts: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Read variants such as `weak=ditto:mu=0.01`: name -> method and options.
+    """Read variants such as `weak=ditto:lam=0.01`: name -> method and options.
 
     Raises:
         SystemExit: a text has another form, or names no method, an unknown option, or a method as its name.
@@ -320,7 +322,6 @@ def main(arguments: Sequence[str] | None = None, command: str = "grid") -> int:
     cells = select_cells(GRIDS[folder], given.cells)
     out = given.out or Path("results") / folder
     default = (*METHODS, *CONTROLS) if command == "minorities" else METHODS
-    seeds = [int(seed) for seed in given.seeds.split(",")]
     if given.list:
         for cell in cells:
             print(f"{cell.name:<32} {cell.kind:<10} {cell.model.partition(':')[2] or cell.model}")
@@ -330,7 +331,7 @@ def main(arguments: Sequence[str] | None = None, command: str = "grid") -> int:
     if (unknown := [name for name in chosen if name not in KNOWN]) and not given.show:
         raise SystemExit(f"algorithms: {unknown[0]!r} is unknown; expected some of: {', '.join(KNOWN)}")
     if given.show:
-        show(cells, seeds, chosen if given.algorithms else None, out, given.against)
+        show(cells, given.seeds, chosen if given.algorithms else None, out, given.against)
         return 0
     methods = {name: (name, OPTIONS.get(name, {})) for name in KNOWN if name in chosen} | variants
     present = []
@@ -341,9 +342,9 @@ def main(arguments: Sequence[str] | None = None, command: str = "grid") -> int:
         present.append(cell)
         if given.force:
             store_runs(out, cell.name, [], forget=given.force)
-    units = plan(present, methods, seeds, out)
+    units = plan(present, methods, given.seeds, out)
     failed = run_units(units, out, given.processes) if units else 0
-    show(cells, seeds, None, out, given.against)
+    show(cells, given.seeds, None, out, given.against)
     return 1 if failed else 0
 
 

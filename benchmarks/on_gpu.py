@@ -35,6 +35,7 @@ from fedattune.core.io import read_json, replace_atomically, write_json
 from fedattune.studies import load_study
 
 from . import gpu
+from .options import run_command
 
 ROOT = Path(__file__).parent.parent
 GRACE_S = LEAST_S = 60
@@ -283,4 +284,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # then, too, the piece is stopped and packed
-    raise SystemExit(main())
+    run_command(main)

@@ -13,14 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf, isinf
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import fedattune
-from fedattune.core.errors import ConfigError, DivergedError
+from fedattune.core.errors import DivergedError
 from fedattune.data import Federation
+
+from .options import read_count, read_epsilons, read_output_file
 
 METHODS = ("local", "fedavg", "ditto", "fedmcsa")
 EPSILONS = (inf, 50.0, 10.0, 3.0, 1.0)
@@ -140,15 +141,16 @@ def make_parser() -> argparse.ArgumentParser:
     add("--level", choices=sorted(LEVELS), default="client", help="what is protected (default: %(default)s)")
     add("--problems", help="problems of the level (default: all)")
     add("--algorithms", default=",".join(METHODS), help="methods, the columns (default: %(default)s)")
-    add("--epsilons", default=",".join(f"{e:g}" for e in EPSILONS), help="rows (default: %(default)s)")
-    add("--seeds", type=int, default=3, help="splits and seeds (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write the numbers of all seeds to FILE")
+    epsilons = ",".join(f"{e:g}" for e in EPSILONS)
+    add("--epsilons", type=read_epsilons, default=epsilons, help="rows (default: %(default)s)")
+    add("--seeds", type=read_count, default=3, help="splits and seeds (default: %(default)s)")
+    add("--json", type=read_output_file, metavar="FILE", help="write the numbers of all seeds to FILE")
     return parser
 
 
 def measure(level: Level, problem: Problem, given: argparse.Namespace) -> Cells:
     """Train every method with every budget on every seed."""
-    methods, epsilons = given.algorithms.split(","), [float(e) for e in given.epsilons.split(",")]
+    methods, epsilons = given.algorithms.split(","), given.epsilons
     cells: Cells = {f"{epsilon:g}": {method: [] for method in methods} for epsilon in epsilons}
     for seed in range(given.seeds):
         data = problem.load(seed)
@@ -220,10 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit(f"no problem is called {unknown[0]!r}; expected one of: {', '.join(level.problems)}")
     measured = {}
     for name in names:
-        try:
-            measured[name] = measure(level, level.problems[name], given)
-        except ConfigError as error:
-            raise SystemExit(str(error)) from error
+        measured[name] = measure(level, level.problems[name], given)
         print(f"{level.problems[name].about}\n\n{write_table(measured[name])}\n", flush=True)
         if given.json:
             given.json.write_text(json.dumps({"level": given.level, "cells": measured}, indent=1), "utf-8")

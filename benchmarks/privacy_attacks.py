@@ -31,6 +31,8 @@ from fedattune.engine.sequential import SequentialEngine
 from fedattune.privacy.accounting import noise_for
 from fedattune.privacy.dp_sgd import GradientNoise
 
+from .options import read_count, read_epsilons
+
 EPSILONS = (inf, 50.0, 10.0, 1.0)
 CANARY_SHARE = 0.3
 DELTA = 1e-4
@@ -197,8 +199,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--algorithms", default="fedavg,ditto,fedmcsa", help="methods (default: %(default)s)")
-    add("--epsilons", default=",".join(f"{e:g}" for e in EPSILONS), help="rows (default: %(default)s)")
-    add("--seeds", type=int, default=2, help="splits and seeds (default: %(default)s)")
+    epsilons = ",".join(f"{e:g}" for e in EPSILONS)
+    add("--epsilons", type=read_epsilons, default=epsilons, help="rows (default: %(default)s)")
+    add("--seeds", type=read_count, default=2, help="splits and seeds (default: %(default)s)")
     return parser
 
 
@@ -209,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("membership of canaries: AUC of the attack, and accuracy on true test rows in %\n")
     print(" | ".join(["| epsilon", *methods, "inversion: relative error"]) + " |")
     print("|---" * (len(methods) + 2) + "|")
-    for epsilon in map(float, given.epsilons.split(",")):
+    for epsilon in given.epsilons:
         cells = ["| none" if isinf(epsilon) else f"| {epsilon:g}"]
         for method in methods:
             found = np.mean([measure_membership(method, epsilon, seed) for seed in range(given.seeds)], 0)

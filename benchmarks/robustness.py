@@ -12,7 +12,6 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,14 @@ import yaml
 import fedattune
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.algorithm import find_needed_sums
-from fedattune.core.errors import ConfigError, DivergedError, FedAttuneError
+from fedattune.core.errors import ConfigError, DivergedError
 from fedattune.core.settings import Settings
 from fedattune.training.uploads import screening
 from fedattune.training.uploads.adversary import sample_attackers
 from fedattune.training.uploads.attacks import ATTACKS
 from fedattune.training.uploads.robust import is_mixing
+
+from .options import read_count, read_output_file
 
 METHODS = ("local", "fedavg", "ditto", "pfedla", "scaffold", "attune", "fedmcsa", "fedrep")
 VARIANTS = (
@@ -78,12 +79,12 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--algorithms", default=",".join(METHODS), help="methods, the columns (default: %(default)s)")
     add("--attacks", default=",".join((NONE, *ATTACKS, *VARIANTS)), help="attacks, the rows (default: all)")
-    add("--attackers", type=int, default=4, help="number of attackers (default: %(default)s)")
-    add("--clients", type=int, default=20, help="number of clients (default: %(default)s)")
+    add("--attackers", type=read_count, default=4, help="number of attackers (default: %(default)s)")
+    add("--clients", type=read_count, default=20, help="number of clients (default: %(default)s)")
     add("--data", default="digits", help="data (default: %(default)s)")
     add("--partition", default="dirichlet", help="partition of the data (default: %(default)s)")
     add("--model", default="dnn", help="model (default: %(default)s)")
-    add("--splits", type=int, default=3, help="partitions with other seeds (default: %(default)s)")
+    add("--splits", type=read_count, default=3, help="partitions with other seeds (default: %(default)s)")
     add("--first-split", type=int, default=0, help="seed of the first partition (default: %(default)s)")
     add("--rules", help=f"rules that act alone, the rows, or all: {', '.join(RULES)}")
     add("--clip", type=float, default=screening.CLIP, help="usual norms of a clipped layer (default: %(default)s)")
@@ -93,7 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=screening.MAX_EVIDENCE,
         help="blame above which a client is rejected (default: %(default)s)",
     )
-    add("--json", type=Path, metavar="FILE", help="write the numbers of all splits to FILE")
+    add("--json", type=read_output_file, metavar="FILE", help="write the numbers of all splits to FILE")
     return parser
 
 
@@ -214,11 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = read_settings(others)
     screening.CLIP, screening.MAX_EVIDENCE = given.clip, given.evidence
     started = time.perf_counter()
-    cells: Any
-    try:
-        cells = measure_rules(given, settings) if given.rules else measure(given, settings)
-    except FedAttuneError as error:
-        raise SystemExit(str(error)) from error
+    cells: Any = measure_rules(given, settings) if given.rules else measure(given, settings)
     print(write_rules(cells) if given.rules else write_table(cells))
     about = {key: value for key, value in vars(given).items() if key != "json"}
     print(f"\n{json.dumps(about | settings)}; {time.perf_counter() - started:.0f} s")

@@ -26,6 +26,8 @@ from fedattune.analysis.compare import FULL_TEST_ROWS
 from fedattune.analysis.verdict import CLEAR_LEVEL
 from fedattune.analysis.verdict.statistics import estimate_mean
 
+from .options import read_count
+
 Array = NDArray[Any]
 N_INPUTS, TEST, VALIDATION, N_METHODS = 6, 0.25, 0.1, 5
 CLIENTS, SPLITS = (4, 10, 20, 100), (1, 3, 5, 10)
@@ -267,9 +269,10 @@ def study(n: int, scenario: str, *, is_class: bool, n_federations: int, neutral:
 def main(arguments: Sequence[str]) -> int:
     """Print, for each number of clients, the false alarms and the power of every rule."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks verdict", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, metavar="N", help="numbers of clients")
-    parser.add_argument("--federations", type=int, default=400, metavar="N", help="federations of each kind")
-    parser.add_argument("--quick", action="store_true", help="do next to nothing, to test that it runs")
+    add = parser.add_argument
+    add("--clients", type=read_count, nargs="+", default=CLIENTS, metavar="N", help="numbers of clients")
+    add("--federations", type=read_count, default=400, metavar="N", help="federations of each kind")
+    add("--quick", action="store_true", help="do next to nothing, to test that it runs")
     given = parser.parse_args(arguments)
     n_federations = 2 if given.quick else given.federations
     for n in given.clients[:1] if given.quick else given.clients:

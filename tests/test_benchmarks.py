@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,24 +16,32 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import ablate, compiler, false_alarms, in_jax, privacy, problems, robustness, show
+from benchmarks import __main__ as command
+from benchmarks import ablate, compiler, false_alarms, grid, in_jax, privacy, problems, robustness, show
 from benchmarks.__main__ import all_cases, select_cases
-from benchmarks.measure import Figures, Setting, Target
+from benchmarks.measure import Case, Figures, Setting, Skip, Target
 
 from fedattune.engine.compiler.compile import PASSES
 
+Said = pytest.CaptureFixture[str]
 
-def run(*arguments: str) -> str:
+
+def start(*arguments: str, stdout: int = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
     # A process of its own: JAX forbids forks once it is imported, and other tests fork.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", *arguments],
-        capture_output=True,
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         env=environment,
         cwd=ROOT,
         check=False,
     )
+
+
+def run(*arguments: str) -> str:
+    done = start("benchmarks", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -186,3 +195,94 @@ def test_every_federation_without_attackers_can_be_made(name: str) -> None:
     data, group, _ = false_alarms.load(name, 0)
     assert (data.n_clients, len(group)) == (20, false_alarms.FEDERATIONS[name][3])
     assert int(data.sizes("train").min()) > 1
+
+
+@pytest.mark.parametrize("words", [["benchmarks.on_gpu", "--list"], ["benchmarks", "grid", "--list"]])
+def test_a_reader_that_leaves_a_pipe_is_no_fault(words: list[str]) -> None:
+    """As in `... --list | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = start(*words, stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_every_command_is_named_by_help(capsys: Said) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        command.main(["--help"])
+    assert set(command.TABLES) <= set(re.split(r"[\s,:]+", capsys.readouterr().out))
+
+
+def test_advice_to_install_an_extra_names_it(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    advice = "pip install 'fedattune[bench]'"
+
+    def skip(_: Setting) -> Figures:
+        raise Skip(advice)
+
+    found = replace(figures(), name="W2 [no markup]", skipped={"jax": advice})
+    cases = [Case("W1", "skipped", skip), Case("W2", "measured", lambda _: found)]
+    monkeypatch.setattr(command, "all_cases", lambda: cases)
+    assert command.main(["--quick"]) == 0
+    said = capsys.readouterr().out
+    assert f"Skipped W1: {advice}" in said
+    assert f"jax: {advice}" in said
+    assert "W2 [no markup]: about" in said
+
+
+COUNT = "a whole number of at least 1"
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--repeats 0", f"--repeats: expected {COUNT}, got '0'"),
+        pytest.param("--device cuda", "--device: expected cpu, or cuda where PyTorch finds a GPU", marks=NO_GPU),
+        ("--device gpu", "--device: expected cpu, or cuda where PyTorch finds a GPU, got 'gpu'"),
+        ("--json nowhere/x.json", "--json: file nowhere/x.json: there is no folder nowhere"),
+        ("privacy --json nowhere/x.json", "there is no folder nowhere"),
+        ("robustness --json nowhere/x.json", "there is no folder nowhere"),
+        ("privacy --seeds 0", f"--seeds: expected {COUNT}"),
+        ("privacy --epsilons x", "--epsilons: expected numbers above 0 with commas between"),
+        ("privacy-attacks --seeds 0", COUNT),
+        ("privacy-attacks --epsilons 1,nan", "--epsilons: expected numbers above 0"),
+        ("robustness --splits 0", f"--splits: expected {COUNT}"),
+        ("robustness --attackers 0", COUNT),
+        ("robustness --clients 0", COUNT),
+        ("false-alarms --splits 0", COUNT),
+        ("verdict --federations 0", COUNT),
+        ("verdict --clients 4 0", f"--clients: expected {COUNT}"),
+        ("grid --seeds a", "--seeds: expected whole numbers of at least 0 with commas between, got 'a'"),
+        ("grid --seeds 0,-1", "--seeds: expected whole numbers of at least 0"),
+        ("grid --processes 0", COUNT),
+        ("cost --repeats 0", COUNT),
+        ("cost --rounds 0", COUNT),
+        ("screening --rounds 0", COUNT),
+    ],
+)
+def test_a_wrong_value_is_refused_in_a_sentence_before_anything_is_measured(
+    words: str, said: str, capsys: Said
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(words.split())
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+
+
+def test_an_unknown_method_of_attacks_on_privacy_is_named() -> None:
+    with pytest.raises(SystemExit, match="'fedavgg'"):
+        command.main(["privacy-attacks", "--algorithms", "fedavgg"])
+
+
+def test_examples_of_help_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(false_alarms, "measure", lambda *_: [(0.0, 0.0, 0.0, 0.0, 0)])
+    monkeypatch.setattr(grid, "run_units", lambda units, *_: trained.extend(unit.name for unit in units) or 0)
+    monkeypatch.setattr(grid, "show", lambda *_: None)
+    monkeypatch.setattr(grid, "find_spec", lambda _: True)
+    for module in (false_alarms, grid):
+        examples = re.findall(r"^    python -m benchmarks (.+)$", module.__doc__ or "", re.MULTILINE)
+        assert all(command.main(shlex.split(words)) == 0 for words in examples)
+    assert "weak" in trained

@@ -208,6 +208,20 @@ def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
     assert all(f">{name}</text>" in text for name in names)
 
 
+def test_legends_have_names_that_begin_with_an_underscore(tmp_path: Path) -> None:
+    """Matplotlib would leave them out."""
+    for name, layer in (("_mine", "_head"), ("fedavg", "body")):
+        craft(tmp_path, name, {1: (5, 10, 5, 20)}, traffic={"up": {layer: 9}, "down": {}})
+    runs = read_runs([tmp_path]).results
+    with use_style():
+        drawn = [plot_curves(runs), plot_traffic(runs)]
+    assert [sorted(name.lstrip("\u200b") for name in names_below(one)) for one in drawn] == [
+        ["_mine", "fedavg"],
+        ["_head", "body"],
+    ]
+    assert save_figure(drawn[0].figure, tmp_path / "f.pdf")  # the font has the space before the name
+
+
 def test_captions_do_not_call_splits_seeds(tmp_path: Path) -> None:
     for number in (0, 1):
         for seed in (0, 1):

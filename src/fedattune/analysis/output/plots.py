@@ -2,7 +2,7 @@
 
 import io
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,15 +120,15 @@ def choose_line_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def add_legend_below(
-    figure: "Figure", axes: "Axes", across: int, names: Sequence[str] | None = None, **options: Any
-) -> None:
-    """Add a legend under all axes, where it covers nothing."""
-    handles, labels = axes.get_legend_handles_labels()
-    names = labels if names is None else [name for name in names if name in labels]
+def add_legend_below(figure: "Figure", axes: "Axes", across: int, names: Iterable[str], **options: Any) -> None:
+    """Add a legend of the names that were drawn under all axes, where it covers nothing."""
+    artists: list[Any] = [*axes.containers, *axes.lines]
+    drawn = {one.get_label(): one for one in artists}
+    names = [name for name in names if name in drawn]
     figure.legend(
-        [handles[labels.index(name)] for name in names],
-        names,
+        [drawn[name] for name in names],
+        # Matplotlib leaves out names that begin with an underscore, but not with a space of no width.
+        [f"\u200b{name}" if name.startswith("_") else name for name in names],
         loc="outside lower center",
         ncols=max(1, min(across, len(names))),
         **options,
@@ -179,7 +179,7 @@ def plot_curves(
     axes.set(xlabel=label, ylabel=f"Mean test {curve.label}" + " (%)" * curve.is_percent)
     axes.margins(x=0.02)
     axes.grid(visible=True)
-    add_legend_below(figure, axes, round(width), handlelength=2.6, columnspacing=1.2)
+    add_legend_below(figure, axes, round(width), lines, handlelength=2.6, columnspacing=1.2)
     points = ", ".join(f"{name} {groups[name][0].evaluation_point}" for name in lines)
     band_note = ", band: one standard deviation" if max(map(len, groups.values())) > 1 else ""
     return CaptionedFigure(
