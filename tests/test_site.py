@@ -1,5 +1,6 @@
 """Check the generated pages of the documentation site for completeness."""
 
+import argparse
 import importlib
 import re
 from pathlib import Path
@@ -74,6 +75,8 @@ def test_all_commands_and_options_are_on_their_page(monkeypatch: pytest.MonkeyPa
     for name, parser in commands.list_parsers():
         assert f"usage: fedattune {name} " in f"{' '.join(parser.format_usage().split())} "
         for action in parser._actions:
+            if action.help == argparse.SUPPRESS:
+                continue
             for flag in action.option_strings:
                 assert flag in ("-h", "--help") or f"`{flag}`" in sections[name], f"{name} {flag}"
             if action.help and action.dest != "help":

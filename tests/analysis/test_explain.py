@@ -117,6 +117,17 @@ def test_a_method_with_one_model_for_all(comparison: Path, capsys: Said) -> None
     assert "local sends nothing" in explained(capsys, comparison, "--algorithm", "local")
 
 
+def test_a_tie_is_no_gain(tmp_path: Path, capsys: Said) -> None:
+    """Client a is right as often as alone with each seed, b only over both seeds."""
+    for seed, right in enumerate(((5, 12, 5, 20), (5, 8, 5, 20))):
+        craft(tmp_path, "local", {1: (5, 10, 5, 20)}, seed=seed)
+        craft(tmp_path, "fedavg", {1: right}, seed=seed)
+    text = explained(capsys, tmp_path, "--algorithm", "fedavg", "--client", "a")
+    assert "fedavg 50.00%, local 50.00%: no difference; by seed +0.00, +0.00 (std 0.00).\n" in text
+    text = " ".join(explained(capsys, tmp_path, "--algorithm", "fedavg", "--client", "b").split())
+    assert "no difference; by seed +10.00, -10.00 (std 10.00). Seeds do not agree on whether it gains." in text
+
+
 def test_the_verdicts_method_is_explained_even_if_it_does_not_mix(tmp_path: Path, capsys: Said) -> None:
     for name, right in (("local", 5), ("fedavg", 8), ("fedmcsa", 6)):
         matrix = {"local": None, "fedavg": SAME, "fedmcsa": LATE}[name]

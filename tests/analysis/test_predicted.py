@@ -29,6 +29,16 @@ def test_predictions_of_one_class_are_named_unless_the_rows_are_so() -> None:
     assert note.startswith("a, b predict 'no' for at least 100.0% of the test rows, of which 50.0% are so: they hardly")
 
 
+def test_shares_of_nearly_all_rows_are_not_called_all() -> None:
+    facts = {"labels": [[997, 3], [999, 1]]}
+    (note,) = write_prediction_notes(results(Fake("a", [0.5, 0.5], facts=facts)))
+    assert note.startswith(">99% of all rows are of class 'no', so accuracy says little")
+    outputs = np.tile([5.0, 0.0], (4000, 1))
+    outputs[0] = [0.0, 5.0]
+    (note,) = write_prediction_notes(results(Fake("a", [0.5, 0.5], predictions=rows([0, 1] * 2000, outputs))))
+    assert note.startswith("a predicts 'no' for >99.9% of the test rows, of which 50.0% are so")
+
+
 def test_predictions_of_one_number_are_named() -> None:
     y = RNG.normal(50, 10, 200)
     near = (50 + 0.1 * RNG.normal(size=200))[:, None]

@@ -20,7 +20,7 @@ NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="no Node on this machine: install it")
 
 PAGE = """
-const found = {}, drawn = {};
+const found = {}, drawn = {}, charts = {};
 function element(id) {
   const heard = {};
   return { id, value: "", textContent: "", innerHTML: "", style: {}, dataset: {}, hidden: false, children: [], heard,
@@ -40,8 +40,8 @@ const window = globalThis, innerWidth = 1000, localStorage = { getItem: () => nu
 const addEventListener = () => {}, matchMedia = () => ({ matches: false, addEventListener() {} });
 const getComputedStyle = () => ({ getPropertyValue: () => "#808080" });
 class ResizeObserver { observe() {} }
-const echarts = { init: ({ id }) => ({ setOption: (option) => { drawn[id] = option; }, on() {}, resize() {}, clear() {},
-  getZr: () => ({ on() {}, flush() {} }) }) };
+const echarts = { init: ({ id }) => (charts[id] = { setOption: (option) => { drawn[id] = option; }, on() {},
+  resize() {}, clear() {}, getZr: () => ({ on() {}, flush() {} }) }) };
 """
 
 
@@ -129,6 +129,27 @@ def test_clients_without_a_number_are_last_however_the_table_is_sorted(run_scrip
     orders, html = run_script(data, matrices, then)
     assert orders == ["0321", "2301", "0123", "0321", "2301"]
     assert "\u22120.004<" in html  # not a loss of 0.00
+
+
+def test_shares_of_nearly_all_are_not_called_all(run_script: Any, packed: Any) -> None:
+    data, matrices = packed
+    mixing = data["mixing"]
+    mixing["labels"] = [[399, 1], [10, 0], [0, 10], [0, 10]]
+    for method in mixing["methods"].values():
+        for name in method["own"]:
+            method["agreement"][name] = {"correlation": None, "share": 0.997, "chance": 0.003}
+    then = """
+      const small = [], make = document.createElement;
+      document.createElement = (kind) => { const one = make(kind); if (kind === "small") small.push(one); return one; };
+      found.round.heard.input();
+      const labels = [0, 1, 2, 3].map((y) => charts.labels.about(0, y));
+      console.log(JSON.stringify([found.agreement.textContent, small.map((one) => one.textContent), labels]));
+    """
+    agreement, thumbs, labels = run_script(data, matrices, then)
+    assert "99.70% of what came from others" in agreement
+    assert "; 0.30% would be chance" in agreement
+    assert thumbs == ["99.70% from the alike"] * 2
+    assert "client a, class no: 399 samples, 99.75% of its own" in labels
 
 
 def test_names_with_several_spaces_can_be_chosen(run_script: Any, packed: Any) -> None:

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from fake_results import Fake, results
-from fedattune.analysis.verdict import measure_harm
+from fedattune.analysis.verdict import Harm, measure_harm
 from fedattune.analysis.verdict.statistics import adjust_by_holm, compute_influences, compute_row_p, estimate_mean
 from fedattune.core.metrics import METRICS, compute_metrics
 from fedattune.runs.predictions import RowPredictions
@@ -106,6 +106,14 @@ def test_a_loss_is_sure_only_among_all_clients_that_could_have_lost() -> None:
         "1 of 10 clients would lose, none of them by more than chance explains; client c0 with 6 of 20 test rows more "
         "wrong (by chance 1 in 64 clients would look so)"
     )
+
+
+def test_one_client_is_no_clients() -> None:
+    assert Harm(1, 0).describe() == "the one client whose gain is known would not lose"
+    assert Harm(2, 0).describe() == "none of the 2 clients would lose"
+    loses = Harm(1, 1, None, "c0", "-1.00 points")
+    assert loses.describe() == "1 of 1 client would lose; client c0 with -1.00 points"
+    assert loses.summarize() == "1 of 1 client would lose (client c0)"
 
 
 @pytest.mark.parametrize("metric", ["auc", "balanced_accuracy", "f1"])

@@ -100,7 +100,7 @@ def test_the_cheapest_option_that_no_dearer_one_surely_beats_is_recommended() ->
 
 def test_verdict_on_one_client_draws_no_conclusion() -> None:
     said = decide(Fake("local", [0.5], 0.4), Fake("a", [0.6], 0.6)).text
-    assert said.startswith("1 clients are too few to say whether collaborating helps. a, the best method")
+    assert said.startswith("1 client is too few to say whether collaborating helps. a, the best method")
     assert "interval" not in said
 
 

@@ -54,6 +54,30 @@ def test_help_shows_at_most_25_common_options(cli: Cli, command: str) -> None:
     assert "--dp-client-where" not in done.out
 
 
+def test_help_gives_each_default_once(cli: Cli) -> None:
+    text = " ".join(cli("compare", "--help-all").out.split())
+    assert "local learning rate (default: 0.02; with adam and adamw, 0.001) --" in text
+    assert "methods whose clients run SGD (default: sgd; for a pretrained network, adamw) --" in text
+    assert "drop them (default: drop clients of the data's own) --" in text
+    assert "(default: )" not in text
+
+
+def test_the_help_of_run_is_about_one_method(cli: Cli) -> None:
+    text = " ".join(cli("run", "--help-all").out.split())
+    assert "--algorithm NAME, --algorithms NAME the method, or your own as file.py:factory (default: fedmcsa)" in text
+    assert "--baseline" not in text
+    assert "--budget" not in text
+    n_options = len(re.findall(r"^  -", cli("run", "--help-all").out, re.MULTILINE))
+    n_said = re.search(r"--help-all shows all\s+(\d+)\.", cli("run", "--help").out)
+    assert n_said
+    assert int(n_said[1]) == n_options - len(("--help", "--help-all"))
+
+
+def test_the_help_of_watch_says_when_there_is_a_report(cli: Cli) -> None:
+    text = " ".join(cli("watch", "--help").out.split())
+    assert "-o FILE, --out FILE also write a report to this HTML file, and renew it --" in text
+
+
 def test_compare(cli: Cli, work: Path) -> None:
     done = cli("compare", "--algorithms", "fedavg,fedmcsa", *FAST, "--json", "r.json", "--out", "o", "--set", "sigma=9")
     assert done.code == 0, done.err

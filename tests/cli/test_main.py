@@ -58,6 +58,8 @@ TABLE = ("--data", "p.csv", "--client-column", "hospital", "--target", "outcome"
         ("run --algorithms fedavg,all", "run trains one algorithm, got fedavg, all"),
         ("run --algorithm local,fedavg", "use fedattune compare"),
         ("run --algorithm all", "use fedattune compare"),
+        ("run --budget 1m", "--budget 1m: only compare has a budget; leave it out"),
+        ("run --baseline sklearn", "--baseline: only compare has baselines; leave it out"),
         ("compare --model mlrr", "unknown model 'mlrr'; did you mean 'mlr'?"),
         ("compare --data digitz", "unknown data 'digitz'; did you mean 'digits'?"),
         ("compare --partition dirichle", "did you mean 'dirichlet'?"),

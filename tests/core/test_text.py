@@ -1,4 +1,4 @@
-"""Text of others steers no terminal, and runs in no spreadsheet."""
+"""Text of others steers no terminal and runs in no spreadsheet, and no share is read as none or all."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ import pytest
 
 from fedattune.analysis.output import formats
 from fedattune.analysis.output.tables import fill_table, make_console, print_whole
-from fedattune.core.text import guard_cell, make_printable
+from fedattune.core.text import format_percent, guard_cell, make_printable
 from fedattune.models.predict import Predictions
 
 STEERING = "\x1b[2J\x1b]0;title\x07 \x9b31m \r \x7f \u202e"
@@ -46,3 +46,15 @@ def test_files_for_spreadsheets_hold_no_formulas() -> None:
     assert numbers.to_csv() == "row,prediction\n1,-0.5\n2,1e-07\n3,-inf\n4,nan\n"
     table = pa.table({"client": ["@x", "b"], "gain": [-0.5, 1.0]})
     assert formats.csv(SimpleNamespace(to_table=lambda clients: table), None) == "client,gain\n'@x,-0.5\nb,1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("share", "decimals", "said"),
+    [
+        (299 / 300, 0, ">99%"), (1 / 300, 0, "<1%"), (0.005, 0, "<1%"), (0.9949, 0, "99%"),
+        (0.9997, 1, ">99.9%"), (0.0003, 1, "<0.1%"), (0.123, 1, "12.3%"),
+        (0.0, 0, "0%"), (1.0, 1, "100.0%"), (1 - 1e-8, 1, "100.0%"), (None, 0, "-"),
+    ],
+)  # fmt: skip
+def test_only_none_is_0_and_only_all_is_100_percent(share: float | None, decimals: int, said: str) -> None:
+    assert format_percent(share, decimals) == said

@@ -25,6 +25,7 @@ from fedattune.training.clients.acceptance import (
     ON_TRIAL,
     OWN,
     Accepting,
+    Refusals,
     find_policy,
     sample_rows,
     update_decision,
@@ -77,7 +78,20 @@ def test_clients_without_validation_rows_accept_everything() -> None:
     assert data.sizes("validation").tolist()[1] == 0
     result = fit(data, "fedavg", accept="better", cohort=3, attack="gaussian:100", attackers=1)
     assert "1" not in result.facts["refusals"]["clients"]
-    assert any("clients have no validation rows and accept everything" in note for note in result.notes)
+    assert "1 client has no validation rows and accepts everything (--accept better)" in result.notes
+
+
+def test_notes_say_how_much_was_refused() -> None:
+    """One model of a thousand is refused; clients of six rows have none for validation."""
+    for sizes, who in (([40, 6], "1 client has no validation rows and accepts"), ([40, 6, 6], "2 clients have no")):
+        context = make_run_context(
+            ALGORITHMS["fedavg"](), make_federation(sizes), nn.Linear(5, 3), Settings(accept="better")
+        )
+        refusals = Refusals(context)
+        refusals.add_round(1, [0], 1000)
+        share, without = refusals.notes("fedavg")
+        assert share == "fedavg: clients refused <1% of the models that they were sent (--accept better)"
+        assert without.startswith(who)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -62,7 +62,7 @@ def test_a_diverged_run_is_read_and_names_its_clients(early_stopping: str, tmp_p
     assert again.diverged == result.diverged
     assert again.metrics.keys() == result.metrics.keys()
     (note,) = [note for note in result.notes if "1,000 times a constant's" in note]
-    assert "(c0)" in note
+    assert "on, the test error of 1 client (c0) is not finite" in note
     assert "lower the learning rate (lr is 0.02)" in note
 
 

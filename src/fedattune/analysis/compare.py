@@ -175,11 +175,15 @@ def group_by_algorithm(results: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:
 
 def average_clients(runs: Sequence[Contestant], metric: MetricName = "accuracy", part: Part = "test") -> FloatArray:
     """Average a metric of each client (N,) over runs; NaN for a client for whom no run defines it."""
-    values = np.array([run.measure_clients(metric, part) for run in runs], dtype=np.float64)
-    n = np.isfinite(values).sum(axis=0)
-    total: FloatArray = np.where(np.isfinite(values), values, 0.0).sum(axis=0)
+    return average_known(np.array([run.measure_clients(metric, part) for run in runs], dtype=np.float64))
+
+
+def average_known(values: FloatArray) -> FloatArray:
+    """Average values (runs, N) over the runs in which each is known (N,)."""
+    known = np.isfinite(values)
+    total: FloatArray = np.where(known, values, 0.0).sum(axis=0)
     with np.errstate(invalid="ignore"):
-        return total / np.where(n > 0, n, np.nan)
+        return total / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
 
 
 FULL_TEST_ROWS = 10

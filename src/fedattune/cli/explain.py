@@ -4,12 +4,14 @@ import json
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from math import isclose
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.mixing import N_TOP_PARTNERS
-from ..analysis.output.tables import fill_table, format_percent, make_console, make_table, print_whole
+from ..analysis.output.tables import fill_table, make_console, make_table, print_whole
 from ..core.metrics import format_number
 from ..core.targets import KIND_WORDS
+from ..core.text import format_percent
 from .options import ExplainOptions, parse_options
 
 if TYPE_CHECKING:
@@ -117,18 +119,21 @@ def _describe_gain(explanation: "RunExplanation", client: "ClientSummary") -> st
     if gain is None:
         reached = "" if client.value is None else f"{method} reaches {show(client.value)}."
         return reached if client.n_test else "It has no test samples, so nothing can be said of its accuracy."
-    text = (
-        f"{method} {show(gain.method)}, local {show(gain.local)}: {'a gain' if gain.points >= 0 else 'a loss'} of "
-        f"{metric.format_gap(abs(gain.points) / metric.scale)}"
-    )
-    if gain.samples is not None:
+    is_tie = isclose(gain.method, gain.local)  # means of several runs differ by rounding errors
+    text = f"{method} {show(gain.method)}, local {show(gain.local)}: "
+    if is_tie:
+        text += "no difference"
+    else:
+        gap = metric.format_gap(abs(gain.points) / metric.scale)
+        text += f"{'a gain' if gain.points > 0 else 'a loss'} of {gap}"
+    if gain.samples is not None and not is_tie:
         text += f", which is {abs(gain.samples):.1f} of its {gain.n_test:,} test samples"
     if len(gain.by_run) > 1:
         points = [f"{one:+.2f}" if metric.is_percent else format_number(one, 3, "+") for one in gain.by_run.values()]
         std = f"{gain.std:.2f}" if metric.is_percent else format_number(gain.std or 0.0, 3)
         runs = "seed and split" if any("split" in key for key in gain.by_run) else "seed"
         text += f"; by {runs} {', '.join(points)} (std {std})"
-    if gain.samples is not None and round(abs(gain.samples), 6) < 1 and gain.points:
+    if gain.samples is not None and round(abs(gain.samples), 6) < 1 and not is_tie:
         text += ". That is less than one sample: too little to tell from chance"
     elif len(gain.by_run) > 1 and min(gain.by_run.values()) < 0 < max(gain.by_run.values()):
         several = "Seeds and splits" if any("split" in key for key in gain.by_run) else "Seeds"

@@ -102,9 +102,10 @@ class ExplainOptions(StrictSchema):
     json_file: Path | None = option("also write the explanation to this file", alias="json")
 
 
-class WatchOptions(ReportOptions):
+class WatchOptions(StrictSchema):
     """Options of `watch`."""
 
+    out: Path | None = option("also write a report to this HTML file, and renew it")
     every: Annotated[float, Field(ge=0.5, le=86_400)] = option("seconds between two updates", 5.0)
     once: bool = option("print the table once, and exit", False)
 

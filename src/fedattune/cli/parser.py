@@ -34,6 +34,12 @@ TEMPLATES = ("algorithm", "model", "data")
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 DEFAULT_ALGORITHMS = {"run": "fedmcsa", "deploy": "local,fedmcsa"}
 """Defaults of --algorithms in commands that do not take the default of `Experiment`."""
+ONE_METHOD_HELP = {
+    "algorithms": "the method, or your own as file.py:factory",
+    "baseline": argparse.SUPPRESS,
+    "budget": argparse.SUPPRESS,
+}
+"""Option -> help in `run`, which trains one method; it refuses what is hidden, and says so."""
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -46,7 +52,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def shorten_help(self, common: Iterable[str]) -> None:
         """Let `--help` show the common options only, and add `--help-all`, if the command has many options."""
-        options = [one for one in self._actions if one.option_strings and one.dest != "help"]
+        visible = (one for one in self._actions if one.help != argparse.SUPPRESS)
+        options = [one for one in visible if one.option_strings and one.dest != "help"]
         if len(options) > MAX_SHORT_HELP:
             self.shown = frozenset({"help", "help_all", *common})
             self.epilog = f"These are the common options; {self.prog} --help-all shows all {len(options)}."
@@ -213,7 +220,7 @@ COMMANDS = {
     "explain": Command(
         "explain from whom clients learn, layer by layer, and their gain", "explain", "ExplainOptions", (RUN,)
     ),
-    "watch": Command("watch runs while they train; write their report", "watch", "WatchOptions", (RUN,)),
+    "watch": Command("watch runs while they train; with -o, write their report", "watch", "WatchOptions", (RUN,)),
     "plot": Command("draw a figure of runs for a paper", "report:plot", "PlotOptions", (RUNS,)),
     "export": Command("export a client's model to a file that predicts the same", "export", "ExportOptions", (RUN,)),
     "predict": Command("predict new data with a model", "export:predict", "PredictOptions", (MODEL,)),
@@ -259,16 +266,16 @@ def make_parser(selected_command: str | None, *, is_full: bool = False) -> Argum
     for name, command in COMMANDS.items():
         subparser = _add_command(subparsers, name, command.help)
         if name == selected_command or is_full:
-            _fill_command(subparser, command, DEFAULT_ALGORITHMS.get(name))
+            _fill_command(subparser, command, name)
     return parser
 
 
-def _fill_command(parser: ArgumentParser, command: Command, algorithms: str | None) -> None:
-    """Add the arguments and options of a command; `algorithms` is its own default of --algorithms."""
+def _fill_command(parser: ArgumentParser, command: Command, word: str) -> None:
+    """Add the arguments and options of a command; `word` is its name, or that of the command above it."""
     if command.commands:
         subparsers = parser.add_subparsers(dest="action", metavar="ACTION")
         for name, child in command.commands.items():
-            _fill_command(_add_command(subparsers, name, child.help), child, algorithms)
+            _fill_command(_add_command(subparsers, name, child.help), child, word)
     for argument in command.arguments:
         parser.add_argument(**argument)
     groups: dict[str, Any] = {"options": parser}
@@ -280,7 +287,7 @@ def _fill_command(parser: ArgumentParser, command: Command, algorithms: str | No
         known = schema.flat_fields() if hasattr(schema, "flat_fields") else schema.model_fields
         without = _import(options.without) if options.without else ()
         fields = _import(options.fields) if isinstance(options.fields, str) else options.fields
-        _add_options(groups[options.title], {k: known[k] for k in fields or known if k not in without}, algorithms)
+        _add_options(groups[options.title], {k: known[k] for k in fields or known if k not in without}, word)
         common += _import(options.common) if options.common else ()
     parser.shorten_help(common)
 
@@ -296,32 +303,34 @@ def _add_command(subparsers: Any, name: str, help_: str) -> ArgumentParser:
     return command
 
 
-def _add_options(group: Any, fields: "Mapping[str, FieldInfo]", algorithms: str | None) -> None:
+def _add_options(group: Any, fields: "Mapping[str, FieldInfo]", command: str) -> None:
     """Add one option per field; values stay text, because the schema reads and checks them."""
     for name, field in fields.items():
         if field.exclude:  # no option of the command line
             continue
         flags = [*OTHER_FLAGS.get(name, ()), "--" + (field.alias or name).replace("_", "-")]
-        text = _format_help(field, algorithms if name == "algorithms" else None)
+        text = _format_help(name, field, command)
         common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
         if field.annotation is bool:
             group.add_argument(*flags, action="store_true", **common)
         else:
             action = "append" if name == "set" else "store"
-            group.add_argument(*flags, action=action, metavar=_choose_metavar(name, field), **common)
+            group.add_argument(*flags, action=action, metavar=_choose_metavar(name, field, command), **common)
 
 
-def _format_help(field: "FieldInfo", default_of_command: str | None) -> str:
+def _format_help(name: str, field: "FieldInfo", command: str) -> str:
     text = (field.description or "").replace("%", "%%")
-    default = default_of_command or field.default
-    if default is None or default == {} or default is False:
+    if command == "run":
+        text = ONE_METHOD_HELP.get(name, text)
+    default = DEFAULT_ALGORITHMS.get(command, field.default) if name == "algorithms" else field.default
+    if default in (None, {}, ()) or default is False or "(default: " in text or text == argparse.SUPPRESS:
         return text
     value = ",".join(default) if isinstance(default, tuple) else str(default)
     return f"{text} (default: {value})"
 
 
-def _choose_metavar(name: str, field: "FieldInfo") -> str:
-    if name in METAVARS:
+def _choose_metavar(name: str, field: "FieldInfo", command: str) -> str:
+    if name in METAVARS and (command, name) != ("run", "algorithms"):
         return METAVARS[name]
     kinds = [field.annotation, *get_args(field.annotation)]
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]

@@ -1,4 +1,4 @@
-"""Make text that others wrote safe to show: in a terminal, and in a spreadsheet.
+"""Make text safe to show: what others wrote in a terminal or a spreadsheet, and shares that are nearly none or all.
 
 Names of clients, classes, columns and methods, and the text of errors, may come from a file that a stranger sent.
 
@@ -20,6 +20,27 @@ FORMULA_STARTS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 """First characters for which a spreadsheet takes a cell as a formula, by OWASP's list on CSV injection."""
 
 NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|inf)")
+
+SHARE_NOISE = 1e-6
+"""Distance from 0 and 1 up to which a share counts as none or all: rounding errors leave that much."""
+
+
+def format_percent(share: float | None, decimals: int = 1) -> str:
+    """Format a fraction in percent; only none is 0%, and only all is 100%; a dash for None.
+
+    Examples:
+        >>> [format_percent(one, 0) for one in (0.123, 0.0, 0.003, 0.997, 1.0, None)]
+        ['12%', '0%', '<1%', '>99%', '100%', '-']
+    """
+    if share is None:
+        return "-"
+    text, step = f"{100 * share:.{decimals}f}", 10.0**-decimals
+    if SHARE_NOISE < share < 1 - SHARE_NOISE:
+        if float(text) == 0:
+            return f"<{step:g}%"
+        if float(text) == 100:
+            return f">{100 - step:g}%"
+    return f"{text}%"
 
 
 def make_printable(text: str) -> str:

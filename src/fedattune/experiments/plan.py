@@ -377,6 +377,8 @@ def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, l
         raise ConfigError(f"run trains one algorithm, got {', '.join(names)}; use fedattune compare for several")
     if command == "run" and experiment.budget is not None:
         raise ConfigError(f"{write_option('budget')} {experiment.budget}: only compare has a budget; leave it out")
+    if command == "run" and experiment.baseline != Experiment.flat_fields()["baseline"].default:
+        raise ConfigError(f"{write_option('baseline')}: only compare has baselines; leave it out")
     if command == "run" or {BASELINE, ALL_METHODS} & set(names):
         return experiment, []
     with_baseline = experiment.model_copy(update={"algorithms": (BASELINE, *names)})

@@ -143,7 +143,7 @@ def _note_absurd_errors(context: RunContext, store: RunStore) -> list[str]:
         return []
     names = [context.federation.names[i] for i in first]
     return [
-        f"from round {min(first.values())} on, the test error of {len(names):,} clients "
+        f"from round {min(first.values())} on, the test error of {len(names):,} client{'s' * (len(names) > 1)} "
         f"({list_some(names, MAX_LISTED)}) is not finite or above {ABSURD_RATIO:,.0f} times a constant's: training "
         f"diverged there; lower the learning rate (lr is {context.settings.training.lr:g})"
     ]
@@ -193,7 +193,8 @@ def _note_rows_seen(context: RunContext) -> list[str]:
     if n_seen >= MIN_SEEN_SHARE * n_rows:
         return []
     return [
-        f"a round of {training.local_steps} steps of {training.batch_size} rows sees {n_seen:,} of the {n_rows:,} "
+        f"a round of {training.local_steps} step{'s' * (training.local_steps > 1)} of {training.batch_size} "
+        f"row{'s' * (training.batch_size > 1)} sees {n_seen:,} of the {n_rows:,} "
         f"training rows of the largest client, {context.federation.names[largest]} ({100 * n_seen / n_rows:.2g}%); "
         "--epochs 1 sees all rows of every client"
     ]

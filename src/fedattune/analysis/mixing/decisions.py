@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import list_some
+from ...core.text import format_percent
 from ..compare import FloatArray
-from ..output.tables import format_percent
 from . import FLAT_WEIGHT, ROUNDS_BACK
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ...core.effect import IDLE_BELOW
 from ...core.errors import ConfigError, did_you_mean
 from ...core.metrics import METRICS, format_gain, format_interval, format_number
-from ...core.text import make_printable
+from ...core.text import format_percent, make_printable
+from ...privacy.accounting import format_epsilon
 from ..compare import BASELINE, FULL_TEST_ROWS
 
 if TYPE_CHECKING:
@@ -31,11 +32,6 @@ def format_bytes(count: float) -> str:
 def format_points(share: float | None, decimals: int = 2, sign: str = "") -> str:
     """Format a fraction in percent without the unit: 12.34; a dash for None."""
     return "-" if share is None else f"{100 * share:{sign}.{decimals}f}"
-
-
-def format_percent(share: float | None, decimals: int = 1) -> str:
-    """Format a fraction in percent: 12.3%; a dash for None."""
-    return "-" if share is None else f"{format_points(share, decimals)}%"
 
 
 def make_console(file: IO[str] | None = None, *, stderr: bool = False) -> "Console":
@@ -206,7 +202,7 @@ QUALITY_COLUMNS: Columns = {
 }
 EXTRA_COLUMNS: Columns = {
     "epsilon": Column(
-        lambda row: "-" if row.epsilon is None else f"{row.epsilon:.3g}",
+        lambda row: "-" if row.epsilon is None else format_epsilon(row.epsilon),
         "differential privacy spent by a run: of one client, or of a training row of the client with least",
     ),
     "recall": Column(

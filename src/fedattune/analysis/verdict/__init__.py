@@ -21,6 +21,7 @@ from ..compare import (
     FloatArray,
     align_runs,
     average_clients,
+    average_known,
     average_weighted,
     compute_gains,
     get_default_metric,
@@ -193,8 +194,9 @@ class Harm:
 
     def describe(self) -> str:
         if not self.n_losing:
-            return f"none of the {self.n_clients} clients would lose"
-        text = f"{self.n_losing} of {self.n_clients} clients would lose"
+            one = "the one client whose gain is known would not"
+            return f"{one if self.n_clients == 1 else f'none of the {self.n_clients} clients would'} lose"
+        text = f"{self._count_losing()} would lose"
         if self.n_sure is not None:
             sure = {0: "none of them", self.n_losing: "all of them"}.get(self.n_sure, f"{self.n_sure} of them")
             text += f", {sure} by more than chance explains"
@@ -207,7 +209,10 @@ class Harm:
             return self.describe()
         who = f"client {self.worst}" if self.n_losing == 1 else f"most of all client {self.worst}"
         sure = {None: "", 0: ", none surely", self.n_losing: ", surely"}.get(self.n_sure, f", {self.n_sure} surely")
-        return f"{self.n_losing} of {self.n_clients} clients would lose ({who}){sure}"
+        return f"{self._count_losing()} would lose ({who}){sure}"
+
+    def _count_losing(self) -> str:
+        return f"{self.n_losing} of {self.n_clients} client{'s' * (self.n_clients > 1)}"
 
     def _describe_chance(self) -> str:
         if self.worst_chance is None:
@@ -589,7 +594,7 @@ class Comparison:
         by_split: dict[int, list[FloatArray]] = {}
         for one, two in pair_runs(mine, others):
             by_split.setdefault(one.split, []).append(compute_gains([one], [two], name))
-        rows = [_average_known(np.array(one)) for one in by_split.values()] or [compute_gains(mine, others, name)]
+        rows = [average_known(np.array(one)) for one in by_split.values()] or [compute_gains(mine, others, name)]
         return estimate_mean(self.metric.scale * np.array(rows), self.weights, self.test_share)
 
     def _measure(self, method: str) -> Verdict:
@@ -674,7 +679,7 @@ class Comparison:
         if verdict.answer == "undecided" and self.is_merged:
             conclusion = "Sums over all clients do not say whether collaborating helps"
         elif verdict.answer == "undecided" and verdict.interval is None:
-            conclusion = f"{n} clients are too few to say whether collaborating helps"
+            conclusion = f"{'1 client is' if n == 1 else f'{n} clients are'} too few to say whether collaborating helps"
         reasons = f": {'; '.join(verdict.reasons)}" if verdict.answer == "undecided" and verdict.reasons else ""
         mine, alone = (metric.format(one) for one in self._average_both(method))
         interval = f" (95% interval {format_interval(verdict.interval)})" if verdict.interval else ""
@@ -719,14 +724,6 @@ class Comparison:
             text += f" {name} failed in {n} of {n + len(self.groups[name])} runs, so it is not ranked."
         others = [name for name in self.untrained if name not in (*self.diverged, *self.failed)]
         return text + (f" Worse than a constant: {list_some(others, MAX_NAMED)}." if others else "")
-
-
-def _average_known(values: FloatArray) -> FloatArray:
-    """Average values (runs, N) over the runs in which each is known (N,)."""
-    known = np.isfinite(values)
-    total: FloatArray = np.where(known, values, 0.0).sum(axis=0)
-    with np.errstate(invalid="ignore"):
-        return total / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
 
 
 def join_reasons(excluded: Mapping[str, str]) -> str:

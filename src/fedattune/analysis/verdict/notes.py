@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...core.metrics import METRICS, MetricName
+from ...core.text import format_percent
 from ...data.federated import IMBALANCED_SHARE
 from ..compare import BASELINE, FloatArray, get_default_metric, group_by_algorithm
 from . import count_steps, find_excluded, join_reasons
@@ -44,8 +45,9 @@ def _note_imbalance(results: "Sequence[RunMetrics]", metric: MetricName | None) 
     share = totals.max() / max(totals.sum(), 1)
     if share < IMBALANCED_SHARE:
         return []
+    name = results[0].facts["classes"][int(totals.argmax())]
     return [
-        f"{100 * share:.0f}% of all rows are of class {results[0].facts['classes'][int(totals.argmax())]!r}, so "
+        f"{format_percent(share, 0)} of all rows are of class {name!r}, so "
         "accuracy says little; --metric auc or balanced_accuracy says more"
     ]
 
@@ -80,8 +82,8 @@ def _note_constant(results: "Sequence[RunMetrics]") -> list[str]:
         (share, truth), name = min(found.values()), results[0].facts["classes"][top]
         least, who = ("at least ", "they hardly look") if len(found) > 1 else ("", "it hardly looks")
         notes.append(
-            f"{_write_predict(found)} {name!r} for {least}{100 * share:.1f}% of the test rows, of which "
-            f"{100 * truth:.1f}% are so: {who} at the rows"
+            f"{_write_predict(found)} {name!r} for {least}{format_percent(share)} of the test rows, of which "
+            f"{format_percent(truth)} are so: {who} at the rows"
         )
     return notes
 

@@ -40,6 +40,7 @@ from ...core.algorithm import Finished, StepChanges
 from ...core.params import Params, choose
 from ...core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 from ...core.settings import Settings
+from ...core.text import format_percent
 from ...data import Federation
 from ...data.client_index import ClientIndex, RaggedIndex
 from ...engine.base import ClientInputs, Engine
@@ -351,9 +352,11 @@ class Refusals:
             return []
         share = int(self.clients.sum()) / max(1, self.n_trained)
         notes = [
-            f"{name}: clients refused {100 * share:.0f}% of the models that they were sent (--accept {self.policy})"
+            f"{name}: clients refused {format_percent(share, 0)} of the models that they were sent "
+            f"(--accept {self.policy})"
         ]
         n_without = int((self.context.federation.sizes("validation") == 0).sum())
         if n_without and self.policy == "better":
-            notes.append(f"{n_without} clients have no validation rows and accept everything (--accept better)")
+            words = ("client has", "accepts") if n_without == 1 else ("clients have", "accept")
+            notes.append(f"{n_without:,} {words[0]} no validation rows and {words[1]} everything (--accept better)")
         return notes

@@ -282,10 +282,10 @@ class RecordLedger:
         delta, spent = context.settings.privacy.delta, self._spent(context.eval_ids.tolist(), repeats)
         noise = sorted(self.plan.multiplier(i) for i in context.eval_ids.tolist())
         found = [
-            f"record-level differential privacy: epsilon {format_epsilon(median(spent))} in the median of clients, at "
-            f"most {format_epsilon(self._find_largest(repeats))}, at delta {delta:g}, for one training row more or less "
-            f"(noise multiplier {noise[0]:.3g} to {noise[-1]:.3g}, gradients clipped to {self.plan.noise.clip:g}); "
-            "validation and test rows, and the sizes of clients, are not protected"
+            f"record-level differential privacy: epsilon {format_epsilon(median(spent))} in the median of clients, "
+            f"at most {format_epsilon(self._find_largest(repeats))}, at delta {delta:g}, for one training row more or "
+            f"less (noise multiplier {noise[0]:.3g} to {noise[-1]:.3g}, gradients clipped to {self.plan.noise.clip:g})"
+            "; validation and test rows, and the sizes of clients, are not protected"
         ]
         largest = int(context.n_train.max())
         if delta * largest >= 1:

@@ -336,7 +336,7 @@
       if (!labels) return;
       const sorted = order(), sums = M.labels.map((row) => row.reduce((a, b) => a + b, 0) || 1);
       heatmap(labels, { xs: M.classes, ys: sorted.map((i) => names[i]), scale: FULL, cell: (x, y) => 100 * M.labels[sorted[y]][x] / sums[sorted[y]], xname: "class",
-        about: (x, y) => `client ${names[sorted[y]]}, class ${M.classes[x]}: ${M.labels[sorted[y]][x]} samples, ${(100 * M.labels[sorted[y]][x] / sums[sorted[y]]).toFixed(0)}% of its own` });
+        about: (x, y) => `client ${names[sorted[y]]}, class ${M.classes[x]}: ${M.labels[sorted[y]][x]} samples, ${percent(M.labels[sorted[y]][x] / sums[sorted[y]])} of its own` });
       legend("labels-scale", FULL, false, (share) => `${share}% of its samples`);
     }
     function drawThumbs() {
@@ -348,7 +348,7 @@
         button.dataset.component = c;
         button.setAttribute("aria-pressed", String(c === component()));
         const share = m.agreement[one.name]?.share ?? null, said = document.createElement("small");
-        if (share !== null) said.textContent = `${(100 * share).toFixed(0)}% from the alike`;
+        if (share !== null) said.textContent = `${percent(share)} from the alike`;
         button.append(paint(n, n, scaleOf(c, r), one.signed, cellOf(c, r, sorted)), one.name, said);
         return button;
       }));
@@ -395,13 +395,13 @@
           data: rows.map((row) => (row.every((w) => w === null) ? null : 100 * members.reduce((sum, k) => sum + (row[k] ?? 0), 0))) })),
       }, true);
     }
-    // Shares of a mixture that are nearly all of it must not be read as all.
+    // Shares that are nearly none or all must not be read as such.
     const percent = (w) => `${(100 * w).toFixed(w > 0.99 && w < 1 || w < 0.01 && w > 0 ? 2 : 0)}%`;
     function say() {
       const m = method(), name = m.components[component()].name, a = m.agreement[name];
       $("round-said").textContent = `round ${m.rounds[round()]}` + (m.rounds.length < m.all_rounds ? ` (${m.rounds.length} of ${m.all_rounds} stored rounds are shown)` : "");
       const kept = `At the end, a client's own weight was ${percent(m.own[name])} on average. `;
-      const share = !a ? "" : a.share === null ? "Too little came from others, or from too few, to say whether from the alike. " : `${(100 * a.share).toFixed(0)}% of what came from others came from the quarter whose labels are most like theirs; ${(100 * a.chance).toFixed(0)}% would be chance. `;
+      const share = !a ? "" : a.share === null ? "Too little came from others, or from too few, to say whether from the alike. " : `${percent(a.share)} of what came from others came from the quarter whose labels are most like theirs; ${percent(a.chance)} would be chance. `;
       const rank = !a || a.correlation === null ? "" : `Rank correlation of weights and label similarity: ${a.correlation.toFixed(2)}.`;
       $("agreement").textContent = `${name}: ${kept}${share}${rank}`;
     }
