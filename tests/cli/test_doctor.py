@@ -2,8 +2,10 @@
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from fedattune.core.checks import Finding
 from fedattune.experiments.doctor import EXTRAS, examine
 
 Cli = Callable[..., Done]
+ROOT = Path(__file__).parents[2]
 
 
 def test_this_installation_works(cli: Cli, work: Path) -> None:
@@ -27,6 +30,13 @@ def test_this_installation_works(cli: Cli, work: Path) -> None:
     names = [one["name"] for one in content["findings"]]
     assert {"version", "packages", "PyTorch", "cores", "memory", "disk", "cache folder", "training"} <= set(names)
     assert {f"extra {extra}" for extra in EXTRAS} <= set(names)
+
+
+def test_each_extra_is_examined_with_all_its_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extra, (_, *packages) in EXTRAS.items():
+        assert set(packages) == {re.split(r"[<>=]", one)[0] for one in project["optional-dependencies"][extra]}
+    assert "alembic" in EXTRAS["mlflow"], "MLflow imports it for its SQL store, and mlflow-skinny does not install it"
 
 
 def test_what_is_missing_has_a_command(monkeypatch: pytest.MonkeyPatch, work: Path) -> None:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -68,6 +68,13 @@ def test_all_methods_are_called_in_order(ragged: Federation, tmp_path: Path) -> 
     assert not again.calls
 
 
+def test_the_title_names_the_split() -> None:
+    seen = Recorder()
+    data = fedattune.load_federation("digits", partition="dirichlet", clients=4, split_number=2)
+    fedattune.fit(data, "local", callbacks=[seen], **RUN)
+    assert seen.calls[0][1] == "local, seed 0, split 2"
+
+
 def test_a_callback_stops_a_run_that_can_be_resumed(ragged: Federation, tmp_path: Path) -> None:
     seen, out = Recorder(), tmp_path / "run"
     stop = OnRound(lambda progress: progress.round == 2)
@@ -87,6 +94,28 @@ def test_an_error_in_a_callback_ends_the_run_and_closes_all(ragged: Federation) 
         fedattune.fit(ragged, "fedavg", callbacks=[seen, OnRound(fail)], **RUN)
     assert seen.calls[-1] == "close"
     assert not [call for call in seen.calls if call[0] == "end"]
+
+
+class Unreachable(Recorder):
+    """Cannot be closed."""
+
+    def close(self) -> None:
+        raise OSError("the server is gone")
+
+
+def test_all_are_closed_and_the_first_error_is_raised(ragged: Federation) -> None:
+    def fail(progress: fedattune.Progress) -> None:
+        raise ValueError("mine")
+
+    for others, first, notes in (
+        ([], OSError, ["Unreachable.close: OSError: the server is gone"]),
+        ([OnRound(fail)], ValueError, ["Unreachable.close: OSError: the server is gone"] * 2),
+    ):
+        seen = Recorder()
+        with pytest.raises(first) as caught:
+            fedattune.fit(ragged, "fedavg", callbacks=[Unreachable(), *others, Unreachable(), seen], **RUN)
+        assert caught.value.__notes__ == notes
+        assert seen.calls[-1] == "close"
 
 
 @pytest.mark.parametrize(
@@ -136,6 +165,7 @@ class FakeTracker(ModuleType):
         super().__init__(name)
         self.__spec__ = ModuleSpec(name, None)
         self.calls = calls
+        self.id, self.offline, self.info = "7", False, SimpleNamespace(run_id="7")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -186,12 +216,137 @@ def test_wandb(fake: Callable[[str], list[Any]], ragged: Federation) -> None:
     run = FakeRun("run", calls)
     sys.modules["wandb"].init = lambda **keywords: calls.append(("init", (), keywords)) or run  # type: ignore[attr-defined]
     fedattune.fit(ragged, "fedavg", callbacks=[WandB(mode="offline")], **RUN)
+    assert calls[0][2]["reinit"] == "create_new"
     assert [name for name, *_ in calls] == ["init", "log", "log", "finish"]
     assert calls[0][2]["project"] == "fedattune"
     assert calls[0][2]["mode"] == "offline"
     assert calls[1][2] == {"step": 2}
     assert calls[3][2] == {"exit_code": 0}
     assert "acc_uniform" in run.summary
+
+
+def train_in_two_parts(data: Federation, out: Path, callback: Callback) -> None:
+    """Stop the run after its second round, and resume it."""
+    stop = OnRound(lambda progress: progress.round == 2)
+    fedattune.fit(data, "fedavg", out=out, callbacks=[stop, callback], **RUN)
+    fedattune.fit(data, "fedavg", out=out, resume=True, callbacks=[callback], **RUN)
+
+
+@pytest.mark.parametrize(
+    ("kind", "package", "function", "known"),
+    [(MLflow, "mlflow", "start_run", {"run_id": "7"}), (WandB, "wandb", "init", {"id": "7", "resume": "allow"})],
+)
+def test_a_resumed_run_continues_the_run_of_the_tracker(
+    kind: Any,
+    package: str,
+    function: str,
+    known: dict[str, str],
+    fake: Callable[[str], list[Any]],
+    ragged: Federation,
+    tmp_path: Path,
+) -> None:
+    def list_starts() -> list[dict[str, Any]]:
+        return [{key: keywords.get(key) for key in known} for name, _, keywords in calls if name == function]
+
+    calls, nothing = fake(package), dict.fromkeys(known)
+    sys.modules[package].summary = {}  # type: ignore[attr-defined]
+    train_in_two_parts(ragged, tmp_path / "run", kind())
+    assert list_starts() == [nothing, known]
+    calls.clear()
+    train_in_two_parts(ragged, tmp_path / "other", kind(**{next(iter(known)): "5"}))
+    assert [one[next(iter(known))] for one in list_starts()] == ["5", "5"], "the user's own id counts"
+    assert (tmp_path / "other" / f"{package}-run.txt").read_text() == "7"
+    for run in (tmp_path / "run", tmp_path / "other"):
+        assert fedattune.Result.load(run).is_finished
+
+
+@pytest.mark.parametrize(("kind", "package", "function"), [(MLflow, "mlflow", "start_run"), (WandB, "wandb", "init")])
+def test_a_run_that_the_tracker_does_not_know_starts_anew(
+    kind: Any,
+    package: str,
+    function: str,
+    fake: Callable[[str], list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    ragged: Federation,
+    tmp_path: Path,
+) -> None:
+    calls = fake(package)
+    tracker = sys.modules[package]
+
+    def start(**keywords: Any) -> Any:
+        if {"id", "run_id"} & keywords.keys():
+            raise LookupError("no such run")
+        calls.append((function, (), keywords))
+        return tracker
+
+    monkeypatch.setattr(tracker, function, start, raising=False)
+    monkeypatch.setattr(tracker, "summary", {}, raising=False)
+    train_in_two_parts(ragged, tmp_path / "run", kind())
+    assert [name for name, *_ in calls].count(function) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "package", "function", "advice"),
+    [
+        (
+            MLflow,
+            "mlflow",
+            "set_experiment",
+            "MLflow: OSError: refused; check MLFLOW_TRACKING_URI, or leave --mlflow out",
+        ),
+        (
+            WandB,
+            "wandb",
+            "init",
+            "Biases: OSError: refused; check the connection and wandb login, or leave --wandb out",
+        ),
+    ],
+    ids=["mlflow", "wandb"],
+)
+def test_a_tracker_that_cannot_be_reached_is_one_sentence(
+    kind: Any,
+    package: str,
+    function: str,
+    advice: str,
+    fake: Callable[[str], list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    ragged: Federation,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("refused")
+
+    fake(package)
+    monkeypatch.setattr(sys.modules[package], function, refuse, raising=False)
+    with pytest.raises(ConfigError, match=advice):
+        fedattune.fit(ragged, "fedavg", callbacks=[kind()], **RUN)
+
+
+def test_trackers_learn_no_folder_of_the_machine(
+    fake: Callable[[str], list[Any]], ragged: Federation, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from fedattune.algorithms.fedavg import fedavg\n"
+        "from torch import nn\n"
+        "def mine(): return fedavg()\n"
+        "def net(shape, n_classes): return nn.Linear(*shape, n_classes)\n"
+        "def loss(logits, y): return nn.functional.cross_entropy(logits, y, reduction='none')\n"
+    )
+    mlflow, wandb = fake("mlflow"), fake("wandb")
+    sys.modules["wandb"].summary = {}  # type: ignore[attr-defined]
+    seen = Recorder()
+    result = fedattune.fit(
+        ragged, f"{file}:mine", f"{file}:net", loss=f"{file}:loss", callbacks=[MLflow(), WandB(), seen], **RUN
+    )
+    sent = mlflow[2][1][0], wandb[0][2]["config"]
+    for config in sent:
+        assert (config["algorithm_source"], config["model"], config["loss"]) == (
+            "own.py:mine",
+            "own.py:net",
+            "own.py:loss",
+        )
+        assert str(tmp_path) not in str(config)
+    assert result.config["algorithm_source"] == f"{file}:mine"
 
 
 def test_the_command_logs_every_run(

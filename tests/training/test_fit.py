@@ -99,6 +99,14 @@ def test_a_run_says_how_often_it_is_evaluated_and_resumes_if_that_stays(ragged: 
     assert (result.config["eval_every"], result.settings.eval_every) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("steps", "batch", "said"), [(1, 2, "1 step of 2 rows sees 2 of"), (2, 1, "2 steps of 1 row sees 2 of")]
+)
+def test_a_run_says_how_few_rows_a_round_sees(ragged: Federation, steps: int, batch: int, said: str) -> None:
+    result = fedattune.fit(ragged, "local", rounds=1, steps=steps, batch_size=batch)
+    assert any(note.startswith(f"a round of {said} the ") for note in result.notes)
+
+
 def test_cohorts_are_drawn_from_the_seed() -> None:
     settings = fedattune.Settings(rounds=50, cohort=0.3, seed=5)
     plan = [sample_cohort(settings, 20, r) for r in range(1, 51)]

@@ -23,7 +23,7 @@ EXPERIMENT_FILES = {*FROM_THE_START, RESULT_FILE, NOTES_FILE, BUDGET_FILE, CHECK
 EXPERIMENT_FOLDERS = {"tuning", "baselines"}
 RUN_FILES = {
     "config.json", "environment.json", "facts.json", "inputs.safetensors", "metrics.sqlite", "metrics.sqlite-journal",
-    "models.safetensors", "predictions.safetensors", RESULT_FILE, CHECKSUM_FILE,
+    "mlflow-run.txt", "models.safetensors", "predictions.safetensors", RESULT_FILE, CHECKSUM_FILE, "wandb-run.txt",
 }  # fmt: skip
 RUN_SUBFOLDERS = {"checkpoints", "rows"}
 MARKS = ("metrics.sqlite", "environment.json", "facts.json")

@@ -27,7 +27,7 @@ EXTRAS = {
     "pandas": ("data frames in Python", "pandas"),
     "export": ("models as ONNX files", "onnx", "onnxruntime", "onnxscript"),
     "tensorboard": ("--tensorboard", "tensorboard"),
-    "mlflow": ("--mlflow", "mlflow-skinny", "sqlalchemy"),
+    "mlflow": ("--mlflow", "mlflow-skinny", "sqlalchemy", "alembic"),
     "wandb": ("--wandb", "wandb"),
     "ray": ("--engine ray, on a cluster", "ray"),
     "flower": ("fedattune deploy", "flwr", "cryptography", "prometheus-client", "pycryptodome", "tomli-w"),

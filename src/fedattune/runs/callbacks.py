@@ -6,13 +6,17 @@ and True from a round to stop. TensorBoard's callback is in `tensorboard.py`.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.errors import ConfigError, name_kind
+from ..core.errors import ConfigError, name_kind, summarize_error
+from ..core.io import flatten_tree, write_text
+from ..core.own_code import CODE_KEYS, make_portable
+from ..models.files import SOURCE_KEY
 from .context import Progress, RunContext
 from .metrics import Metrics
 from .store import RunStore
@@ -36,8 +40,9 @@ class StartedRun:
 
     @property
     def title(self) -> str:
-        """Method and seed, which name the run."""
-        return f"{self.config['algorithm']}, seed {self.config['seed']}"
+        """Method, seed, and the split if it is not the first, which name the run."""
+        split = self.config["partition"].get("split", 0)
+        return f"{self.config['algorithm']}, seed {self.config['seed']}" + f", split {split}" * bool(split)
 
 
 class Callback:
@@ -138,7 +143,40 @@ class EarlyStop(Callback):
         return self._evaluations >= self.patience
 
 
-class MLflow(Callback):
+class _Tracker(Callback):
+    """Log to a tracker. A resumed run continues its run there, whose id is in the run folder."""
+
+    _name: ClassVar[str]
+    _module: ClassVar[str]
+    _id_option: ClassVar[str]
+    _advice: ClassVar[str]
+    options: Mapping[str, Any]
+
+    def on_fit_start(self, run: StartedRun) -> None:
+        """Start a run of the tracker with what defines the run, or continue the tracker's run of a resumed one.
+
+        Raises:
+            ConfigError: the tracker cannot be reached, or refuses the run.
+        """
+        file = run.folder / f"{self._module}-run.txt" if run.folder else None
+        known = None
+        if file and file.is_file() and self._id_option not in self.options:
+            known = file.read_text("utf-8", errors="replace")
+        try:
+            id_ = self._open(run, known)
+        except Exception as error:
+            raise ConfigError(
+                f"{self._name}: {summarize_error(error)}; {self._advice}, or leave --{self._module} out"
+            ) from error
+        if file and id_:
+            write_text(file, id_)
+
+    def _open(self, run: StartedRun, known: str | None) -> str | None:
+        """Continue the run with a known id, or start one if there is none; return the id if it can be continued."""
+        raise NotImplementedError
+
+
+class MLflow(_Tracker):
     """Log settings, scores and the result of a run to MLflow.
 
     Args:
@@ -149,22 +187,30 @@ class MLflow(Callback):
         ConfigError: MLflow is not installed.
     """
 
+    _name, _module, _id_option = "MLflow", "mlflow", "run_id"
+    _advice = "check MLFLOW_TRACKING_URI"
+
     def __init__(self, experiment: str = "fedattune", **options: Any) -> None:
-        check_installed("mlflow", "MLflow")
+        check_installed(self._module, self._name)
         self.experiment, self.options = experiment, options
         self._is_open = False
 
-    def on_fit_start(self, run: StartedRun) -> None:
-        """Start a run of MLflow, and log what defines it."""
+    def _open(self, run: StartedRun, known: str | None) -> str:
         mlflow = import_module("mlflow")
         mlflow.set_experiment(self.experiment)
-        mlflow.start_run(**{"run_name": run.title, **self.options})
+        if known:
+            with suppress(Exception):  # the server does not know the run: the folder or the server is another one
+                mlflow.start_run(**{"run_id": known, **self.options})
+                self._is_open = True
+                return known  # with its parameters, which MLflow lets nobody change
+        started = mlflow.start_run(**{"run_name": run.title, **self.options})
         self._is_open = True
-        mlflow.log_params({key: str(value) for key, value in run.config.items()})
+        mlflow.log_params({key: str(value) for key, value in _hide_folders(run.config).items()})
+        return str(started.info.run_id)
 
     def on_evaluate(self, round_: int, scores: Scores) -> None:
         """Log the scores; the step is the round."""
-        import_module("mlflow").log_metrics(_flatten(scores), step=round_)
+        import_module("mlflow").log_metrics(flatten_tree(scores), step=round_)
 
     def on_fit_end(self, result: "Result") -> None:
         """Log the final numbers, and end the run of MLflow."""
@@ -180,7 +226,7 @@ class MLflow(Callback):
             import_module("mlflow").end_run("FAILED")
 
 
-class WandB(Callback):
+class WandB(_Tracker):
     """Log settings, scores and the result of a run to Weights & Biases.
 
     Args:
@@ -191,20 +237,30 @@ class WandB(Callback):
         ConfigError: Weights & Biases is not installed.
     """
 
+    _name, _module, _id_option = "Weights & Biases", "wandb", "id"
+    _advice = "check the connection and wandb login"
+
     def __init__(self, project: str = "fedattune", **options: Any) -> None:
-        check_installed("wandb", "Weights & Biases")
+        check_installed(self._module, self._name)
         self.project, self.options = project, options
         self._run: Any = None
 
-    def on_fit_start(self, run: StartedRun) -> None:
-        """Start a run of Weights & Biases with what defines the run."""
+    def _open(self, run: StartedRun, known: str | None) -> str | None:
+        init = import_module("wandb").init
         group = run.folder.parent.name if run.folder else None
-        defaults = {"name": run.title, "group": group, "config": dict(run.config), "reinit": True}
-        self._run = import_module("wandb").init(project=self.project, **{**defaults, **self.options})
+        defaults = {"name": run.title, "group": group, "config": _hide_folders(run.config)}
+        given = {**defaults, "reinit": "create_new", **self.options}  # a run that the user has open goes on
+        if known:
+            with suppress(Exception):  # the id of a run that was deleted cannot be used again
+                self._run = init(project=self.project, **{"id": known, "resume": "allow", **given})
+                return known
+        self._run = init(project=self.project, **given)
+        # Of two offline parts with one id, the later one could replace the first when they are uploaded.
+        return None if self._run.offline else str(self._run.id)
 
     def on_evaluate(self, round_: int, scores: Scores) -> None:
         """Log the scores; the step is the round."""
-        self._run.log(_flatten(scores), step=round_)
+        self._run.log(flatten_tree(scores), step=round_)
 
     def on_fit_end(self, result: "Result") -> None:
         """Log the final numbers."""
@@ -227,5 +283,10 @@ def check_installed(module: str, name: str) -> None:
         raise ConfigError(f"{name} is not installed; pip install 'fedattune[{module}]', or log without it")
 
 
-def _flatten(scores: Scores) -> dict[str, float]:
-    return {f"{group}/{name}": value for group, numbers in scores.items() for name, value in numbers.items()}
+def _hide_folders(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the settings of a run, with files of the user's own code named without their folders."""
+    shown = dict(config)
+    for key in {SOURCE_KEY, *CODE_KEYS} & shown.keys():
+        if isinstance(shown[key], str):
+            shown[key] = ",".join(make_portable(name.strip()) for name in shown[key].split(","))
+    return shown

@@ -1,7 +1,9 @@
 """`fit`: train one algorithm on a federation."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -9,7 +11,7 @@ from torch import nn
 
 from ..algorithms.own import build_method
 from ..core.algorithm import Algorithm
-from ..core.errors import ConfigError, DivergedError
+from ..core.errors import ConfigError, DivergedError, summarize_error
 from ..core.hardware import check_device
 from ..core.lock import lock_folder
 from ..core.options import list_keywords
@@ -207,7 +209,9 @@ def _train(run: PreparedRun, out: Path | None, *, resume: bool, callbacks: Seque
     folder = None if out is None else RunFolder.open(out, config, resume=resume)
     if folder and folder.is_finished:
         return Result.load(folder.path)
-    try:
+    with ExitStack() as closing:
+        for one in reversed(callbacks):
+            closing.push(partial(_close, one))
         with open_ray_backend(settings) as make_backend:
             loop = RoundLoop(run.algorithm, training, trained_module, settings, config, folder, make_backend)
             start = StartedRun(config, out, loop.context, loop.store, loop.record.seconds)
@@ -222,10 +226,17 @@ def _train(run: PreparedRun, out: Path | None, *, resume: bool, callbacks: Seque
             result = _finish(run, loop, result, folder, newcomers)
         for one in callbacks:
             one.on_fit_end(result)
-    finally:
-        for one in callbacks:
-            one.close()
     return result
+
+
+def _close(callback: Callback, _kind: object, first: BaseException | None, _trace: object) -> None:
+    """Close a callback; an error of it must not hide the first one, so it becomes a note there."""
+    try:
+        callback.close()
+    except Exception as error:
+        if first is None:
+            raise
+        first.add_note(f"{type(callback).__name__}.close: {summarize_error(error)}")
 
 
 def _finish(
