@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -137,6 +137,9 @@ class Optimizing(ClientUpdate):
 
     optimizer: Optimizer = field(default=PLAIN, kw_only=True, repr=False)
 
+    trained_parts: ClassVar[tuple[str, ...]] = ("",)
+    """Beginnings of the names of the tensors that the optimizer moves."""
+
     @property
     def own_steps(self) -> str | None:
         """The part of the rule that holds for plain SGD alone, or None."""
@@ -146,12 +149,17 @@ class Optimizing(ClientUpdate):
         """Return the rule with another optimizer."""
         return replace(self, optimizer=optimizer)
 
+    def select_trained(self, w: Params) -> Params:
+        """Return the tensors that the optimizer moves."""
+        return w.only(k for k in w if k.startswith(self.trained_parts))
+
     def init_local_state(self, w0: Params) -> LocalState:
-        return self.optimizer.init_local_state(w0)
+        return self.optimizer.init_local_state(self.select_trained(w0))
 
     def step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> Any:
-        w, optimizer = self.optimizer.step(carry.w, grad(carry.w, batch), carry.optimizer, context.lr)
-        return carry._replace(w=w, optimizer=optimizer)
+        w, g = self.select_trained(carry.w), self.select_trained(grad(carry.w, batch))
+        trained, optimizer = self.optimizer.step(w, g, carry.optimizer, context.lr)
+        return carry._replace(w=Params({**carry.w, **trained}), optimizer=optimizer)
 
 
 class _Carry(NamedTuple):
@@ -262,7 +270,7 @@ class PartTraining:
 
 
 class PartCarry(NamedTuple):
-    """The carry of `PartSGD`: the model, and the state of the optimizer."""
+    """The model, and the state of the optimizer."""
 
     w: Params
     optimizer: LocalState

@@ -21,7 +21,6 @@ def digits() -> Federation:
 
 def test_divided() -> None:
     assert deal_clients(5, 2) == [[0, 2, 4], [1, 3]]
-    assert deal_clients(5, 2, blocks=True) == [[0, 1, 2], [3, 4]]
     for nodes in (0, 6):
         with pytest.raises(ConfigError, match=f"5 clients cannot be divided among {nodes} nodes"):
             deal_clients(5, nodes)

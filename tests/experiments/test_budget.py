@@ -14,7 +14,6 @@ import pytest
 import fedattune
 from cli_helpers import Done, refused
 from fedattune import ConfigError
-from fedattune.analysis.folder import seal_experiment
 from fedattune.analysis.load import read_runs
 from fedattune.core.settings import Settings
 from fedattune.experiments import budget as budgets
@@ -140,18 +139,6 @@ def test_every_split_is_tuned_on_rows_that_it_does_not_test(
     assert not [path for path in (work / "run" / "tuning").iterdir() if path.is_dir()]
 
 
-def make_older(run: Path) -> None:
-    """Change a run's folder to one of a version in which a budget chose the rounds between evaluations."""
-    experiment, budget = run / "experiment.yaml", run / "budget.json"
-    text = experiment.read_text()
-    assert "eval_every: null" in text
-    seal_experiment(run, {experiment: text.replace("eval_every: null", "eval_every: 1000")})
-    experiment.write_text(text.replace("eval_every: null", "eval_every: 1000"))
-    state = json.loads(budget.read_text())
-    state["choices"]["free"].append("eval_every")
-    budget.write_text(json.dumps(state))
-
-
 def test_a_stop_gives_the_verdict_so_far_and_a_resumed_run_goes_on(
     cli: Cli, work: Path, few_splits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +163,6 @@ def test_a_stop_gives_the_verdict_so_far_and_a_resumed_run_goes_on(
     assert {one.split for one in runs.baselines} == {0}
     assert not list((work / "run").glob("*/seed-0-split-1"))
     assert cli("report", "run").code == 0
-    make_older(work / "run")
     again = cli("compare", "--resume", "run", "--quiet")
     assert again.code == 0, again.err
     assert {run.split for run in read_runs([work / "run"]).results} == {0, 1, 2}

@@ -20,16 +20,15 @@ consensus z, the mean of the clients' mean features in the first round:
     used as  g(f(x) + m_i);  m_i is 0 at the start and stays on its client
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..client import Optimizing
-from ..core.algorithm import Algorithm, Finished, StepChanges, StepMeasuring, SumWeighting, change
+from ..client import Optimizing, PartCarry
+from ..core.algorithm import Algorithm, Finished, StepChanges, StepMeasuring, change
 from ..core.effect import Effect, Mechanism
 from ..core.losses import LossFunction
 from ..core.network import MethodModule, Network, split_head
@@ -93,43 +92,34 @@ class BiasNetwork(Network):
         return BiasModule(*split_head(model, x), self.kappa, self.mu)
 
 
-def _select_trained(w: Params) -> Params:
-    return w.only(k for k in w if k == "bias" or k.startswith(("body.", "head.")))
-
-
-class _Carry(NamedTuple):
-    w: Params
-    optimizer: LocalState
-
-
 @dataclass(frozen=True)
 class BiasClient(Optimizing, StepMeasuring):
     """Client rule of FedDBE: SGD of body, head and bias. It uploads its mean features if there is no consensus yet."""
 
     mu: float = 1.0
 
-    def init_local_state(self, w0: Params) -> LocalState:
-        return self.optimizer.init_local_state(_select_trained(w0))
+    trained_parts = ("bias", "body.", "head.")
 
-    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> PartCarry:
         w = Params({**sent.params, "mean": torch.zeros_like(sent.params["mean"])})
-        return _Carry(w, self.optimizer.begin(_select_trained(w), local_state))
+        return PartCarry(w, self.optimizer.begin(self.select_trained(w), local_state))
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
+    def step(self, carry: PartCarry, batch: Batch, grad: Grad, context: RoundContext) -> PartCarry:
         w, g = carry.w, grad(carry.w, batch)
         mean = (1 - self.mu) * w["mean"] + self.mu * g["sums"][0] / g["counts"]
         g["bias"] = g["bias"] * w["known"]  # the first round is FedAvg's
-        trained, optimizer = self.optimizer.step(_select_trained(w), _select_trained(g), carry.optimizer, context.lr)
-        return _Carry(Params({**w, **trained, "mean": mean}), optimizer)
+        moved, g = self.select_trained(w), self.select_trained(g)
+        trained, optimizer = self.optimizer.step(moved, g, carry.optimizer, context.lr)
+        return PartCarry(Params({**w, **trained, "mean": mean}), optimizer)
 
     mechanisms = (CONSENSUS,)
 
-    def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
+    def measure_step(self, carry: PartCarry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         without = Params({**carry.w, "known": torch.zeros_like(carry.w["known"])})
-        drawn, plain = (_select_trained(grad(w, batch, statistics=False)) for w in (carry.w, without))
+        drawn, plain = (self.select_trained(grad(w, batch, statistics=False)) for w in (carry.w, without))
         return ((squared_norm(drawn - plain), squared_norm(plain)),)
 
-    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
+    def finish(self, carry: PartCarry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         w = carry.w
         # Once there is a consensus, the client sends it back; its mean features are neither sent nor kept.
         consensus = torch.where(w["known"] > 0, w["consensus"], w["mean"])
@@ -147,9 +137,7 @@ class ConsensusAverage(PartAverage):
         consensus = torch.where(old["known"][0] > 0, old["consensus"], w["consensus"])
         return change(averaged, w=Params({**w, "consensus": consensus, "known": torch.ones_like(w["known"])}))
 
-    @property
-    def needed_sums(self) -> Mapping[str, SumWeighting]:
-        return {"params": self.weighting}
+    needed_sums = PartAverage.needed_sums
 
 
 @method(

@@ -31,7 +31,7 @@ from ..core.algorithm import Algorithm, Encoding, Joinable, SumsOnly, SumWeighti
 from ..core.effect import Mechanism
 from ..core.options import Positive
 from ..core.params import Params, choose
-from ..core.payload import Broadcast, LocalState, Payload
+from ..core.payload import LocalState, Payload
 from ..server.average import client_weights, mean_update
 from .table import Family, method
 
@@ -91,9 +91,6 @@ class DynamicAverage(Joinable[DynamicState], SumsOnly):
 
     def init(self, w0: Params, n_clients: int) -> DynamicState:
         return {"w": w0, "z": w0.zeros(), "m": torch.tensor(n_clients)}
-
-    def broadcast(self, state: DynamicState, ids: Tensor) -> Broadcast:
-        return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     def aggregate(self, state: DynamicState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> DynamicState:
         p = client_weights(n, "uniform")

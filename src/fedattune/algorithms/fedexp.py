@@ -29,7 +29,7 @@ from ..core.algorithm import Algorithm, Measurable, ServerUpdate
 from ..core.effect import Effect, Mechanism
 from ..core.options import NonNegative
 from ..core.params import Params, squared_norm
-from ..core.payload import Broadcast, MixingMatrices, Payload
+from ..core.payload import MixingMatrices, Payload
 from ..server.average import Weighting, client_weights, mean_update
 from ..server.products import flatten
 from .table import Family, method
@@ -59,9 +59,6 @@ class Extrapolation(ServerUpdate[ExtrapolationState], Measurable):
 
     def init(self, w0: Params, n_clients: int) -> ExtrapolationState:
         return {"w": w0, "eta": torch.ones((), dtype=torch.float64)}
-
-    def broadcast(self, state: ExtrapolationState, ids: Tensor) -> Broadcast:
-        return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     def aggregate(
         self, state: ExtrapolationState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor

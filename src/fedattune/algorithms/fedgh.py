@@ -41,9 +41,18 @@ from ..core.losses import LossFunction
 from ..core.network import MethodModule, Network, split_head
 from ..core.options import Count, Positive
 from ..core.params import Params, squared_norm
-from ..core.payload import Batch, Broadcast, LocalState, MixingMatrices, Payload, RoundContext, Traffic, count_traffic
+from ..core.payload import Batch, LocalState, MixingMatrices, Payload, RoundContext, Traffic, count_traffic
 from ..core.selectors import NamedParameters
-from .prototypes import READERS, ReadingCarry, ReadingClient, divide, encode_classes, make_readers, read_features
+from .prototypes import (
+    READERS,
+    ReadingCarry,
+    ReadingClient,
+    divide,
+    encode_classes,
+    make_readers,
+    read_features,
+    select_head,
+)
 from .table import Family, method
 
 
@@ -78,10 +87,6 @@ class ReadingNetwork(Network):
         return ReadingModule(*split_head(model, x))
 
 
-def _select_head(w: Params) -> Params:
-    return w.only(k for k in w if k.startswith("head."))
-
-
 @dataclass(frozen=True)
 class RepresentationClient(ReadingClient, Encoding):
     """Client rule of FedGH: trains its body under the received head, and the head; uploads representations.
@@ -90,12 +95,12 @@ class RepresentationClient(ReadingClient, Encoding):
     """
 
     def init_local_state(self, w0: Params) -> LocalState:
-        return {"head": _select_head(w0), **super().init_local_state(w0)}
+        return {"head": select_head(w0), **super().init_local_state(w0)}
 
     def finish(self, carry: ReadingCarry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         representations = Params(means=divide(carry.sums, carry.counts), known=(carry.counts > 0).to(carry.counts))
-        upload = Payload(Params({**carry.w, **_select_head(sent.params)}), {"representations": representations})
-        return upload, {"head": _select_head(carry.w), **self.optimizer.keep(carry.optimizer)}
+        upload = Payload(Params({**carry.w, **select_head(sent.params)}), {"representations": representations})
+        return upload, {"head": select_head(carry.w), **self.optimizer.keep(carry.optimizer)}
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
         return Params({**upload.params, **local_state["head"]})
@@ -125,9 +130,6 @@ class HeadTraining(ServerUpdate[HeadState], Measurable, TrafficCounting):
 
     def init(self, w0: Params, n_clients: int) -> HeadState:
         return {"w": w0, "first": w0}
-
-    def broadcast(self, state: HeadState, ids: Tensor) -> Broadcast:
-        return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     def aggregate(self, state: HeadState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> HeadState:
         h, representations = state["w"], uploads.extra["representations"]

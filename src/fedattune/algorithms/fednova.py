@@ -31,7 +31,7 @@ from ..core.effect import Effect, Mechanism
 from ..core.optimizers import GradientDescent, Optimizer
 from ..core.options import Positive
 from ..core.params import Params
-from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, RoundContext
+from ..core.payload import LocalState, MixingMatrices, Payload, RoundContext
 from ..server.average import Weighting, client_weights, mean_update, weighted_sum
 from .table import Family, method
 
@@ -94,9 +94,6 @@ class NormalizedAverage(ServerUpdate[NormalizedState], SumsOnly, Measurable):
 
     def init(self, w0: Params, n_clients: int) -> NormalizedState:
         return {"w": w0, "effect": torch.zeros((), dtype=torch.float64)}
-
-    def broadcast(self, state: NormalizedState, ids: Tensor) -> Broadcast:
-        return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     def aggregate(
         self, state: NormalizedState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor

@@ -55,7 +55,7 @@ from ..core.payload import Batch, Broadcast, Grad, LocalState, Loss, MixingMatri
 from ..core.selectors import NamedParameters
 from ..server.average import Weighting, client_weights, weighted_sum
 from ..server.mixing import BLOCK_CLIENTS
-from .prototypes import READERS, divide, encode_classes, make_readers, measure_distance, read_features, select_trained
+from .prototypes import READERS, divide, encode_classes, make_readers, measure_distance, read_features, select_head
 from .table import Family, method
 
 TIE = 1e-9
@@ -103,10 +103,6 @@ class CentroidNetwork(Network):
         return CentroidModule(*split_head(model, x), self.lam)
 
 
-def _select_head(w: Params) -> Params:
-    return w.only(k for k in w if k.startswith("head."))
-
-
 class _Carry(NamedTuple):
     w: Params
     probed: Params
@@ -126,18 +122,17 @@ class AlignedClient(Optimizing, Probing, StepMeasuring):
     head: int = 1
     base: int = 1
 
+    trained_parts = ("body.", "head.")
+
     @property
     def plan(self) -> LocalPlan:
         return LocalPlan(passes=self.head + self.base, probe=Probe(), extras={"centroids": "HeadCombination"})
-
-    def init_local_state(self, w0: Params) -> LocalState:
-        return self.optimizer.init_local_state(select_trained(w0))
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         centroids = sent.extra["centroids"]
         w = Params({**sent.params, "centroids": centroids["means"], "known": centroids["has_one"]})
         nothing, zero = w.only(READERS).zeros(), torch.zeros_like(context.n_steps)
-        return _Carry(w, nothing, zero, nothing, zero, self.optimizer.begin(select_trained(w), local_state))
+        return _Carry(w, nothing, zero, nothing, zero, self.optimizer.begin(self.select_trained(w), local_state))
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Read the features of the received body."""
@@ -145,7 +140,7 @@ class AlignedClient(Optimizing, Probing, StepMeasuring):
         return carry._replace(probed=carry.probed + read, n_probed=carry.n_probed + len(batch[1]))
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        w, g = select_trained(carry.w), grad(carry.w, batch)
+        w, g = self.select_trained(carry.w), grad(carry.w, batch)
         trains_head = self._trains_head(carry, context)
         moves = _select_part(w, trains_head)
         new, state = self.optimizer.step(w, g.only(w), carry.optimizer, context.lr)
@@ -164,7 +159,7 @@ class AlignedClient(Optimizing, Probing, StepMeasuring):
 
     def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         without = Params({**carry.w, "known": torch.zeros_like(carry.w["known"])})
-        moves = _select_part(select_trained(carry.w), self._trains_head(carry, context))
+        moves = _select_part(self.select_trained(carry.w), self._trains_head(carry, context))
         pulled, plain = (_mask(grad(w, batch, statistics=False).only(moves), moves) for w in (carry.w, without))
         return ((squared_norm(pulled - plain), squared_norm(plain)),)
 
@@ -230,7 +225,7 @@ class HeadCombination(Joinable[CombinationState], Measurable):
         return {
             "w": w0,
             "centroids": Params(means=torch.zeros_like(like), has_one=torch.zeros_like(like[:, 0])),
-            "heads": _select_head(w0).copies(n_clients),
+            "heads": select_head(w0).copies(n_clients),
             "has_head": torch.zeros(n_clients, dtype=torch.bool, device=like.device),
             "cohort": torch.full((size,), -1, device=like.device),
             "alpha": torch.zeros(size, size, dtype=torch.float64, device=like.device),
@@ -261,7 +256,7 @@ class HeadCombination(Joinable[CombinationState], Measurable):
         total, old = shares.sum(0), state["centroids"]
         centroids = divide((shares[:, :, None] * features["means"]).sum(0), total)
         alpha = combine_heads(statistics["h"].flatten(1).double(), statistics["V"].clamp_min(0).double())
-        heads = _select_head(uploads.params).map(lambda a: torch.tensordot(alpha.to(a), a, 1))
+        heads = select_head(uploads.params).map(lambda a: torch.tensordot(alpha.to(a), a, 1))
         state["heads"].put_rows(ids, heads)
         state["has_head"].index_fill_(0, ids, True)
         state["cohort"].fill_(-1)

@@ -23,23 +23,13 @@ Models never travel. So that the server needs sums alone, client i uploads s_ij 
 samples of class j, and the server divides the averages of both.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..core.algorithm import (
-    Algorithm,
-    Encoding,
-    Finished,
-    ServerTraits,
-    StepChanges,
-    StepMeasuring,
-    SumWeighting,
-    change,
-)
+from ..core.algorithm import Algorithm, Encoding, Finished, ServerTraits, StepChanges, StepMeasuring, change
 from ..core.effect import Mechanism
 from ..core.losses import LossFunction
 from ..core.network import MethodModule, Network, split_head
@@ -58,7 +48,6 @@ from .prototypes import (
     make_readers,
     measure_distance,
     read_features,
-    select_trained,
 )
 from .table import Family, method
 
@@ -140,7 +129,7 @@ class PrototypeClient(ReadingClient, Encoding, StepMeasuring):
 
     def measure_step(self, carry: ReadingCarry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         without = Params({**carry.w, "known": torch.zeros_like(carry.w["known"])})
-        pulled, plain = (select_trained(grad(w, batch, statistics=False)) for w in (carry.w, without))
+        pulled, plain = (self.select_trained(grad(w, batch, statistics=False)) for w in (carry.w, without))
         return ((squared_norm(pulled - plain), squared_norm(plain)),)
 
     def finish(self, carry: ReadingCarry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
@@ -171,9 +160,7 @@ class PrototypeAverage(Average[AverageState]):
         prototypes = torch.where(occurs[:, None], divide(sums, shares), old["prototypes"])
         return change(averaged, w=Params(prototypes=prototypes, known=torch.where(occurs, 1.0, old["known"])))
 
-    @property
-    def needed_sums(self) -> Mapping[str, SumWeighting]:
-        return {"params": self.weighting}
+    needed_sums = Average.needed_sums
 
 
 @method(

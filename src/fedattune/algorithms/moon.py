@@ -19,14 +19,14 @@ Algorithm 1, with the features R_w(x), which the classifier of the model w gets:
 
 import copy
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from torch.nn.modules.dropout import _DropoutNd
 
-from ..client import Optimizing
+from ..client import Optimizing, PartCarry
 from ..core.algorithm import Algorithm, Finished, StepChanges, StepMeasuring
 from ..core.effect import Mechanism
 from ..core.losses import LossFunction, compute_loss
@@ -103,42 +103,27 @@ def _with_copies(w: Params, *names: str) -> Params:
     return Params({**w, **{k: v for name in names for k, v in add_prefix(f"{name}.", body).items()}})
 
 
-def _select_trained(w: Params) -> Params:
-    return w.only(k for k in w if k.startswith(("body.", "head.")))
-
-
-class _Carry(NamedTuple):
-    w: Params
-    optimizer: LocalState
-
-
 @dataclass(frozen=True)
 class MoonClient(Optimizing, StepMeasuring):
     """Client rule of MOON: SGD of body and head, with the received and the last trained body beside them."""
 
-    def init_local_state(self, w0: Params) -> LocalState:
-        return self.optimizer.init_local_state(_select_trained(w0))
+    trained_parts = ("body.", "head.")
 
-    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> PartCarry:
         w = _with_copies(sent.params, GLOBAL)
-        return _Carry(w, self.optimizer.begin(_select_trained(w), local_state))
-
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        w, g = _select_trained(carry.w), _select_trained(grad(carry.w, batch))
-        trained, optimizer = self.optimizer.step(w, g, carry.optimizer, context.lr)
-        return _Carry(Params({**carry.w, **trained}), optimizer)
+        return PartCarry(w, self.optimizer.begin(self.select_trained(w), local_state))
 
     mechanisms = (Mechanism("steps", "steps without the model-contrastive loss", "FedAvg"),)
 
-    def measure_step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
+    def measure_step(self, carry: PartCarry, batch: Batch, grad: Grad, context: RoundContext) -> StepChanges:
         # With equal copies, both similarities are equal at every z, and l_con = log 2 has no gradient.
         received = add_prefix(f"{PREVIOUS}.", select_prefix(carry.w, f"{GLOBAL}."))
         with_loss, plain = (
-            _select_trained(grad(w, batch, statistics=False)) for w in (carry.w, Params({**carry.w, **received}))
+            self.select_trained(grad(w, batch, statistics=False)) for w in (carry.w, Params({**carry.w, **received}))
         )
         return ((squared_norm(with_loss - plain), squared_norm(plain)),)
 
-    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
+    def finish(self, carry: PartCarry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         # The next round replaces the global copy; until then, the client keeps its trained body alone.
         return Payload(_with_copies(carry.w, GLOBAL, PREVIOUS)), self.optimizer.keep(carry.optimizer)
 

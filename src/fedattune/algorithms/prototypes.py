@@ -60,9 +60,9 @@ def divide(sums: Tensor, weights: Tensor) -> Tensor:
     return sums / torch.where(weights > 0, weights, 1)[..., None]
 
 
-def select_trained(w: Params) -> Params:
-    """Return the tensors of the model itself, without those beside it."""
-    return w.only(k for k in w if k.startswith(("body.", "head.")))
+def select_head(w: Params) -> Params:
+    """Return the tensors of the head."""
+    return w.only(k for k in w if k.startswith("head."))
 
 
 class ReadingCarry(NamedTuple):
@@ -78,18 +78,17 @@ class ReadingCarry(NamedTuple):
 class ReadingClient(Optimizing):
     """Base of client rules that train a model, and read the features of all samples in their local steps."""
 
-    def init_local_state(self, w0: Params) -> LocalState:
-        return self.optimizer.init_local_state(select_trained(w0))
+    trained_parts = ("body.", "head.")
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Any:
         w = sent.params
         sums, counts = torch.zeros_like(w["sums"]), torch.zeros_like(w["counts"])
-        return ReadingCarry(w, sums, counts, self.optimizer.begin(select_trained(w), local_state))
+        return ReadingCarry(w, sums, counts, self.optimizer.begin(self.select_trained(w), local_state))
 
     def step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> Any:
         g = grad(carry.w, batch)
         trained, optimizer = self.optimizer.step(
-            select_trained(carry.w), select_trained(g), carry.optimizer, context.lr
+            self.select_trained(carry.w), self.select_trained(g), carry.optimizer, context.lr
         )
         w, sums, counts = Params({**carry.w, **trained}), carry.sums + g["sums"], carry.counts + g["counts"]
         return carry._replace(w=w, sums=sums, counts=counts, optimizer=optimizer)

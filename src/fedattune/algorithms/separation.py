@@ -7,18 +7,18 @@ the client's vector `context`. `SeparationClient` trains the parts and decides w
 import copy
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..client import Optimizing
+from ..client import Optimizing, PartCarry
 from ..core.algorithm import Finished
 from ..core.effect import Effect, Mechanism
 from ..core.losses import LossFunction
 from ..core.network import MethodModule, Network, split_head
 from ..core.params import Params
-from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
+from ..core.payload import Batch, LocalState, Payload, RoundContext
 from ..core.selectors import NamedParameters
 
 MMD_BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
@@ -262,15 +262,6 @@ class FedCPNetwork(SeparationNetwork):
 TRAINED_PARTS = ("body.", "head.", "attention.")
 
 
-def _select_trained(params: Params) -> Params:
-    return params.only(k for k in params if k.startswith(TRAINED_PARTS))
-
-
-class _Carry(NamedTuple):
-    w: Params
-    optimizer: LocalState
-
-
 @dataclass(frozen=True)
 class SeparationClient(Optimizing):
     """Client rule of FedAM and FedCP: trains E_p, H_p and A; uploads E_p, A, and a mixture of both heads.
@@ -287,22 +278,19 @@ class SeparationClient(Optimizing):
     vector: VectorKind = "sum"
     random_first: bool = False
 
+    trained_parts = TRAINED_PARTS
+
     def init_local_state(self, w0: Params) -> LocalState:
         new_state: LocalState = {"received": w0.only(k for k in w0 if k.startswith("global_"))}
         if self.random_first:
             new_state["trained"] = Params(rounds=torch.zeros_like(w0["context"][0]))
-        return {**new_state, **self.optimizer.init_local_state(_select_trained(w0))}
+        return {**new_state, **super().init_local_state(w0)}
 
-    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> PartCarry:
         w = self.received_model(sent, local_state, fresh)
-        return _Carry(w, self.optimizer.begin(_select_trained(w), local_state))
+        return PartCarry(w, self.optimizer.begin(self.select_trained(w), local_state))
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        w, g = carry.w, grad(carry.w, batch)
-        trained, optimizer = self.optimizer.step(_select_trained(w), _select_trained(g), carry.optimizer, context.lr)
-        return _Carry(Params({**w, **trained}), optimizer)
-
-    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
+    def finish(self, carry: PartCarry, sent: Payload, local_state: LocalState, context: RoundContext) -> Finished:
         w, c = carry.w, self.head_mix
         upload = {}
         for k, v in w.items():

@@ -11,7 +11,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.errors import ConfigError
 from .parser import make_parser
 
 FOLDERS = {
@@ -61,10 +60,8 @@ end
 
 def print_completion(space: Namespace, _: Sequence[str]) -> int:
     """Print the script for a shell, and on a terminal how to install it."""
-    try:
-        import shtab
-    except ImportError as error:
-        raise ConfigError("completion needs shtab, which is not installed: pip install shtab") from error
+    import shtab
+
     parser = make_parser(None, is_full=True)
     names = collect_names()
     for action in _list_actions(parser):

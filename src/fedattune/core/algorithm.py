@@ -250,12 +250,13 @@ class ServerUpdate(ABC, Generic[StateT]):
     def init(self, w0: Params, n_clients: int) -> StateT:
         """Return the state before the first round, for clients 0 to `n_clients` - 1."""
 
-    @abstractmethod
     def broadcast(self, state: StateT, ids: Tensor) -> Broadcast:
         """Return the payload for clients `ids` (R,), one row per client, and the mixing matrices behind it.
 
-        It depends on the state and the clients alone: an evaluation and the next round may share one broadcast.
+        It depends on the state and the clients alone: an evaluation and the next round may share one broadcast. By
+        default, all are sent the entry `w`.
         """
+        return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     @abstractmethod
     def aggregate(self, state: StateT, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> StateT:

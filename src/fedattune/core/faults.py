@@ -26,14 +26,11 @@ class Fault:
     Attributes:
         kind: what went wrong; programs decide by it, never by the wording.
         detail: the rest of a sentence about the client or its node, for a person.
-        client, round: their numbers; None where the fault was made without knowing them.
         node: name of the client's node; empty in a simulation.
     """
 
     kind: FaultKind
     detail: str = ""
-    client: int | None = None
-    round: int | None = None
     node: str = ""
 
     def __str__(self) -> str:

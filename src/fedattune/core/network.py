@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .effect import Effect
-from .errors import ConfigError, ModelError, summarize_error
+from .errors import ModelError, summarize_error
 from .losses import LossFunction
 from .params import Params
 from .payload import Batch
@@ -80,27 +80,24 @@ def to_input(x: Tensor, model: nn.Module) -> Tensor:
     return x.to(like) if x.is_floating_point() else x.to(like.device)
 
 
-def split_head(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn.Module, nn.Linear]:
-    """Copy the model's body and its head: the `nn.Linear` that maps features to the output, or the one called `head`.
+def split_head(model: nn.Module, x: Tensor) -> tuple[nn.Module, nn.Linear]:
+    """Copy the model's body and its head: the `nn.Linear` that maps features to the output.
 
-    Inputs `x` (B, ...) check the split. Without a name, the search goes from the last linear layer to the first.
+    Inputs `x` (B, ...) check the split. The search goes from the last linear layer to the first.
 
     Raises:
-        ConfigError: the model has no linear layer called `head`.
         ModelError: no trainable linear layer makes the model's output.
     """
     name = type(model).__name__
     linear = [key for key, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise ModelError(f"the model {name} cannot be split into body and head: it has no nn.Linear layer")
-    if head is not None and head not in linear:
-        raise ConfigError(f"head: got {head!r}, expected a linear layer of the model {name}: {', '.join(linear)}")
     x = to_input(x, model)
     whole = copy.deepcopy(model).eval()
     with torch.no_grad():
         output = whole(x.clone())  # a model may write over its inputs
     problems = []
-    for candidate in reversed(linear) if head is None else [head]:
+    for candidate in reversed(linear):
         body, last = _cut(model, candidate)
         try:
             with torch.no_grad():

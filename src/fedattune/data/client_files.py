@@ -35,11 +35,8 @@ class ClientFile(NamedTuple):
     number: int  # in the whole federation
 
 
-def deal_clients(n_clients: int, nodes: int, *, blocks: bool = False) -> list[list[int]]:
-    """Deal clients out to nodes, and return the numbers of each node's clients.
-
-    Args:
-        blocks: give each node consecutive clients; by default the nodes take turns.
+def deal_clients(n_clients: int, nodes: int) -> list[list[int]]:
+    """Deal clients out to nodes in turns, and return the numbers of each node's clients.
 
     Raises:
         ConfigError: there are fewer clients than nodes, or no nodes.
@@ -48,8 +45,6 @@ def deal_clients(n_clients: int, nodes: int, *, blocks: bool = False) -> list[li
         raise ConfigError(
             f"{n_clients} clients cannot be divided among {nodes} nodes; every node needs at least one client"
         )
-    if blocks:
-        return [part.tolist() for part in np.array_split(np.arange(n_clients), nodes)]
     return [list(range(node, n_clients, nodes)) for node in range(nodes)]
 
 

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 
 from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.io import read_yaml
-from ..core.options import MAX_SHOWN_CHARS, StrictSchema, describe_errors
+from ..core.options import MAX_SHOWN_CHARS, StrictSchema, describe_errors, format_value
 from ..core.targets import KIND_WORDS, NUMBER_KINDS, TargetKind, find_info_kind
 from .types import Array, Shape, TargetScale
 
@@ -188,8 +188,8 @@ class Schema(StrictSchema):
                 is_same = value == other_value or not (is_table or field in ALWAYS_COMPARED)
             if not is_same:
                 raise DataError(
-                    f"{where} does not fit the schema: expected {field} {_abbreviate(value)}, got "
-                    f"{_abbreviate(other_value)}; all nodes need data of one schema"
+                    f"{where} does not fit the schema: expected {field} {format_value(value)}, got "
+                    f"{format_value(other_value)}; all nodes need data of one schema"
                 )
 
     def _is_equal(self, one: NestedNumbers | None, other: NestedNumbers | None) -> bool:
@@ -329,11 +329,6 @@ def count_date_inputs(format_: str) -> int:
 def describe_target(scale: TargetScale | None) -> dict[str, float | tuple[float, ...]]:
     """Return the constants of a target as the keys of a schema."""
     return {} if scale is None else {"target_mean": scale.mean, "target_deviation": scale.deviation}
-
-
-def _abbreviate(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
 def describe_groups(categories: Mapping[str, Collection[str]], grouped: Collection[str]) -> Names | None:

@@ -130,10 +130,10 @@ def _find_rows(plan: Plan, federation: "Federation") -> SplitRows:
     """Find the rows of the clients that an experiment evaluates."""
     from ..training.sampling import sample_eval_ids
     from ..training.setup import hold_out_newcomers
-    from ..training.uploads.pipeline import find_excluded
+    from ..training.uploads.adversary import sample_attackers
 
     training, _ = hold_out_newcomers(federation, plan.experiment)
-    excluded = find_excluded(plan.experiment, training)
+    excluded = sample_attackers(plan.experiment, training)
     return SplitRows(training, sample_eval_ids(plan.experiment, training, excluded).tolist(), excluded)
 
 

@@ -515,10 +515,7 @@ class _Trainer:
     def _change(self, model: str, rounds: int, methods: Sequence[str]) -> Plan:
         """Make the plan again with another model, other rounds, or fewer methods."""
         plan, experiment = self.plan, self.plan.experiment.model_copy(update={"model": model})
-        changes: dict[str, Any] = {"rounds": rounds}
-        if "eval_every" in self.budget.choices["free"]:  # of an older version, whose default was not None
-            changes["eval_every"] = None
-        changed = make_plan(experiment.replace(**changes), plan.federation)
+        changed = make_plan(experiment.replace(rounds=rounds), plan.federation)
         algorithms = {name: changed.algorithms[name] for name in methods}
         return replace(changed, algorithms=algorithms, federate=plan.federate, notes=plan.notes, models=plan.models)
 

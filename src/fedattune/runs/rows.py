@@ -331,10 +331,6 @@ class DiskRows:
         part.__dict__ |= self.__dict__ | {"_names": list(names)}
         return part
 
-    def without(self, names: Iterable[str]) -> "DiskRows":
-        excluded = set(names)
-        return self.only(name for name in self._names if name not in excluded)
-
     def rows(self, ids: Tensor | int | slice) -> Params:
         """Read rows of clients `ids` into memory; a single number gives one row without a leading axis."""
         if isinstance(ids, int):

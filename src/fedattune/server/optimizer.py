@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.algorithm import Measurable, ServerUpdate, SumsOnly, SumWeighting
 from ..core.effect import Effect, Mechanism
 from ..core.params import Params, squared_norm
-from ..core.payload import Broadcast, MixingMatrices, Payload
+from ..core.payload import MixingMatrices, Payload
 from .average import Weighting, client_weights, mean_update
 
 OPTIMIZER = Mechanism("updates", "the clients' mean updates", "FedAvg")
@@ -34,9 +34,6 @@ class ServerOptimizer(ServerUpdate[dict[str, Any]], SumsOnly, Measurable):
 
     def init(self, w0: Params, n_clients: int) -> dict[str, Any]:
         return {"w": w0, **self.init_moments(w0), "effect": torch.zeros((), dtype=torch.float64)}
-
-    def broadcast(self, state: dict[str, Any], ids: Tensor) -> Broadcast:
-        return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     def aggregate(
         self, state: dict[str, Any], ids: Tensor, sent: Payload, uploads: Payload, n: Tensor

@@ -33,7 +33,7 @@ from ..server.mixing import Mixing, MixtureLimits
 from ..server.wrapper import ServerWrapper
 from .clients.acceptance import Accepting, find_policy
 from .sampling import sample_eval_ids, sample_newcomers
-from .uploads.pipeline import find_excluded
+from .uploads.adversary import sample_attackers
 
 ADAMW_DECAY = 0.01
 """Weight decay of AdamW where neither the user nor the method gives one: the default of `torch.optim.AdamW`."""
@@ -97,7 +97,7 @@ def make_run_context(
     """
     device = resolve_device(settings)
     if excluded is None:
-        excluded = find_excluded(settings, federation)
+        excluded = sample_attackers(settings, federation)  # attackers are never evaluated
     check_augmentation(federation, settings)
     algorithm = apply_settings(algorithm, settings)
     if isinstance(federation, Federation):

@@ -163,7 +163,7 @@ class NodeTransport:
         """Log a fault of node `i` in round r; return it with the node's name."""
         if fault.kind == "offline" and self.registry.is_removed(self.grid, i):
             fault = Fault("removed", "was removed")
-        fault = replace(fault, node=self.registry.nodes[i].label, round=r)
+        fault = replace(fault, node=self.registry.nodes[i].label)
         self.grid.log(f"round {r}: {fault}")
         return fault
 

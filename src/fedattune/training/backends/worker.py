@@ -1,7 +1,6 @@
 """The far end of a remote backend: a worker answers the server's messages with a local backend of its own."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ def open_backend(
     settings: Settings,
     client_ids: Sequence[int],
     *,
-    folder: Path | None = None,
     is_one_message: bool = False,
 ) -> LocalBackend:
     """Make the backend of some clients of a federation, which has an entry for all and data for these."""
@@ -38,7 +36,7 @@ def open_backend(
     size = count_row_bytes(context.algorithm, context.task, {})
     return LocalBackend(
         context,
-        RowStorage.choose(settings, len(client_ids), size, folder),
+        RowStorage.choose(settings, len(client_ids), size, None),
         client_ids=torch.tensor(sorted(client_ids), dtype=torch.int64, device=context.device),
         is_one_message=is_one_message,
     )

@@ -33,7 +33,7 @@ from ...privacy.noise import limit_variances
 from ...runs.context import RunContext
 from ...runs.rows import RowStack
 from ...server.robust import find_robust_rule
-from .adversary import Attack, check_attack, sample_attackers
+from .adversary import Attack, check_attack
 from .client_privacy import ClientPrivacy
 from .compression import Compression, parse_compression
 from .robust import KEEPS_UPLOADS, RobustAggregation
@@ -67,11 +67,6 @@ def list_single_upload_options(settings: Settings) -> list[str]:
         "upload-steps": settings.uploads.steps is not None,
     }
     return [name for name, is_given in given.items() if is_given]
-
-
-def find_excluded(settings: Settings, federation: Federation | FederationInfo) -> list[int]:
-    """Return the clients that are never evaluated, sorted: those that attack."""
-    return sample_attackers(settings, federation)
 
 
 def load_custom_steps(settings: Settings) -> list[UploadStep[Any]]:

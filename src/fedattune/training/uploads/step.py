@@ -91,7 +91,7 @@ class RoundUploads:
         ids = self.ids.tolist()
         rows = torch.tensor([row for row in range(len(ids)) if row not in faults], dtype=torch.int64)
         rows = rows.to(self.ids.device)
-        new = {ids[row]: replace(fault, client=ids[row], round=self.round) for row, fault in sorted(faults.items())}
+        new = {ids[row]: fault for row, fault in sorted(faults.items())}
         return replace(
             self,
             ids=self.ids[rows],
