@@ -23,15 +23,17 @@ def plan(cli: Cli, *words: str) -> list[dict[str, float]]:
 
 def test_a_plan_for_clients_is_what_a_run_takes(cli: Cli, ragged: Federation) -> None:
     words = "--target-epsilon 5 --delta 0.01 --clients 6 --cohort 3 --rounds 4 --parameters 100"
-    on_sums, on_uploads, at_nodes = plan(cli, *words.split())
+    on_sums, on_uploads, *at_nodes = plan(cli, *words.split())
     for name, planned in (("fedavg", on_sums), ("fedmcsa", on_uploads)):
         run = fedattune.fit(ragged, name, "mlr", rounds=4, steps=1, cohort=3, dp_client=5.0, dp_delta=0.01)
         assert "client_privacy" in run.reports
         assert run.reports["client_privacy"]["noise_multiplier"] == planned["noise_multiplier"]
         assert run.epsilon == planned["epsilon"]
     settings = fedattune.Settings(rounds=4, cohort=3, dp_client=5.0, dp_delta=0.01)
-    assert at_nodes["noise_multiplier"] == UploadAccounting(settings, 6, is_sum=True, is_secret=True).multiplier
-    assert at_nodes["noise_multiplier"] > on_uploads["noise_multiplier"]
+    multiplier = UploadAccounting(settings, 6, is_sum=True, is_secret=True).multiplier
+    assert [one["noise_multiplier"] for one in at_nodes] == [multiplier] * 2
+    assert at_nodes[1]["noise_ratio"] == pytest.approx(10 * multiplier) == pytest.approx(3 * at_nodes[0]["noise_ratio"])
+    assert multiplier > on_uploads["noise_multiplier"]
     assert on_uploads["noise_ratio"] == pytest.approx(10 * on_uploads["noise_multiplier"])
     assert on_sums["noise_ratio"] == pytest.approx(10 / 3 * on_sums["noise_multiplier"])
 

@@ -10,10 +10,11 @@ import fedattune
 from conformance.table import CASES, Case
 from conformance.test_conformance import distance, fit
 from conformance.test_participation import held, same, start
-from fedattune import ConfigError, Federation, OnRound, Result
+from fedattune import ConfigError, Federation, OnRound, Result, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.algorithm import find_needed_sums
 from fedattune.core.io import flatten_tree
+from fedattune.experiments.plan import find_unfit
 from fedattune.server import ServerWrapper
 from fedattune.training.uploads.client_privacy import ClientPrivacy
 from fedattune.training.uploads.step import RoundUploads
@@ -128,6 +129,8 @@ def test_methods_whose_start_follows_from_data_are_refused(ragged: Federation) -
         for one in (algorithm, replace(algorithm, server=ServerWrapper(algorithm.server))):
             with pytest.raises(ConfigError, match=r"--dp-client\) cannot go with this: clients choose"):
                 fedattune.fit(ragged, one, "mlr", **NOISE)
+    algorithms = {name: ALGORITHMS[name]() for name in ALGORITHMS}
+    assert find_unfit(algorithms, Settings(**NOISE), ragged).keys() == REFUSED  # so `--algorithms all` leaves it out
 
 
 @pytest.mark.parametrize("name", SOME)

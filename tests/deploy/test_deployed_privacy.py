@@ -1,6 +1,7 @@
 """Client-level privacy at real nodes: noise from the operating system, counted uploads, and rules of a node."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,22 @@ def test_methods_without_record_privacy_are_refused_as_in_a_simulation(
 ) -> None:
     """By the server, and by the nodes of a server that does not check."""
     settings = {"dp_record": 1.0, "rounds": 1, "dp_delta": 1e-3, "cohort": 1.0}
-    with pytest.raises(ConfigError, match=r"record-level differential privacy .* cannot go with this"):
-        run_deployed(ragged, tmp_path / "a", algorithm=name, **settings)
+    with pytest.raises(ConfigError, match=rf"{name}: record-level differential privacy .* cannot go with this"):
+        run_deployed(ragged, tmp_path / "a", algorithm=f"fedavg,{name}", **settings)
+    assert not (tmp_path / "a" / "run" / "fedavg").exists()  # before the other method trains
     monkeypatch.setattr(server_app, "check_method", lambda *_: None)
     (result,) = run_deployed(ragged, tmp_path / "b", algorithm=name, start_timeout=0.2, **settings)
     faults = [why for r, _, why in result.store.faults() if r == 1]
     assert len(faults) == 6
     assert all("ConfigError" in why for why in faults)
     assert "record-level differential privacy (--dp-record) cannot go with this" in capsys.readouterr().out
+
+
+def test_whole_numbers_train_with_private_rows(ragged: Federation, tmp_path: Path) -> None:
+    """The check at a node sees inputs as the model does."""
+    data = replace(ragged, x=(ragged.x * 10).long())
+    (result,) = run_deployed(data, tmp_path, algorithm="fedavg", rounds=1, cohort=1.0, dp_record=5.0, dp_delta=1e-3)
+    assert not result.store.faults()
 
 
 def test_noise_at_nodes_is_never_the_same(ragged: Federation, tmp_path: Path) -> None:

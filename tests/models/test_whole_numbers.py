@@ -126,6 +126,9 @@ def test_large_whole_numbers_are_not_rounded(tmp_path: Path) -> None:
     table.write_text("a,b\n16777217,1\n")
     rows = read_rows(table, Schema(classes=("x", "y"), input_shape=(2,), input_type="int64"), None)
     assert rows.x.tolist() == [[2**24 + 1, 1]]
+    table.write_text("a,b\n1e300,1\n")
+    with pytest.raises(DataError, match=r"holds 1e[+]300 in data row 1, and the model takes whole numbers below 2"):
+        read_rows(table, Schema(classes=("x", "y"), input_shape=(2,), input_type="int64"), None)
 
 
 def test_a_graph_takes_int64(tmp_path: Path, tokens: Federation) -> None:

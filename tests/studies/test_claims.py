@@ -216,6 +216,8 @@ def test_ranks_are_tested_too_as_one_seed_may_be_far_from_the_others() -> None:
     assert compute_p_ranks([-2, -3, -4, -5, -6, -101], by=-1) == 2 / 64
     assert compute_p_ranks([-0.5] * 6, by=-1) < 0.05
     assert compute_p_ranks([0.5] * 6, by=1) == compute_p_ranks([1, 2, 3, 4, 5]) == compute_p_ranks([0] * 6) == 1
+    assert compute_p_ranks([1, 1, -1, 2, 3, 4]) == 2 * 4 / 64  # ranks 2, 2, 2, 4, 5, 6: at most 2 by four signs
+    assert compute_p_ranks([1e-6, -1e-6, 1, 2, 3, 4]) == 2 / 16  # float32 noise is no difference
     local = [50.0] * 6
     far = {("Local", "one"): local, ("FedAvg", "one"): [51, 52, 53, 54, 55, 90]}
     near = {("Local", "two"): local, ("FedAvg", "two"): [51, 52, 53, 54, 55, 56]}

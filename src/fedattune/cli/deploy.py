@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.output.tables import make_console
-from ..core.errors import ConfigError, RunError
+from ..core.errors import ConfigError, FedAttuneError, RunError
 from ..deploy import require_flower
 from ..deploy.config import (
     NODE_OPTIONS,
@@ -51,18 +51,26 @@ def write(space: Namespace, problems: list[str]) -> int:
         experiment = experiment.model_copy(update={"split_seed": seed})
     config = make_run_config(experiment, server, data_schema)
     require_flower()
+    from ..data.federated import FederationInfo
     from ..deploy.node.node import build_initial_model
-    from ..training.setup import check_optimizer, settle_optimizer
+    from ..training.clients.options import check_method
+    from ..training.setup import settle_optimizer
 
     plan = DeploymentPlan(config)
     settled = settle_optimizer(experiment, plan.algorithms.values(), experiment.model, plan.model_options)
     if settled is not experiment:
         config = make_run_config(settled, server, data_schema)
         plan = DeploymentPlan(config)
+    kinds = {key: getattr(data_schema, key) for key in ("classes", "input_shape", "labels", "outputs")}
+    info = FederationInfo("federation", names=(), counts=(), **kinds)
     for name, algorithm in plan.algorithms.items():  # build the models of every node, to find mistakes here
         card = plan.card(name, experiment.seed, data_schema)
-        check_optimizer(algorithm, settled)
-        algorithm.personal.names(build_initial_model(algorithm, card))
+        module = build_initial_model(algorithm, card)
+        algorithm.personal.names(module)
+        try:
+            check_method(algorithm, module, settled, info)
+        except FedAttuneError as error:
+            raise ConfigError(f"{name}: {error}") from error
     _write_folder(kit, config, server.nodes, federation)
     return 0
 

@@ -75,7 +75,8 @@ def _plan_clients(options: PrivacyOptions) -> list[PlannedNoise]:
         "local, or on each upload (fedmcsa)": UploadAccounting(settings, n, is_sum=False),
     }
     if size < n:  # nodes have the seed that draws cohorts, and clients may join
-        kinds["at real nodes, any method"] = UploadAccounting(settings, n, is_sum=False, is_secret=True)
+        for is_sum, of in ((True, "sums"), (False, "uploads")):
+            kinds[f"at real nodes, on {of}"] = UploadAccounting(settings, n, is_sum, is_secret=True)
     for mechanism, accounting in kinds.items():
         sampling = f"at most {accounting.count_uploads(settings.rounds)} uploads of a client"
         if accounting.has_hidden_cohort:

@@ -1,4 +1,4 @@
-"""Make text safe to show: what others wrote in a terminal or a spreadsheet, and shares that are nearly none or all.
+"""Make text safe to show: what others wrote in a terminal or a spreadsheet, and shares close to 0% or 100%.
 
 Names of clients, classes, columns and methods, and the text of errors, may come from a file that a stranger sent.
 
@@ -26,7 +26,7 @@ SHARE_NOISE = 1e-6
 
 
 def format_percent(share: float | None, decimals: int = 1) -> str:
-    """Format a fraction in percent; only none is 0%, and only all is 100%; a dash for None.
+    """Format a fraction in percent; 0% and 100% are kept for exactly none and all; a dash for None.
 
     Examples:
         >>> [format_percent(one, 0) for one in (0.123, 0.0, 0.003, 0.997, 1.0, None)]

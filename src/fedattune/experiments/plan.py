@@ -298,10 +298,11 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
 
 
 def find_unfit(algorithms: "Mapping[str, Algorithm]", settings: "Settings", federation: "Federation") -> dict[str, str]:
-    """Find the methods that suit neither the target nor the optimizer: name -> reason."""
+    """Find the methods that do not suit the target, the optimizer or --dp-client: name -> reason."""
     from ..client import find_own_steps
     from ..core.optimizers import PLAIN
     from ..training.setup import make_optimizer
+    from ..training.uploads.client_privacy import find_privacy_obstacle
 
     unfit = {}
     for name, algorithm in algorithms.items():
@@ -310,6 +311,8 @@ def find_unfit(algorithms: "Mapping[str, Algorithm]", settings: "Settings", fede
             unfit[name] = "as it has local steps of its own, and takes no optimizer"
         if need and federation.kind != "class":
             unfit[name] = f"as the target is {KIND_WORDS[federation.kind]}: {need}"
+        if reason := find_privacy_obstacle(algorithm, settings):
+            unfit[name] = f"as --dp-client does not protect it: {reason}"
     return unfit
 
 

@@ -246,15 +246,16 @@ class WandB(_Tracker):
         self._run: Any = None
 
     def _open(self, run: StartedRun, known: str | None) -> str | None:
-        init = import_module("wandb").init
+        wandb = import_module("wandb")
         group = run.folder.parent.name if run.folder else None
         defaults = {"name": run.title, "group": group, "config": _hide_folders(run.config)}
-        given = {**defaults, "reinit": "create_new", **self.options}  # a run that the user has open goes on
+        # A run that the user has open stays open; otherwise this one is `wandb.run`, for other callbacks.
+        given = {**defaults, "reinit": True if wandb.run is None else "create_new", **self.options}
         if known:
             with suppress(Exception):  # the id of a run that was deleted cannot be used again
-                self._run = init(project=self.project, **{"id": known, "resume": "allow", **given})
+                self._run = wandb.init(project=self.project, **{"id": known, "resume": "allow", **given})
                 return known
-        self._run = init(project=self.project, **given)
+        self._run = wandb.init(project=self.project, **given)
         # Of two offline parts with one id, the later one could replace the first when they are uploaded.
         return None if self._run.offline else str(self._run.id)
 

@@ -12,7 +12,7 @@ from ..images.decode import decode_image, find_image_columns, find_label_columns
 from ..schema import Schema
 from ..types import Array
 from .by_schema import ADD_OR_RENAME, read_class_names, read_schema_features, read_schema_numbers
-from .checks import number_values
+from .checks import MAX_EXACT, number_values
 from .file import TABLE_SUFFIXES, TableFile, find_suffix, is_categorical, is_numeric, list_columns, read_table
 from .names import match_spellings
 from .scaling import standardise
@@ -107,12 +107,12 @@ def _read_number_rows(table: TableFile, schema: Schema) -> NewRows:
             "value to put in its place; correct the cell"
         )
     if schema.input_type == "int64":
-        wrong = np.argwhere(x != np.floor(x))
+        wrong = np.argwhere((x != np.floor(x)) | (np.abs(x) >= MAX_EXACT))
         if len(wrong):
             row, column = wrong[0]
             raise DataError(
                 f"{table.path}: column {names[column]!r} holds {x[row, column]:g} in data row {row + 1}, and the model "
-                "takes whole numbers; correct the cell"
+                "takes whole numbers below 2**53; correct the cell"
             )
         x = x.astype(np.int64)
     y = _read_classes(table, target, schema, notes) if target and not schema.has_parts else None

@@ -26,6 +26,7 @@ from ...data.federated import renumber_clients
 from ...data.input_spec import make_input_card
 from ...data.on_disk import hash_samples
 from ...models.files import fill_model, get_kind, make_zero_inputs, rebuild_model, save_model, wrap_model
+from ...models.inputs import suit_inputs
 from ...runs.rows import load_rows
 from ...training.backends.local import LocalBackend
 from ...training.backends.message import WorkerMessage, split_message
@@ -173,7 +174,6 @@ class NodeRuntime:
                 "the initial model differs from the server's; both need the same model, and versions of PyTorch that "
                 "draw the same numbers"
             )
-        check_method(algorithm, module, self.plan.settings(seed), self.federation)
         backend = self._open_backend(algorithm, module, head)
         self._check_rows(state.folder.parents[1])  # the run's folder, for all of its methods and seeds
         check_orders(parts, backend.client_ids.tolist())
@@ -182,6 +182,8 @@ class NodeRuntime:
         saved, loaded = state.load(head["last"], Params(flatten_tree(export_state(backend))))
         if head.get("replies_immediately") and loaded != last and set(head.get("pending", ())) < set(names):
             raise LostStateError("the server expects a state that this node does not have")
+        if saved is None:
+            check_method(algorithm, module, self.plan.settings(seed), suit_inputs(self.federation, module))
         self._count_spending(backend, state.folder, parts)
         uploads = sum(bool(list_uploading(part)) for part in parts if part.head["kind"] == "train")
         noise = find_noise(backend.upload_steps)

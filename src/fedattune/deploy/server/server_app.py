@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from ...analysis.folder import EXPERIMENT_FILE, seal_experiment
 from ...analysis.monitor import FEDERATION_FILE
 from ...core.algorithm import Algorithm
-from ...core.errors import DivergedError, FedAttuneError, RunError, summarize_error
+from ...core.errors import ConfigError, DivergedError, FedAttuneError, RunError, summarize_error
 from ...core.hardware import check_device
 from ...core.io import read_json, write_json, write_text
 from ...core.lock import lock_folder
@@ -121,6 +121,7 @@ class _Server:
             self.token, registry = secrets.token_hex(8), NodeRegistry.register(self.grid, deployment, seed)
         registry.takes_newcomers = len(self.plan.algorithms) * len(self.plan.seeds) == 1
         self.registry = registry
+        self._check_methods()
         self._begin_federation()
         # Runs of another configuration refuse this one here, before it takes the place of theirs in experiment.yaml.
         for name, algorithm in self.plan.algorithms.items():
@@ -130,6 +131,16 @@ class _Server:
         # From this file, `fedattune watch` knows the methods that have not begun.
         write_text(self.folder / EXPERIMENT_FILE, self.plan.experiment.to_yaml())
         seal_experiment(self.folder)
+
+    def _check_methods(self) -> None:
+        """Check all methods before the first one trains."""
+        settings, info = self.plan.settings(self.plan.seeds[0]), self.registry.info
+        for name, algorithm in self.plan.algorithms.items():
+            module = build_initial_model(algorithm, self._make_card(name, self.plan.seeds[0]))
+            try:
+                check_method(algorithm, module, settings, info)
+            except FedAttuneError as error:
+                raise ConfigError(f"{name}: {error}") from error
 
     def _begin_federation(self) -> None:
         """Write down the nodes, and let the monitor know them."""
@@ -247,7 +258,6 @@ class _Server:
             return NodeBackend(context, make_payload, transports[0])
 
         info, settings = self.registry.info, self.plan.settings(seed)
-        check_method(algorithm, module, settings, info)
         loop = RoundLoop(algorithm, info, module, settings, config, folder, make_backend)
         if loop.record.round:
             self.grid.log(f"{name}, seed {seed}: continuing after round {loop.record.round}")

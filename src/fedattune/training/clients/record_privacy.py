@@ -298,8 +298,11 @@ class RecordLedger:
     def _find_largest(self, repeats: int) -> float:
         """Return the largest epsilon of all clients, also of those that are not evaluated."""
         assert self.plan is not None
-        n, planned = self.plan.context.n_train.tolist(), self.plan.planned_rounds.tolist()
-        alike = {key: i for i, key in enumerate(zip(n, self.rounds.tolist(), planned, strict=True))}
+        alike: dict[tuple[int, int], int] = {}  # rows and planned rounds, and so noise -> who trained most
+        keys = zip(self.plan.context.n_train.tolist(), self.plan.planned_rounds.tolist(), strict=True)
+        for i, key in enumerate(keys):
+            if key not in alike or self.rounds[alike[key]] < self.rounds[i]:
+                alike[key] = i
         return max(self._spent(list(alike.values()), repeats))
 
     def _spent(self, ids: Sequence[int], repeats: int) -> list[float]:

@@ -27,15 +27,24 @@ from ..sampling import count_cohorts
 from .step import PastRounds, Report, RoundUploads, StepContext, UploadStep
 
 
-def check_client_privacy(algorithm: Algorithm, settings: Settings) -> None:
-    """Check that noise on the update hides what a client's upload tells of its data."""
+def find_privacy_obstacle(algorithm: Algorithm, settings: Settings) -> str | None:
+    """Say why noise on the update cannot hide what an upload tells of its client's data; None if it can."""
     rule = algorithm.server
     while isinstance(rule, ServerWrapper) and type(rule).find_start is ServerWrapper.find_start:
         rule = rule.inner
-    if settings.privacy.client is not None and isinstance(rule, Branching):
+    if settings.privacy.client is None or not isinstance(rule, Branching):
+        return None
+    return (
+        "clients choose among several models by their data, and noise on the update does not hide from which one it "
+        "starts"
+    )
+
+
+def check_client_privacy(algorithm: Algorithm, settings: Settings) -> None:
+    """Check that noise on the update hides what an upload tells of its client's data."""
+    if reason := find_privacy_obstacle(algorithm, settings):
         raise ConfigError(
-            "client-level differential privacy (--dp-client) cannot go with this: clients choose among several models "
-            "by their data, and noise on the update does not hide from which one it starts; choose a method that "
+            f"client-level differential privacy (--dp-client) cannot go with this: {reason}; choose a method that "
             "sends one model, such as fedmcsa or ditto"
         )
 

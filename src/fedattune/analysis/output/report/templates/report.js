@@ -395,7 +395,7 @@
           data: rows.map((row) => (row.every((w) => w === null) ? null : 100 * members.reduce((sum, k) => sum + (row[k] ?? 0), 0))) })),
       }, true);
     }
-    // Shares that are nearly none or all must not be read as such.
+    // Shares close to 0% or 100% must not be read as none or all.
     const percent = (w) => `${(100 * w).toFixed(w > 0.99 && w < 1 || w < 0.01 && w > 0 ? 2 : 0)}%`;
     function say() {
       const m = method(), name = m.components[component()].name, a = m.agreement[name];
