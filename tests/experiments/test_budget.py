@@ -137,6 +137,7 @@ def test_every_split_is_tuned_on_rows_that_it_does_not_test(
     assert content["verdict"] in done.out
     assert f"on each of {len(splits)} random splits" in " ".join(runs.notes)
     assert not [path for path in (work / "run" / "tuning").iterdir() if path.is_dir()]
+    assert "Still training." not in (work / "run" / "report.html").read_text()
 
 
 def test_a_stop_gives_the_verdict_so_far_and_a_resumed_run_goes_on(

@@ -315,7 +315,8 @@ def write_summary(
         from ..analysis.output.report import write_report
 
         known = {one.folder.resolve(): one for one in results if one.folder}
-        write_report(report, read_runs([report.parent], known=known))
+        # No split is added any more, though the result is not yet among the checksums.
+        write_report(report, replace(read_runs([report.parent], known=known), is_growing=False))
     failures = [describe_failure(one.algorithm, one.seed, one.error) for one in failed]
     notes = [*merge_notes(results, baselines, metric), *notes, *failures]
     return Summary(results, failed, baselines, rows, notes, verdict, report if results else None)
