@@ -1,6 +1,7 @@
 """Write a method outside the package: a robust average of the body, and a personal classifier.
 
-Run by: fedattune compare --algorithms fedavg,examples/own_algorithm.py:robust, or python examples/own_algorithm.py
+Run by: python examples/own_algorithm.py, or
+fedattune compare --model dnn --algorithms fedavg,examples/own_algorithm.py:robust
 """
 
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import fedattune
-from fedattune import Algorithm, Broadcast, Payload, ServerUpdate
+from fedattune import Algorithm, ServerUpdate
 from fedattune.client import SGD
 from fedattune.core.selectors import Head
 
@@ -21,9 +22,6 @@ class TrimmedMean(ServerUpdate):
 
     def init(self, w0, n_clients):
         return {"w": w0}
-
-    def broadcast(self, state, ids):
-        return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     def aggregate(self, state, ids, sent, uploads, n):
         inner = slice(self.cut, len(ids) - self.cut)

@@ -18,7 +18,7 @@ from crafted import ALL, EARLY, craft, craft_hostile, finish_comparison
 from fedattune import Federation, read_runs
 from fedattune.analysis.mixing import MixingAnalysis
 from fedattune.analysis.output import report as frames
-from fedattune.analysis.output.report import render_report
+from fedattune.analysis.output.report import build_answer, render_report
 from fedattune.cli import main
 from fedattune.core.faults import Fault
 from fedattune.runs.store import RoundRecord
@@ -142,6 +142,17 @@ def test_warnings_name_harm_divergence_lost_uploads_and_failures(folder: Path, t
     harmed = int((found.gains < 0).sum())
     assert harmed
     assert f"{found.method}: {harmed} of 6 clients would lose" in text
+
+
+def test_the_headline_does_not_deny_a_clear_gain(folder: Path) -> None:
+    """A comparison can be undecided for another reason, such as one split without tuning."""
+    runs = read_runs([folder])
+    cases = ((0.5, 3.0), "Undecided."), ((-0.5, 3.0), "Undecided: no clear gain"), (None, "Undecided: no clear gain")
+    for interval, said in cases:
+        undecided = replace(runs.verdict, answer="undecided", interval=interval)
+        runs.__dict__["verdict"] = undecided
+        assert build_answer(runs)["short"].startswith(said)
+    assert build_answer(runs)["short"] != "Undecided."
 
 
 def test_a_run_that_is_still_trained_is_shown_as_such(folder: Path, tmp_path: Path) -> None:

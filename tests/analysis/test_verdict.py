@@ -136,7 +136,7 @@ def test_what_is_worse_than_a_constant_is_never_recommended() -> None:
     ridge = baseline("ridge alone", [1.0] * 8, 1.0, is_regression=True)
     verdict = decide(local, a, baselines=[mean, ridge])
     assert (verdict.answer, verdict.reference) == ("undecided", "ridge alone")
-    assert verdict.text.startswith("Undecided: every method diverged or is worse than a constant")
+    assert verdict.text.startswith("Undecided: every federated method diverged or is worse than a constant")
 
 
 def test_a_method_must_beat_everything_alone() -> None:
@@ -146,7 +146,7 @@ def test_a_method_must_beat_everything_alone() -> None:
     assert verdict.reference == "local"
     assert verdict.answer == "undecided"
     assert verdict.text.startswith(
-        "Undecided: boosting alone is as good on test rows, though not on validation rows. a"
+        "Undecided: boosting alone is at least as good on test rows, though not on validation rows. a"
     )
 
 
@@ -159,8 +159,8 @@ def test_diverged_clients_are_named_and_their_method_is_not_ranked() -> None:
     assert verdict.text.endswith("a diverged at c0: a smaller --lr or --tune may prevent it.")
     said = decide(local, a).text
     assert said == (
-        "Undecided: every method diverged or is worse than a constant. a diverged at c0: a smaller --lr or --tune may "
-        "prevent it."
+        "Undecided: every federated method diverged or is worse than a constant. a diverged at c0: a smaller --lr or "
+        "--tune may prevent it."
     )
     assert decide(local, a, baselines=[baseline("mean", EIGHT, 0.5)]).answer == "nothing_learned"
     rows = rows_to_json(build_rows(results(local, a), metric="rmse"))

@@ -58,6 +58,7 @@ def test_numbers_with_an_exponent_are_numbers(text: str) -> None:
     assert [read_scalar(other) for other in ("3", "0.5", "e3", "'1e-3'", "1e", "0x1e3")] == [
         3, 0.5, "e3", "1e-3", "1e", 0x1E3,
     ]  # fmt: skip
+    assert read_scalar("12e4567") == "12e4567"  # a commit, not infinity
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -419,3 +419,16 @@ def test_the_client_is_suggested_as_a_feature_where_it_helps(cli: Cli, work: Pat
     assert "--client-feature" not in " ".join(runs.notes)
     rmse = {row.algorithm: row.mean.mean for row in runs.rows if row.mean}
     assert rmse["ridge pooled"] < 0.5 * rmse["mean"]
+
+
+def test_the_client_feature_is_suggested_for_a_clear_gain_alone() -> None:
+    """Less loss by chance on a few splits is no reason."""
+    for loss, is_said in ((0.68, False), (0.5, True)):
+        found = [
+            SimpleNamespace(
+                name=name, predictions={"validation": SimpleNamespace(is_regression=False, pooled={"log_loss": value})}
+            )
+            for _ in range(3)
+            for name, value in (("logistic pooled", 0.685), ("logistic pooled+client", loss))
+        ]
+        assert bool(budgets.suggest_client_feature(found)) == is_said

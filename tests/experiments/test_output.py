@@ -87,6 +87,8 @@ def test_files_of_another_kind_are_not_written_over(cli: Cli, work: Path, compar
     for name in ("OLD.JSON", "new"):
         assert cli("data", "show", "--json", name).code == 0
         assert json.loads((work / name).read_text())["data"] == "digits"
+    for _ in range(2):  # a schema may be JSON, too
+        assert cli("data", "show", "--schema", "schema.json").code == 0
     assert cli("table", comparison, "--out", "other.csv").code == 0
     assert (work / "other.csv").read_text().startswith("method,")
 

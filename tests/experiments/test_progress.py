@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedattune.experiments.runner import ProgressBars
+from fedattune.experiments.runner import PlainProgress, ProgressBars
 from fedattune.runs.context import Progress
 
 
@@ -21,3 +21,13 @@ def test_bars_of_finished_runs_go_when_the_terminal_is_full(
     shown = [str(task.description) for task in bar._bars.tasks if task.visible]
     assert shown[-2:] == ["trains 0", "trains 1"]
     assert len(shown) == seen
+
+
+def test_the_score_of_an_earlier_evaluation_names_its_round(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = PlainProgress().add_run("local", 20)
+    tell(Progress(6, 20, 0.5, 1.0, evaluated=6))
+    tell(Progress(8, 20, 0.5, 1.0, evaluated=6))
+    first, second = capsys.readouterr().err.splitlines()
+    assert "round 6 of 20, accuracy 50.00%" in first
+    assert "at round" not in first
+    assert "round 8 of 20, accuracy 50.00% at round 6" in second

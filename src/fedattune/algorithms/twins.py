@@ -126,7 +126,7 @@ class TwinModule(MethodModule):
 
 
 SHARED_MODEL = Mechanism("weights", "the shared model alone", "one without own models")
-OWN_HEAD = Mechanism("weights", "no weight of the own head and intercept", "one without own heads and intercepts")
+OWN_HEAD = Mechanism("weights", "those without own heads and intercepts", "one without own heads and intercepts")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def report(space: Namespace, problems: Sequence[str]) -> int:
     options = parse_options(ReportOptions, space, problems)
     runs = read_runs(paths, running=True)
     out = options.out or paths[0] / "report.html"
-    check_output_files({"--out": out}, {}, {"--out": ".html"})
+    check_output_files({"--out": out}, {}, {"--out": (".html",)})
     write_report(out, runs)
     console = make_console()
     console.print(runs.verdict.text, style="bold")
@@ -96,7 +96,7 @@ def print_table(space: Namespace, problems: Sequence[str]) -> int:
         raise ConfigError(f"--format {chosen.name} writes a file; name it by -o, such as -o runs{chosen.ending}")
     if options.clients and not chosen.has_clients:
         raise ConfigError(f"--clients is an option of formats for programs such as csv, not of --format {chosen.name}")
-    check_output_files({"--out": options.out}, {}, {"--out": chosen.ending})
+    check_output_files({"--out": options.out}, {}, {"--out": (chosen.ending,)})
     runs = read_runs(space.runs, running=True)
     if not runs.results:
         raise RunError(f"{space.runs[0]}: no round is finished yet, so there is no table; try again later")

@@ -43,7 +43,7 @@ def watch(space: Namespace, problems: Sequence[str]) -> int:
     run: Path = space.run
     statuses: list[RunStatus] = read_statuses(run)
     before: list[RunStatus] = []
-    check_output_files({"--out": options.out}, {}, {"--out": ".html"})
+    check_output_files({"--out": options.out}, {}, {"--out": (".html",)})
     report, console = _LiveReport(run, options.out), make_console()
     is_live = console.is_terminal and not console.is_dumb_terminal and not options.once
     live = Live(console=console, auto_refresh=False, vertical_overflow="crop") if is_live else None

@@ -155,8 +155,8 @@ EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 def read_scalar(text: str) -> Any:
     """Return the YAML value of `text`, or the text itself if it is not YAML; 1e-3 is a number."""
-    if EXPONENT.fullmatch(text.strip()):
-        return float(text)
+    if EXPONENT.fullmatch(text.strip()) and math.isfinite(number := float(text)):
+        return number
     try:
         return yaml.load(text, _CarefulLoader)  # noqa: S506 (a safe loader)
     except (yaml.YAMLError, ValueError, RecursionError):

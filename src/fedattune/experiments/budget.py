@@ -141,6 +141,10 @@ def settle_budget(plan: Plan, given: Collection[str]) -> Plan:
     return replace(plan, experiment=experiment, models=models, free=frozenset(free))
 
 
+CLEARLY_LESS = 0.99
+"""Share of a loss below which another one is clearly less."""
+
+
 def suggest_client_feature(baselines: "Sequence[Baseline]") -> list[str]:
     """Suggest to give the client's name to shared models if a pooled model is better with it on every split."""
     losses: dict[str, list[float]] = {}
@@ -150,7 +154,9 @@ def suggest_client_feature(baselines: "Sequence[Baseline]") -> list[str]:
             losses.setdefault(one.name, []).append(part.pooled["rmse" if part.is_regression else "log_loss"])
     for name, plain in losses.items():
         with_client = losses.get(f"{name}+client", [])
-        if len(plain) == len(with_client) and all(b < a for a, b in zip(plain, with_client, strict=True)):
+        if len(plain) == len(with_client) and all(
+            b < CLEARLY_LESS * a for a, b in zip(plain, with_client, strict=True)
+        ):
             return [
                 f"one model of all rows is better if it knows the client ({name}+client): "
                 f"{write_option('client_feature')} gives the client's name to the methods, too"
@@ -545,7 +551,7 @@ class _Trainer:
         untried = [*named, *["per-client scaling"] * is_scaled]
         if untried:
             verb = "were" if len(models) + is_scaled > 1 else "was"
-            lacking.append(f"{', and '.join(untried)} {verb} not tried")
+            lacking.append(f"{(', and ' if len(models) > 1 else ' and ').join(untried)} {verb} not tried")
         if lacking:
             notes.append(
                 f"for lack of time, {', and '.join(lacking)}: a longer {write_option('budget')} may change the answer"

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -73,12 +73,14 @@ class OutputOptions(BaseModel):
         return tuple(kind() for kind, is_on in kinds.items() if is_on)
 
 
-ENDINGS = {"--json": ".json", "--schema": ".yaml"}
-"""Option -> ending of its files; no other file that exists is replaced."""
+ENDINGS = {"--json": (".json",), "--schema": (".yaml", ".yml", ".json")}
+"""Option -> endings of its files; no other file that exists is replaced."""
 
 
 def check_output_files(
-    outputs: Mapping[str, Path | None], protected_files: Mapping[str, Path], endings: Mapping[str, str] = ENDINGS
+    outputs: Mapping[str, Path | None],
+    protected_files: Mapping[str, Path],
+    endings: Mapping[str, Sequence[str]] = ENDINGS,
 ) -> None:
     """Refuse output files that cannot be written, that belong to a run, or that would replace files of another kind.
 
@@ -99,16 +101,16 @@ def check_output_files(
             if is_same:
                 fault = fault or f"this is {what}, which would be overwritten; give another file"
         if flag in endings and _holds_other(path, endings[flag]):
-            fault = fault or f"this file exists, and is no {endings[flag]} file; give another one, or remove it"
+            fault = fault or f"this file exists, and is no {endings[flag][0]} file; give another one, or remove it"
         if fault:
             raise ConfigError(f"{flag} {path}: {fault}")
         files[f"the file of {flag}"] = path
 
 
-def _holds_other(path: Path, ending: str) -> bool:
-    """Tell whether a path is a file with content whose name has another ending."""
+def _holds_other(path: Path, endings: Sequence[str]) -> bool:
+    """Tell whether a path is a file with content whose name has another ending than these."""
     file = Path(os.path.realpath(path))
-    is_other = file.suffix.lower() != ending.lower() and not is_stdout(path)
+    is_other = file.suffix.lower() not in endings and not is_stdout(path)
     return is_other and file.is_file() and file.stat().st_size > 0
 
 

@@ -71,9 +71,10 @@ class PlainProgress(ProgressDisplay):
 
 
 def _format_score(progress: "Progress", *, has_label: bool = True) -> str:
+    place = f" at round {progress.evaluated}" if 0 < progress.evaluated < progress.round else ""
     if progress.rmse is not None:
-        return "RMSE " * has_label + format_number(progress.rmse)
-    return "" if progress.accuracy is None else "accuracy " * has_label + f"{100 * progress.accuracy:.2f}%"
+        return "RMSE " * has_label + format_number(progress.rmse) + place
+    return "" if progress.accuracy is None else "accuracy " * has_label + f"{100 * progress.accuracy:.2f}%{place}"
 
 
 class ProgressBars(ProgressDisplay):

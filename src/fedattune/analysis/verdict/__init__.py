@@ -626,7 +626,7 @@ class Comparison:
     def _find_reasons(self, best: str, ranked: Sequence[str], *, is_no: bool) -> list[str]:
         """Say what speaks against a yes or a no, or that pooled rows help where the best method shows no sure gain."""
         if not ranked:
-            return [f"every method diverged{', failed,' if self.failed else ''} or is worse than a constant"]
+            return [f"every federated method diverged{', failed,' if self.failed else ''} or is worse than a constant"]
         low, high = self.estimate(best, self.reference).compute_interval() or (-np.inf, np.inf)
         prefers_alone = self.choice.scores[self.reference] >= self.choice.scores[best]
         reasons = []
@@ -644,7 +644,7 @@ class Comparison:
                 )
             return reasons
         better = (one for one in self._rank(self.alone) if self.estimate(best, one).mean <= 0)
-        return reasons + [f"{one} is as good on test rows, though not on validation rows" for one in better]
+        return reasons + [f"{one} is at least as good on test rows, though not on validation rows" for one in better]
 
     def _describe_pooled_gain(self, best: str, *, is_no: bool, is_used: bool) -> list[str]:
         """Describe the gain of the best pooled baseline if it is sure; for a no, if it is over a standard error.

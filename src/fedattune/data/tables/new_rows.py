@@ -87,7 +87,7 @@ def _read_number_rows(table: TableFile, schema: Schema) -> NewRows:
     names = [name for name in table.names if name != target and is_numeric(table.column(name).type)]
     n_values = math.prod(schema.input_shape)
     if len(names) != n_values:
-        images = " or a Parquet file with one column of images" if len(schema.input_shape) == 3 else ""
+        images = "; or give a Parquet file with one column of images" if len(schema.input_shape) == 3 else ""
         raise DataError(
             f"{table.path} has {len(names)} columns of numbers{f' beside {target!r}' if target else ''}, and the "
             f"model needs {n_values}, one for each value of a sample of shape {schema.input_shape}, in their order"

@@ -381,16 +381,19 @@ def build_answer(runs: Runs) -> dict[str, Any]:
         interval = f"95% interval {format_interval(verdict.interval)}" if verdict.interval else "too few clients"
         better, worse = int((known > 0).sum()), int((known < 0).sum())
         same = len(known) - better - worse
+        direction = "" if metric.is_higher_better else f" (lower {metric.label} is a gain)"
         facts = [
             (
-                f"Mean gain over {verdict.reference}{'' if metric.is_higher_better else ' (lower is a gain)'}",
+                f"Mean gain over {verdict.reference}{direction}",
                 f"{format_gain(verdict.gain)} {metric.points}",
                 f"{verdict.method}; {interval}",
             ),
             *(_describe_option(option, metric) for option in verdict.options),
-            ("Clients that gain / lose", f"{better} / {worse}", f"{same} neither" if same else "all others"),
+            ("Clients that gain / lose", f"{better} / {worse}", f"{same} neither"),
         ]
     short = (ANSWERS if runs.is_finished else LIVE_ANSWERS)[verdict.answer]
+    if verdict.answer == "undecided" and verdict.interval and verdict.interval[0] > 0:
+        short = "Undecided." if runs.is_finished else "So far undecided."  # for another reason, which the text gives
     details = [*verdict.details]
     if len(verdict.by_run) > 1:
         details.append(f"Mean gain of each seed and split: {', '.join(map(format_gain, verdict.by_run))}.")

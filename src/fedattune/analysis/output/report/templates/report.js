@@ -465,7 +465,7 @@
       grid: { left: narrow() ? 96 : 150, right: 70, top: narrow() ? 70 : 36, bottom: 34 },
       tooltip: { ...tip(), trigger: "axis", formatter: (all) => `${text(all[0].name)}<br>` + all.map((p) => `${p.marker}${p.seriesName} ${bytes(p.value)}`).join("<br>") },
       xAxis: { ...axis(), type: "value", axisLabel: { color: P.soft, formatter: bytes, hideOverlap: true } },
-      yAxis: { ...axis(), type: "category", name: "layer", nameLocation: "start", nameGap: 8, inverse: true, data: parts, axisTick: { show: false }, axisLabel: { color: P.soft, width: narrow() ? 90 : 140, overflow: "truncate" } },
+      yAxis: { ...axis(), type: "category", inverse: true, data: parts, axisTick: { show: false }, axisLabel: { color: P.soft, width: narrow() ? 90 : 140, overflow: "truncate" } },
       series: [["up", up, P.lines[0]], ["down", down, P.lines[1]]].map(([name, data, color]) => ({ type: "bar", name, data, barMaxWidth: 14, itemStyle: { color }, label: { show: true, position: "right", color: P.soft, formatter: (p) => bytes(p.value) } })),
     }, true);
   }
