@@ -60,7 +60,7 @@ def test_methods_without_record_privacy_are_refused_as_in_a_simulation(
     with pytest.raises(ConfigError, match=rf"{name}: record-level differential privacy .* cannot go with this"):
         run_deployed(ragged, tmp_path / "a", algorithm=f"fedavg,{name}", **settings)
     assert not (tmp_path / "a" / "run" / "fedavg").exists()  # before the other method trains
-    monkeypatch.setattr(server_app, "check_method", lambda *_: None)
+    monkeypatch.setattr(server_app, "check_methods", lambda *_: None)
     (result,) = run_deployed(ragged, tmp_path / "b", algorithm=name, start_timeout=0.2, **settings)
     faults = [why for r, _, why in result.store.faults() if r == 1]
     assert len(faults) == 6

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.output.tables import make_console
-from ..core.errors import ConfigError, FedAttuneError, RunError
+from ..core.errors import ConfigError, RunError
 from ..deploy import require_flower
 from ..deploy.config import (
     NODE_OPTIONS,
@@ -52,8 +52,7 @@ def write(space: Namespace, problems: list[str]) -> int:
     config = make_run_config(experiment, server, data_schema)
     require_flower()
     from ..data.federated import FederationInfo
-    from ..deploy.node.node import build_initial_model
-    from ..training.clients.options import check_method
+    from ..deploy.node.node import check_methods
     from ..training.setup import settle_optimizer
 
     plan = DeploymentPlan(config)
@@ -62,15 +61,7 @@ def write(space: Namespace, problems: list[str]) -> int:
         config = make_run_config(settled, server, data_schema)
         plan = DeploymentPlan(config)
     kinds = {key: getattr(data_schema, key) for key in ("classes", "input_shape", "labels", "outputs")}
-    info = FederationInfo("federation", names=(), counts=(), **kinds)
-    for name, algorithm in plan.algorithms.items():  # build the models of every node, to find mistakes here
-        card = plan.card(name, experiment.seed, data_schema)
-        module = build_initial_model(algorithm, card)
-        algorithm.personal.names(module)
-        try:
-            check_method(algorithm, module, settled, info)
-        except FedAttuneError as error:
-            raise ConfigError(f"{name}: {error}") from error
+    check_methods(plan, FederationInfo("federation", names=(), counts=(), **kinds))
     _write_folder(kit, config, server.nodes, federation)
     return 0
 

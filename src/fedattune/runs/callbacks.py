@@ -5,6 +5,7 @@ and True from a round to stop. TensorBoard's callback is in `tensorboard.py`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -143,7 +144,7 @@ class EarlyStop(Callback):
         return self._evaluations >= self.patience
 
 
-class _Tracker(Callback):
+class _Tracker(Callback, ABC):
     """Log to a tracker. A resumed run continues its run there, whose id is in the run folder."""
 
     _name: ClassVar[str]
@@ -171,9 +172,9 @@ class _Tracker(Callback):
         if file and id_:
             write_text(file, id_)
 
+    @abstractmethod
     def _open(self, run: StartedRun, known: str | None) -> str | None:
         """Continue the run with a known id, or start one if there is none; return the id if it can be continued."""
-        raise NotImplementedError
 
 
 class MLflow(_Tracker):
@@ -285,7 +286,7 @@ def check_installed(module: str, name: str) -> None:
 
 
 def _hide_folders(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the settings of a run, with files of the user's own code named without their folders."""
+    """Copy the settings of a run, with files of custom code named without their folders."""
     shown = dict(config)
     for key in {SOURCE_KEY, *CODE_KEYS} & shown.keys():
         if isinstance(shown[key], str):

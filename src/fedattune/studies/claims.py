@@ -340,12 +340,12 @@ def to_csv(study: str, answers: Sequence[Answer]) -> str:
         for one in answer.comparisons:
             numbers = one.difference or (math.nan,) * 3
             n = len(one.seeds)
-            ps = [one.p, one.p_ranks, one.p_holm, one.p_small, one.p_small_holm]
-            texts = [f"{p:.2g}" * (n >= (MIN_RANKED_SEEDS if i == 1 else 2)) for i, p in enumerate(ps)]
+            p, *others = (f"{p:.2g}" * (n > 1) for p in (one.p, one.p_holm, one.p_small, one.p_small_holm))
+            p_ranks = f"{one.p_ranks:.2g}" * (n >= MIN_RANKED_SEEDS)
             lines.append(
                 [study, answer.claim.text, answer.text, answer.corrected]
                 + [one.better.column, one.better.row, one.than.row, one.by]
                 + ["" if math.isnan(number) else f"{number:.{DIGITS}f}" for number in numbers]
-                + [*texts, n, *one.diverged]
+                + [p, p_ranks, *others, n, *one.diverged]
             )
     return format_csv(lines)

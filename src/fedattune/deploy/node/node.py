@@ -17,12 +17,12 @@ from torch import nn
 
 from ..._version import __version__
 from ...core.algorithm import Algorithm
-from ...core.errors import ConfigError, RunError
+from ...core.errors import ConfigError, FedAttuneError, RunError
 from ...core.io import clean_file_name, flatten_tree, write_text
 from ...core.params import Params
 from ...data import infer_schema, load_node
 from ...data.client_index import PARTS, hash_clients
-from ...data.federated import renumber_clients
+from ...data.federated import FederationInfo, renumber_clients
 from ...data.input_spec import make_input_card
 from ...data.on_disk import hash_samples
 from ...models.files import fill_model, get_kind, make_zero_inputs, rebuild_model, save_model, wrap_model
@@ -285,6 +285,22 @@ def build_initial_model(algorithm: Algorithm, card: Mapping[str, Any]) -> nn.Mod
     if algorithm.network:
         return wrap_model(algorithm.network, module, make_zero_inputs(card, 2), card["seed"], get_kind(card))
     return copy.deepcopy(module)
+
+
+def check_methods(plan: DeploymentPlan, info: FederationInfo) -> None:
+    """Check every method of a plan, with its initial model, before any node trains.
+
+    Raises:
+        ConfigError: a method does not suit the settings, the model or the data; the message names the method.
+    """
+    seed = plan.seeds[0]
+    for name, algorithm in plan.algorithms.items():
+        try:
+            module = build_initial_model(algorithm, plan.card(name, seed, info))
+            algorithm.personal.names(module)
+            check_method(algorithm, module, plan.settings(seed), info)
+        except FedAttuneError as error:
+            raise ConfigError(f"{name}: {error}") from error
 
 
 def hash_model(module: nn.Module) -> str:

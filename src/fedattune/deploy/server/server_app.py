@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from ...analysis.folder import EXPERIMENT_FILE, seal_experiment
 from ...analysis.monitor import FEDERATION_FILE
 from ...core.algorithm import Algorithm
-from ...core.errors import ConfigError, DivergedError, FedAttuneError, RunError, summarize_error
+from ...core.errors import DivergedError, FedAttuneError, RunError, summarize_error
 from ...core.hardware import check_device
 from ...core.io import read_json, write_json, write_text
 from ...core.lock import lock_folder
@@ -22,13 +22,13 @@ from ...runs.callbacks import OnRound
 from ...runs.context import Progress, RunContext
 from ...runs.folder import RunFolder
 from ...runs.result import Result
-from ...training.clients.options import check_clients, check_method
+from ...training.clients.options import check_clients
 from ...training.clients.state import PayloadFactory
 from ...training.loop import RoundLoop
 from ..config import DeploymentPlan, Scalar
 from ..grid import NodeGrid
 from ..logs import log_errors, make_server_log
-from ..node.node import build_initial_model, hash_model
+from ..node.node import build_initial_model, check_methods, hash_model
 from ..operate.kit import list_removed
 from ..secagg.transport import SecureTransport
 from .backend import NodeBackend, NodeTransport
@@ -121,7 +121,7 @@ class _Server:
             self.token, registry = secrets.token_hex(8), NodeRegistry.register(self.grid, deployment, seed)
         registry.takes_newcomers = len(self.plan.algorithms) * len(self.plan.seeds) == 1
         self.registry = registry
-        self._check_methods()
+        check_methods(self.plan, registry.info)
         self._begin_federation()
         # Runs of another configuration refuse this one here, before it takes the place of theirs in experiment.yaml.
         for name, algorithm in self.plan.algorithms.items():
@@ -131,16 +131,6 @@ class _Server:
         # From this file, `fedattune watch` knows the methods that have not begun.
         write_text(self.folder / EXPERIMENT_FILE, self.plan.experiment.to_yaml())
         seal_experiment(self.folder)
-
-    def _check_methods(self) -> None:
-        """Check all methods before the first one trains."""
-        settings, info = self.plan.settings(self.plan.seeds[0]), self.registry.info
-        for name, algorithm in self.plan.algorithms.items():
-            module = build_initial_model(algorithm, self._make_card(name, self.plan.seeds[0]))
-            try:
-                check_method(algorithm, module, settings, info)
-            except FedAttuneError as error:
-                raise ConfigError(f"{name}: {error}") from error
 
     def _begin_federation(self) -> None:
         """Write down the nodes, and let the monitor know them."""

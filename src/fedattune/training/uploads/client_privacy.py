@@ -34,10 +34,7 @@ def find_privacy_obstacle(algorithm: Algorithm, settings: Settings) -> str | Non
         rule = rule.inner
     if settings.privacy.client is None or not isinstance(rule, Branching):
         return None
-    return (
-        "clients choose among several models by their data, and noise on the update does not hide from which one it "
-        "starts"
-    )
+    return "clients choose one of several models by their data, and noise on the update does not hide the choice"
 
 
 def check_client_privacy(algorithm: Algorithm, settings: Settings) -> None:
